@@ -261,13 +261,14 @@ class Device:
         all. Raises as `load` does."""
         return self._modules.load(kernels, self, tell)
 
-    def load_beside(self, kernels: Sequence[Kernel]) -> list[LoadedKernel]:
-        """`load_all` in a thread of its own while the device is used: what would hold up launches
-        is compiled by another process before (all that is new after `begin_compilers`)."""
-        return self._modules.load_beside(kernels, self)
+    def compile_beside(self, kernels: Sequence[Kernel]) -> None:
+        """Have other processes compile, and wait for them, what would hold up launches of this one
+        when it is loaded; after `begin_compilers` all that is new. What fails there is compiled
+        when it is loaded."""
+        self._modules.compile_beside(kernels, self)
 
     def begin_compilers(self) -> None:
-        """From now on other processes compile what `load_beside` loads, as many as pay and as the
+        """From now on other processes compile for `compile_beside`, as many as pay and as the
         GPU has memory for."""
         free, _ = self.memory_info()
         most = min((os.cpu_count() or 1) * 3 // 4, _MOST_COMPILERS, free // _COMPILER_NBYTES)
@@ -276,7 +277,7 @@ class Device:
 
     @property
     def has_compilers(self) -> bool:
-        """Whether other processes compile what `load_beside` loads."""
+        """Whether other processes compile all that `compile_beside` gets."""
         return self._modules.compilers is not None
 
     def end_compilers(self) -> None:

@@ -111,7 +111,25 @@ class Graph(Owned):
         _check_ordered(self.name, operations, self.edges, needed)
         holds = _needed(self.nodes)
         api, what = self._enter(), f"cuGraphInstantiate {self.name!r}, {len(self.nodes)} nodes"
-        return check(api, api.cuGraphInstantiate(self.handle, 0), what), holds
+        made = check(api, api.cuGraphInstantiate(self.handle, 0), what), holds
+        try:
+            self._upload(made[0])
+        except CudaError:
+            self._destroy_instance(made)
+            raise
+        return made
+
+    def _upload(self, handle: Any) -> None:
+        """Send the instance to the device: its first launch would wait for that."""
+        api, what = self.device.api, f"cuGraphUpload {self.name!r}"
+        flags = int(api.CUstream_flags.CU_STREAM_NON_BLOCKING)  # beside steps that run
+        stream = check(api, api.cuStreamCreate(flags), f"cuStreamCreate for {what}")
+        try:
+            check(api, api.cuGraphUpload(handle, stream), what)
+            check(api, api.cuStreamSynchronize(stream), f"cuStreamSynchronize after {what}")
+        finally:
+            ended = api.cuStreamDestroy(stream)
+        check(api, ended, f"cuStreamDestroy after {what}")
 
     def _destroy_instance(self, made: tuple[Any, tuple[Owned, ...]]) -> None:
         handle, _ = made

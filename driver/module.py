@@ -101,7 +101,7 @@ class ModuleCache:
         self._identity = _driver_identity(device)
         self._disk = disk
         self._folder = folder
-        #: Processes that compile what `load_beside` loads.
+        #: Processes for `compile_beside`.
         self.compilers: Compilers | None = None
         self._files = files
         self._loaded: dict[str, LoadedKernel] = {}
@@ -137,19 +137,20 @@ class ModuleCache:
             in_threads(make, (self._text(each, device) for each in unknown), len(unknown))
             return [self._loaded[key] for key, _ in keyed]
 
-    def load_beside(self, kernels: Sequence[Kernel], device: OpenDevice) -> list[LoadedKernel]:
-        """Load kernels while others run; see `Device.load_beside`."""
-        target = device.native_target
+    def compile_beside(self, kernels: Sequence[Kernel], device: OpenDevice) -> None:
+        """Have other processes compile kernels; see `Device.compile_beside`."""
+        target, compilers = device.native_target, self.compilers
         keyed = {kernel.key(target): kernel for kernel in kernels}
         unknown = {key: kernel for key, kernel in keyed.items() if self._is_unknown(key)}
-        if self.compilers is not None:
-            self.compilers.compile(unknown)
-        elif not device.is_emulated:
-            whole = {key: each for key, each in unknown.items() if is_whole(each.ptx(target))}
-            if whole:
-                with self.compilers_of(device, 1) as compilers:
-                    compilers.compile(whole)
-        return self.load(kernels, device)
+        if compilers is None or self._disk is None:  # only what would hold up launches
+            if device.is_emulated:
+                return
+            unknown = {key: each for key, each in unknown.items() if is_whole(each.ptx(target))}
+        if compilers is not None:
+            compilers.compile(unknown)
+        elif unknown:
+            with self.compilers_of(device, 1) as once:
+                once.compile(unknown)
 
     def compilers_of(self, device: OpenDevice, most: int) -> Compilers:
         """Processes that compile for this cache."""

@@ -35,6 +35,7 @@ from urdir.model.engine.engine import Engine
 from urdir.model.errors import ModelError
 from urdir.model.families.config import Config
 from urdir.model.files.gguf import Gguf
+from urdir.model.verify.conformance import relative_rms
 from urdir.ptxgen.errors import PtxgenError
 
 FOLDER = Path(__file__).parent / "data" / "families"
@@ -84,8 +85,7 @@ def error_of(name: str, logits_of: Callable[[Path, list[int]], Logits]) -> float
     golden = np.load(FOLDER / f"{name}.npz")
     with TemporaryDirectory() as folder:
         logits = logits_of(unpack(name, Path(folder)), golden["tokens"].tolist())
-    differences = logits - golden["logits"]
-    return float(np.sqrt(np.mean(differences**2)) / golden["logits"].std())
+    return relative_rms(logits, golden["logits"])
 
 
 def main() -> None:

@@ -29,6 +29,7 @@ from urdir.model.families.recurrent import (
     Selective,
     ShortConv,
 )
+from urdir.model.families.rwkv import ChannelMix, TimeMix
 from urdir.model.files.gguf import Gguf
 
 FOLDER = Path(__file__).parent / "data" / "families"
@@ -130,6 +131,7 @@ def _attention(config: Config) -> Features:
     yield any(m.heads for m in scans), "per head"
     yield any(isinstance(m, KimiDelta) for m in others), "delta rule per channel"
     yield any(isinstance(m, Lightning) for m in others), "lightning"
+    yield any(isinstance(m, TimeMix) for m in others), "time mixing"
     yield any(m.latent for m in mixers), "MLA"
     yield any(m.indexer for m in mixers), "indexer"
     yield any(m.follows_indexer for m in mixers), "shared indexers"
@@ -150,6 +152,7 @@ def _attention(config: Config) -> Features:
     yield any(m.clamp for m in mixers), "clamp"
     yield any(m.temperature for m in mixers), "temperature"
     yield any(m.gate for m in mixers), "gate"
+    yield any(m.norm for m in mixers), "norm of the result"
     yield any(m.v is None and m.k is not None for m in mixers), "K is V"
     yield any(m.shares_cache_of is not None for m in mixers), "shared caches"
     yield len({(m.heads, m.kv_heads, m.key_dim) for m in mixers}) > 1, "heads differ by layer"
@@ -176,8 +179,11 @@ def _networks(config: Config) -> Features:
         if isinstance(network, Dense):
             yield True, _named(network)
             yield network.divisors is not None, "divisors"
+            yield network.norm is not None, "norm of inner values"
         elif isinstance(network, Mixture):
             yield from _mixture(network)
+        elif isinstance(network, ChannelMix):
+            yield True, "channel mixing"
         elif not isinstance(network, Attention | Recurrent):
             yield True, f"{type(network).__name__.lower()} alone"
     yield any(isinstance(n, Dense) and n.up.bias for n in networks), "biases"
@@ -200,6 +206,7 @@ def _mixture(network: Mixture) -> Features:
     yield route.expert_scale is not None, "expert scales"
     yield network.weigh_input, "weighted input"
     yield network.latent is not None, "latent experts"
+    yield network.chunks is not None, "experts of groups of experts"
     yield network.up.bias is not None, "expert biases"
     yield network.shared is not None, "shared expert"
     yield network.shared_gate is not None, "shared expert gate"
@@ -213,6 +220,7 @@ def _more(config: Config) -> Features:
     yield any(block.scale != 1.0 for block in _blocks(config)), "residual scale"
     yield config.logit_scale != 1.0, "logit scale"
     yield config.softcap > 0.0, "logit soft-cap"
+    yield config.hides is not None, "hidden logits"
     yield config.layer_embeddings is not None, "per-layer embeddings"
     yield any(layer.output_scale for layer in config.layers), "layer scale"
     yield bool(config.saved_streams), "saved streams"

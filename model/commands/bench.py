@@ -101,7 +101,8 @@ def add_parser(commands: options.Subparsers) -> None:
     parser.add_argument(
         "--profile",
         action="store_true",
-        help="also time a decode step launch by launch, of each number of sequences",
+        help="also time a decode step launch by launch, of each number of sequences, or with "
+        "--embed a step of each",
     )
     parser.add_argument(
         "--falls",
@@ -203,17 +204,32 @@ def _run_mixed(args: argparse.Namespace) -> int:
 
 
 def _run_embed(args: argparse.Namespace) -> int:
-    from urdir.model.measure.embeddings import EmbedRow, embed_rows
+    from urdir.model.measure.embeddings import EmbedRow, embed_profile, embed_rows
+    from urdir.model.measure.profile import ProfileRow
 
     longest = max(tokens for _, tokens in args.embed)
     wanted = replace(
         engine_options(args, _source(args), longest), chunk=options.chunk(args), embeddings=True
     )
     with open_engine(wanted) as engine:
+<<<<<<< HEAD
         rows = list(embed_rows(engine.encoder, args.embed, args.repetitions))
         made = _conditions(engine.device, engine.name, _rates(engine.device))
+=======
+        encoder, device, rates = engine.encoder, engine.device, _rates(engine.device)
+        rows = list(embed_rows(encoder, args.embed, args.repetitions))
+        launches = [
+            row
+            for texts, tokens in (args.embed if args.profile else ())
+            for row in embed_profile(encoder, device, texts, tokens, rates.read)
+        ]
+        made = _conditions(device, engine.name, rates)
+>>>>>>> main
     part = report.Section("embeddings", report.EMBED_COLUMNS, (EmbedRow,))
-    print_report(made, [(part, rows)], args.output)
+    profiled = report.Section("profile", report.PROFILE_COLUMNS, (ProfileRow,))
+    parts: list[tuple[report.Section, Sequence[Any]]] = [(part, rows)]
+    parts += [(profiled, launches)] if args.profile else []
+    print_report(made, parts, args.output)
     return 0
 
 

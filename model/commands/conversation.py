@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from urdir.model.commands import options
-from urdir.model.commands.prompts import given_variables, read_text
+from urdir.model.commands.prompts import given_thinking, given_variables, read_text
 from urdir.model.commands.report import end_note, print_statistics
 from urdir.model.commands.terminal import shown
 from urdir.model.errors import ContextFullError, ModelError
 from urdir.model.progress import until_first
-from urdir.model.text.answers import AnswerParser, find_answer_format
+from urdir.model.text.answers import AnswerParser
 from urdir.model.text.chat import Message
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class Conversation:
         self.turns: list[Message] = []
         self.statistics: Statistics | None = None
         self._template = template
-        self._form = find_answer_format(template.source)
+        self._form = template.form
         self._marks = _DIMMED if colours else _BETWEEN
         self._left_out = 0
         self._tries = 0
@@ -128,6 +128,9 @@ class Conversation:
                     stops=tuple(self.args.stop),
                     ignore_end=self.args.ignore_eos,
                     shown=self._form.shown,
+                    thoughts=self._form.limit(
+                        given_thinking(self.args), prompt.text, self.args.reasoning_budget_message
+                    ),
                 )
             )
             self._print(generation, prompt.text, pieces)

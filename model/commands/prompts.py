@@ -77,10 +77,17 @@ def given_variables(args: argparse.Namespace) -> dict[str, Any]:
     variables: dict[str, Any] = {}
     if args.reasoning != "auto":
         variables["enable_thinking"] = args.reasoning == "on"
+    elif args.reasoning_budget == 0:
+        variables["enable_thinking"] = False
     if args.reasoning_effort is not None:
         variables["reasoning_effort"] = args.reasoning_effort
     variables |= args.chat_template_kwargs
     return variables
+
+
+def given_thinking(args: argparse.Namespace) -> int | None:
+    """The most tokens of reasoning; None: no limit."""
+    return None if args.reasoning_budget < 0 else int(args.reasoning_budget)
 
 
 def read_text(flag: str, name: str) -> str:

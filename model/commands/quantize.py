@@ -9,14 +9,14 @@ from pathlib import Path
 from urdir.model.commands import options
 from urdir.model.commands.opening import open_device
 from urdir.model.commands.report import size_text
-from urdir.model.errors import SettingsError
 
 EXAMPLES = """\
   urdir quantize model-f16.gguf model-q4_k_m.gguf           llama.cpp's recipe Q4_K_M
   urdir quantize model-f16.gguf model-q6_k.gguf --type q6_k   one type
+  urdir quantize folder model-q4_k_m.gguf                     for urdir alone
 
-A GPU does the work if there is one. Metadata are copied. A folder needs no file: --quantize makes
-its matrices smaller while they are loaded.
+A GPU does the work if there is one. Metadata are copied. The file of a folder keeps its keys and
+its order of rows; --quantize loads a folder in the same way without a file.
 """
 
 
@@ -27,7 +27,7 @@ def add_parser(commands: options.Subparsers) -> None:
     parser = options.add_command(
         commands, "quantize", run, "write a GGUF file with matrices of other types", EXAMPLES
     )
-    parser.add_argument("source", metavar="MODEL.gguf", type=Path)
+    parser.add_argument("source", metavar="MODEL", type=Path)
     parser.add_argument("out", metavar="OUT.gguf", type=Path)
     types = [name for name in QUANTISED if name != "fp8"]  # GGUF lacks it
     parser.add_argument(
@@ -42,9 +42,8 @@ def run(args: argparse.Namespace) -> int:
     from urdir.model.memory.device_blocks import DeviceBlocks
     from urdir.model.progress import Progress
 
-    if args.source.is_dir():
-        raise SettingsError(f"{args.source}: a folder; --quantize {args.type} loads it so")
-    size = args.source.stat().st_size if args.source.exists() else 0
+    files = [*args.source.glob("*.safetensors")] if args.source.is_dir() else [args.source]
+    size = sum(file.stat().st_size for file in files if file.exists())
     with ExitStack() as owners:
         device = owners.enter_context(open_device(args))
         is_chosen = args.device is not None or not device.is_emulated

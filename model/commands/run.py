@@ -19,7 +19,8 @@ from urdir.model.progress import until_first
 if TYPE_CHECKING:
     from urdir.model.engine.generate import Generation
     from urdir.model.engine.requests.request import Request
-    from urdir.model.text.chat import ChatTemplate
+    from urdir.model.text.chat import ChatTemplate, Prompt
+    from urdir.model.text.thought_limit import ThoughtLimit
 
 EXAMPLES = """\
   urdir run "What is 27 plus 45?"                     the built-in demo model
@@ -73,11 +74,16 @@ def run(args: argparse.Namespace) -> int:
             raise UsageError("no prompt: stdin is empty; give it after the model, or with -p TEXT")
     wanted = answer_options(args, chat=not args.raw, chat_template=template)
     with load(wanted) as loading:
+        thoughts = None
         if args.raw:
             tokens = loading.tokenizer.encode(prompt, parse_special=True, add_bos=True)
         else:
-            tokens = _rendered(loading.template, system, prompt, variables)
-        request = _request(args, tokens, loading.file.metadata)
+            asked = _rendered(loading.template, system, prompt, variables)
+            tokens = loading.template.tokens(asked)
+            message = args.reasoning_budget_message
+            budget = prompts.given_thinking(args)
+            thoughts = loading.template.form.limit(budget, asked.text, message)
+        request = _request(args, tokens, thoughts, loading.file.metadata)
         loading.prepare(request)
         engine = Engine(loading)
     with engine:
@@ -94,7 +100,12 @@ def run(args: argparse.Namespace) -> int:
     return 130 if interrupted else 0
 
 
-def _request(args: argparse.Namespace, prompt: list[int], metadata: Mapping[str, Any]) -> Request:
+def _request(
+    args: argparse.Namespace,
+    prompt: list[int],
+    thoughts: ThoughtLimit | None,
+    metadata: Mapping[str, Any],
+) -> Request:
     from urdir.model.engine.requests.request import Request
 
     return Request(
@@ -103,17 +114,18 @@ def _request(args: argparse.Namespace, prompt: list[int], metadata: Mapping[str,
         limit=args.n_predict,
         stops=tuple(args.stop),
         ignore_end=args.ignore_eos,
+        thoughts=thoughts,
     )
 
 
 def _rendered(
     template: ChatTemplate, system: str | None, prompt: str, variables: Mapping[str, Any]
-) -> list[int]:
-    """The tokens of a conversation's first turn."""
+) -> Prompt:
+    """A conversation's first turn."""
     from urdir.model.text.chat import Message
 
     turns = [Message("system", system)] if system else []
-    return template.tokens(template.render([*turns, Message("user", prompt)], variables=variables))
+    return template.render([*turns, Message("user", prompt)], variables=variables)
 
 
 def _stream(generation: Generation, quiet: bool) -> tuple[bool, str]:

@@ -384,6 +384,8 @@ def _defaults(args: argparse.Namespace, metadata: Mapping[str, Any]) -> Defaults
         settings=options.sampling_settings(args, Defaults().settings, metadata),
         limit=args.n_predict,
         variables=prompts.given_variables(args),
+        thinking=prompts.given_thinking(args),
+        thinking_message=args.reasoning_budget_message,
     )
 
 

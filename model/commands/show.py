@@ -211,7 +211,7 @@ def _print(gguf: OpenFile, verdict: Verdict) -> None:
     if verdict.streamed:
         print(verdict.streamed)
     _print_memory(verdict.memory)
-    if verdict.config and (cache := _cache(verdict.config)):
+    if verdict.config and verdict.config.is_causal and (cache := _cache(verdict.config)):
         _section("cache of a token, by type (-ctk, -ctv)")
         print("  " + ", ".join(f"{dtype} {size_text(size)}" for dtype, size in cache.items()))
     if verdict.config:

@@ -8,9 +8,9 @@ from typing import Any
 
 from urdir.model.engine.generate import Generation, Statistics
 from urdir.model.errors import TemplateError
-from urdir.model.text.answers import AnswerParser, find_answer_format
+from urdir.model.text.answers import AnswerParser
 from urdir.model.text.chat import ChatTemplate, Message, conversation
-from urdir.model.text.deltas import ToolCall
+from urdir.model.text.deltas import ToolCall, whole_calls
 
 Messages = Sequence[Message | Mapping[str, Any]]
 ToolDescriptions = Sequence[Mapping[str, Any]]
@@ -50,16 +50,15 @@ def reply_to(
     prompt's tokens and of the control tokens that belong to the text."""
     schemas = _schemas(tools)
     prompt = template.render(conversation(messages, template.source), tools, variables)
-    form = find_answer_format(template.source)
+    form = template.form
     generation = begin(template.tokens(prompt), form.shown)
     parser = AnswerParser(form, prompt=prompt.text, tools=schemas)
     deltas = [delta for piece in generation.text() for delta in parser.push(piece)]
     deltas += parser.finish()
-    calls = [delta.tool_call for delta in deltas if delta.tool_call is not None]
     return Reply(
         content="".join(delta.content for delta in deltas),
         reasoning="".join(delta.reasoning for delta in deltas),
-        tool_calls=tuple(ToolCall(call.id, call.name, call.arguments_piece) for call in calls),
+        tool_calls=tuple(whole_calls(deltas)),
         statistics=generation.statistics,
     )
 

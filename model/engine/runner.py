@@ -71,6 +71,7 @@ class Steps(Owner):
         self._used_bytes, self._most_bytes = 0, graph_bytes
         self._begun: dict[StepShape, Work[RecordedGraph]] = {}
         self._waits: dict[StepShape, Job[Any]] = {}  # of those that have begun
+        self._is_closing = False
         self._helper = ThreadPoolExecutor(1, "recording")
         self._waiting = ThreadPoolExecutor(_WAITING, "loading")  # for other processes
 
@@ -226,7 +227,7 @@ class Steps(Owner):
                     unknown.append(kernel)
             for at in range(0, len(unknown), _TOGETHER):
                 some = unknown[at : at + _TOGETHER]
-                yield (job := Job(partial(device.load_beside, some), device.has_compilers))
+                yield (job := Job(partial(self._load_beside, some), device.has_compilers))
                 if job.is_done:
                     job.result()
                 else:
@@ -236,6 +237,12 @@ class Steps(Owner):
             self._bound[shape] = yield from execute.binding(plan, device)
         return self._bound[shape]
 
+    def _load_beside(self, kernels: Sequence[Kernel]) -> None:
+        """Load kernels in a thread of its own, while the device is used."""
+        self.parts.device.compile_beside(kernels)
+        if not self._is_closing:
+            self.parts.device.load_all(kernels)
+
     def _load(self, kernels: Sequence[Kernel]) -> None:
         """Load kernels; those that must be compiled are, side by side."""
         with Progress("compiling") as progress:
@@ -243,7 +250,8 @@ class Steps(Owner):
 
     def close(self) -> None:
         """Free the graphs. Idempotent."""
-        self.parts.device.end_compilers()  # what waits for them goes on
+        self._is_closing = True
+        self.parts.device.end_compilers()  # nothing waits for them any more
         for threads in (self._helper, self._waiting):
             threads.shutdown(cancel_futures=True)
         graphs = [*self._graphs.values()]

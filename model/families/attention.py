@@ -96,9 +96,10 @@ class Attention:
     ``chunk`` (0: unlimited). ``softcap`` c > 0 turns scores s into c * tanh(s / c). ``sinks``
     (heads,) add one logit per head, without a value. ``max_bias`` > 0 adds ALiBi (Press et al.
     2021, arXiv 2108.12409). Without ``v`` the product of ``k`` is K and V; without both, the layer
-    reads the cache of layer ``shares_cache_of``. Q, K and V are clamped to +- ``clamp``. With a
-    ``latent``, q and k are the rotated parts. With an ``indexer``, or as the last layer that has
-    one selected (``follows_indexer``), rows attend to some tokens alone.
+    reads the cache of layer ``shares_cache_of``. Q, K and V are clamped to +- ``clamp``. A ``norm``
+    (heads * value_dim,) normalises all heads of the result together. With a ``latent``, q and k are
+    the rotated parts. With an ``indexer``, or as the last layer that has one selected
+    (``follows_indexer``), rows attend to some tokens alone.
     """
 
     heads: int  # query heads
@@ -128,6 +129,7 @@ class Attention:
     relative: RelativeBias | None = None  # is added to scores
     indexer: Indexer | None = None
     follows_indexer: bool = False
+    norm: Normalization | None = None
 
     @property
     def written_out(self) -> Attention | None:

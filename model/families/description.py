@@ -81,6 +81,7 @@ class Description:
     ``embedding_norm``. It is saved as ``saves``, and ``adds`` (hidden,) is added. Logits are
     ``output`` of ``output_norm`` of the stream, times ``logit_scale``, then c * tanh(. / c) for a
     ``softcap`` c > 0. With ``recalls``, banked streams are mixed in before that, as in `Block`.
+    Logits of the tokens from ``hides[0]`` to before ``hides[1]`` are the lowest number (Chameleon).
 
     Models that make embeddings or scores of texts say so in ``embedding_of_texts``. Encoders (not
     `is_causal`) make nothing else: their ``output`` is the embedding, which has no meaning.
@@ -105,6 +106,7 @@ class Description:
     token_type: StoredVector | None = None
     embedding_of_texts: Embedding | None = None
     recalls: Normalization | None = None
+    hides: tuple[int, int] | None = None
     ignored_keys: tuple[str, ...] = ()  # of the file, unknown to the architecture
     unused_tensors: tuple[str, ...] = ()  # of the file, not used for plain decoding
     share: Share | None = None
@@ -141,8 +143,8 @@ class Description:
 
     @property
     def recurrents(self) -> tuple[Recurrent, ...]:
-        """The recurrent mixer of every layer with one."""
-        return tuple(layer.recurrent for layer in self.layers if layer.recurrent is not None)
+        """The recurrent networks of all layers."""
+        return tuple(of for layer in self.layers for of in layer.recurrents)
 
     @property
     def ropes(self) -> tuple[RopeConfig, ...]:

@@ -60,6 +60,7 @@ def model_facts(description: Description) -> Facts:
         output_bias=description.output.bias is not None,
         logit_scale=_other_than(description.logit_scale, 1.0),
         softcap=description.softcap,
+        hidden_logits=description.hides and list(description.hides),
         saves=description.saves,
         adds=description.adds and description.adds.name,
         token_type=description.token_type is not None,
@@ -99,6 +100,7 @@ def _branch(branch: Branch) -> Facts:
             norm=_norm(branch.norm),
             norm_after=_norm(branch.post_norm),
             reads_layer_input=branch.reads_layer_input,
+            reads_sibling=branch.reads_sibling,
         ),
     }
 
@@ -162,6 +164,7 @@ def _attention(of: Attention) -> Facts:
         index_heads=of.indexer and of.indexer.heads,
         index_dim=of.indexer and of.indexer.dim,
         selects_as_before=of.follows_indexer,
+        norm_of_result=_norm(of.norm),
     )
 
 
@@ -240,6 +243,7 @@ def _dense(of: Dense) -> Facts:
         gated=of.gate is not None,
         bias=of.up.bias is not None,
         divisors=of.divisors is not None,
+        norm_of_inner=_norm(of.norm),
     )
 
 
@@ -262,6 +266,8 @@ def _mixture(of: Mixture) -> Facts:
         weighs_input=of.weigh_input,
         latent_vector=of.latent and of.latent.down.rows,
         shared=of.shared and _dense(of.shared),
+        chunks=of.chunks and _mixture(of.chunks),
+        chunk_scale=_other_than(of.chunk_scale, 1.0),
     )
 
 

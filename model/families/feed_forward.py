@@ -14,7 +14,7 @@ from urdir.ptxgen.kernels.experts.selection import Selection
 class Dense:
     """down(f(gate x) * up x), or down(f(up x)) without a gate; see `Activation`.
 
-    ``divisors`` (width,) divide the activated values (MPT).
+    ``divisors`` (width,) divide the activated values (MPT), a ``norm`` normalises them (BitNet).
     """
 
     up: Linear
@@ -22,6 +22,7 @@ class Dense:
     gate: Linear | None
     activation: Activation
     divisors: StoredVector | None = None
+    norm: Normalization | None = None
 
     @property
     def width(self) -> int:
@@ -39,6 +40,7 @@ class Router:
     a choice among groups takes the ``groups_used`` best of ``groups``, by the sum of a group's two
     best scores, or its best one (``by_best``). The chosen scores are the weights: divided by their
     sum (``normalize``), times ``scale``, times the expert's ``expert_scale`` (experts,).
+    With ``shares`` so many experts share one network, see `Selection`.
     ``by_logits`` chooses by logits. ``reads`` names the router's input: that of the FFN, that of
     the layer, or a norm of its own (``norm``).
     """
@@ -57,17 +59,18 @@ class Router:
     norm: Normalization | None = None
     norm_scale: float = 1.0  # multiplies the router's own norm
     by_best: bool = False
+    shares: int = 1
 
     @property
     def experts(self) -> int:
-        """Number of experts."""
-        return self.linear.rows
+        """Number of experts' networks."""
+        return self.linear.rows // self.shares
 
     @property
     def selection(self) -> Selection:
         """The selection of experts from logits, as its kernel takes it."""
         return Selection(
-            self.experts,
+            self.linear.rows,
             self.used,
             self.scoring,
             normalised=self.normalize,
@@ -78,6 +81,7 @@ class Router:
             groups_used=self.groups_used,
             expert_scale=self.expert_scale is not None,
             by_best=self.by_best,
+            shares=self.shares,
         )
 
 
@@ -98,7 +102,8 @@ class Mixture:
     The shared FFN is multiplied by sigmoid(``shared_gate`` x) if that is given. Matrices and biases
     of experts hold the rows of all experts, one after the other. ``weigh_input`` multiplies an
     expert's gate and up products with its weight instead of its result (Llama 4). With ``latent``
-    experts, router and shared FFN still read x.
+    experts, router and shared FFN still read x. ``chunks`` are further experts that read the sum y
+    of the others, and y + ``chunk_scale`` * chunks(y) is the result; their router reads x.
     """
 
     router: Router
@@ -110,6 +115,8 @@ class Mixture:
     shared: Dense | None = None
     shared_gate: Linear | None = None
     latent: LatentExperts | None = None
+    chunks: Mixture | None = None
+    chunk_scale: float = 1.0
 
     @property
     def width(self) -> int:

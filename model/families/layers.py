@@ -27,12 +27,14 @@ Network = Attention | Recurrent | Dense | Mixture | Linear | Activation
 @dataclass(frozen=True, slots=True)
 class Branch:
     """A network of a block with its norms. ``reads_layer_input``: it reads the stream at the start
-    of the layer, not of the block."""
+    of the layer, not of the block; ``reads_sibling``: the result of the branch before it, normed.
+    """
 
     network: Network
     norm: Normalization | None = None
     post_norm: Normalization | None = None
     reads_layer_input: bool = False
+    reads_sibling: bool = False
 
     def at_context(self, context: int) -> Branch:
         """The branch with RoPE for sequences of up to ``context`` tokens."""
@@ -117,6 +119,11 @@ class LayerConfig:
     def recurrent(self) -> Recurrent | None:
         """Its recurrent mixer, or None."""
         return next((n for n in self.networks if isinstance(n, Recurrent)), None)
+
+    @property
+    def recurrents(self) -> tuple[Recurrent, ...]:
+        """Its recurrent networks; RWKV has two."""
+        return tuple(n for n in self.networks if isinstance(n, Recurrent))
 
     def at_context(self, context: int) -> LayerConfig:
         """The layer for sequences of up to ``context`` tokens; see `RopeConfig`."""

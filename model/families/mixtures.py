@@ -183,25 +183,26 @@ def mixture(
     bias: Presence = "absent",
     weigh_input: bool = False,
     latent: LatentExperts | None = None,
+    suffix: str = "_exps",
 ) -> Mixture:
     """The experts ffn_gate_exps, ffn_up_exps and ffn_down_exps (experts, rows, cols), with biases
-    (experts, rows). Gate and up may be one tensor, ffn_gate_up_exps, the gates of an expert
-    first."""
+    (experts, rows); or those of another ``suffix``. Gate and up may be one tensor,
+    ffn_gate_up_exps, the gates of an expert first."""
     experts, hidden = route.experts, file.hidden if latent is None else latent.down.rows
     first: Linear | None
-    if file.has("ffn_gate_up_exps.weight", layer):
+    if file.has(f"ffn_gate_up{suffix}.weight", layer):
         shape = (experts, 2 * width, hidden)
-        both = file.linear("ffn_gate_up_exps", layer, *shape, bias=bias)
+        both = file.linear(f"ffn_gate_up{suffix}", layer, *shape, bias=bias)
         first, up = (both.part(at, width, 2 * width) for at in (0, width))
     else:
-        has_gate = gate == "required" or file.anywhere("ffn_gate_exps.weight")
+        has_gate = gate == "required" or file.anywhere(f"ffn_gate{suffix}.weight")
         shape = (experts, width, hidden)
-        first = file.linear("ffn_gate_exps", layer, *shape, bias=bias) if has_gate else None
-        up = file.linear("ffn_up_exps", layer, *shape, bias=bias)
+        first = file.linear(f"ffn_gate{suffix}", layer, *shape, bias=bias) if has_gate else None
+        up = file.linear(f"ffn_up{suffix}", layer, *shape, bias=bias)
     return Mixture(
         route,
         up,
-        file.linear("ffn_down_exps", layer, experts, hidden, width, bias=bias),
+        file.linear(f"ffn_down{suffix}", layer, experts, hidden, width, bias=bias),
         first,
         activation,
         weigh_input,

@@ -17,7 +17,7 @@ from urdir.model.families.stored import (
     StoredMatrix,
     StoredVector,
 )
-from urdir.model.files.metadata import Metadata, StringArray
+from urdir.model.files.metadata import FOLDER, Metadata, StringArray
 from urdir.model.files.model_file import SHARED_ORDERS, ModelFile
 from urdir.ptxgen.kernels.norm import Norm
 
@@ -70,7 +70,8 @@ class Reader:
         layer more than tensors, and then refused. A claim of billions of layers costs nothing.
         """
         stored = {name: tensor.shape for name, tensor in file.tensors.items()}
-        of_folder = getattr(file, "format", "") == "safetensors"
+        is_folder = getattr(file, "format", "") == "safetensors"
+        of_folder = is_folder or file.metadata.optional(FOLDER, bool, False)
         return cls(
             file.metadata,
             file.architecture,

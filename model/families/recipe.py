@@ -25,6 +25,9 @@ _FALLBACK = {
 _KEPT = {
     **dict.fromkeys(("ffn_gate_inp.weight", "position_embd.weight"), "F32"),
     "per_layer_model_proj.weight": "BF16",
+    # of RWKV: the decays stay as they are, other products of low rank in the published type
+    **{f"time_mix_{of}{n}.weight": "F32" for of in ("w", "decay_w") for n in (1, 2)},
+    **{f"time_mix_{of}{n}.weight": "F16" for of in "avg" for n in (1, 2)},
 }
 #: Those that quantised folders keep as floats.
 _FLOATS = ("token_embd.weight", "output.weight")

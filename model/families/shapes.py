@@ -378,6 +378,20 @@ SHAPES = {
         },
         ("ssm_conv1d.bias",),
     ),
+    # https://huggingface.co/RWKV/RWKV7-Goose-World3-1.5B-HF
+    "rwkv7-1.5b": Shape(
+        *("rwkv7", 24, 2048, 32, 32, 64, 8192, 65536, False),
+        {
+            **_LAYER_NORM,
+            "wkv.head_size": 64,
+            "token_shift_count": 2,
+            "attention.decay_lora_rank": 96,
+            "attention.iclr_lora_rank": 96,
+            "attention.value_residual_mix_lora_rank": 64,
+            "attention.gate_lora_rank": 256,
+        },
+        tuple(f"time_mix_{of}.weight" for of in ("w0", "a0", "v0", "g1", "ln")),
+    ),
     "granite-4.0-h-small": Shape(
         *("granitehybrid", 40, 4096, 32, 8, 128, 768, 100352, True),
         {

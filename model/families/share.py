@@ -116,7 +116,7 @@ class _Cutter:
 
     def _dense(self, of: Dense) -> Dense:
         """Cut the inner values, if possible."""
-        inner = self.cut.inner(of.width, of.down)
+        inner = None if of.norm is not None else self.cut.inner(of.width, of.down)
         if inner is None:
             return of
         return replace(
@@ -129,7 +129,11 @@ class _Cutter:
 
     def _mixture(self, of: Mixture) -> Mixture:
         """Cut the inner values of every expert and of the shared FFN, if possible."""
-        of = replace(of, shared=of.shared and self._dense(of.shared))
+        shared, chunks = (
+            of.shared and self._dense(of.shared),
+            of.chunks and self._mixture(of.chunks),
+        )
+        of = replace(of, shared=shared, chunks=chunks)
         inner = self.cut.inner(of.width, of.down)
         if inner is None:
             return of
@@ -144,7 +148,7 @@ class _Cutter:
 def _has_separate_heads(of: Attention) -> bool:
     """Whether no part of attention spans all heads."""
     norm_of_all = of.qk_norm is not None and of.qk_norm.over == "row"
-    return not norm_of_all and not of.max_bias
+    return not norm_of_all and not of.max_bias and of.norm is None
 
 
 def _latent(of: Latent, heads: int, some: Span) -> Latent:

@@ -23,19 +23,24 @@ _BY_LIMIT: Mapping[Limit, tuple[str, ...]] = {
         *(f"attention.{of}_length{kind}" for of in ("key", "value") for kind in _HEADS),
         *("rope.dimension_count", "rope.dimension_count_swa", "rope.dimension_sections"),
         "attention.indexer.key_length",
+        "wkv.head_size",
         *("kda.head_dim", "ssm.state_size", "ssm.conv_kernel", "shortconv.l_cache"),
     ),
     limits.WIDTH: (
         *("embedding_length", "embedding_length_per_layer_input", "feed_forward_length"),
         *("expert_feed_forward_length", "expert_shared_feed_forward_length"),
+        "expert_chunk_feed_forward_length",
         *("expert_latent_length", "moe_latent_size", "ssm.inner_size", "ssm.time_step_rank"),
         "target_hidden_size",
-        *("attention.q_lora_rank", "attention.kv_lora_rank"),
+        *(f"attention.{of}_lora_rank" for of in ("q", "kv", "decay", "iclr", "gate")),
+        "attention.value_residual_mix_lora_rank",
+        *("time_mix_extra_dim", "time_decay_extra_dim"),
     ),
     limits.DRAFT_BLOCK: ("block_size",),
     limits.EXPERTS: (
         *("expert_count", "expert_used_count", "expert_shared_count"),
         *("expert_group_count", "expert_group_used_count", "ssm.group_count"),
+        "experts_per_group",
     ),
 }
 #: Limits by key, without the architecture's name.

@@ -14,6 +14,7 @@ from urdir.model.errors import UnsupportedError
 from urdir.model.families.config import Config
 from urdir.model.families.description import Stage
 from urdir.model.families.layers import LayerConfig
+from urdir.model.families.rwkv import TimeMix
 
 
 def staged(config: Config, layers: Sequence[int], ends: int, ranks: int) -> list[Config]:
@@ -58,6 +59,8 @@ def _check(config: Config) -> None:
         reason = "layers that attend to what earlier ones selected"
     elif config.layer_embeddings is not None:
         reason = "embeddings of each layer"
+    elif any(isinstance(of, TimeMix) and of.residual for of in config.recurrents):
+        reason = "layers that read values of the first one"
     elif config.saved_streams or config.recalls or config.banked(config.n_layers):
         reason = "layers that recall the stream of earlier ones"
     if reason:

@@ -148,20 +148,24 @@ class StoredVector:
 
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """y = W x (+ bias). The columns of W are those of x in an ``order`` (cols,), if given."""
+    """y = W x (+ bias). The columns of W are those of x in an ``order`` (cols,), if given; a
+    ``factor`` (1,) multiplies y (BitNet)."""
 
     matrix: StoredMatrix
     bias: StoredVector | None = None
     order: StoredVector | None = None
+    factor: StoredVector | None = None
 
     def part(self, first: int, each: int, period: int | None = None) -> Linear:
         """Select rows (of every ``period`` rows) of a whole tensor."""
         bias = self.bias and self.bias.part(first, each, period)
-        return Linear(self.matrix.part(first, each, period), bias, self.order)
+        return Linear(self.matrix.part(first, each, period), bias, self.order, self.factor)
 
     def pick(self, *runs: Run) -> Linear:
         """Select rows; see `StoredMatrix.pick`."""
-        return Linear(self.matrix.pick(*runs), self.bias and self.bias.pick(*runs), self.order)
+        return replace(
+            self, matrix=self.matrix.pick(*runs), bias=self.bias and self.bias.pick(*runs)
+        )
 
     def transposed(self, *, half: bool = False) -> Linear:
         """The matrix with rows and columns exchanged in each period, in f32 or f16; no bias."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,6 +14,8 @@ from numpy.typing import NDArray
 from urdir.model.errors import ConfigError
 from urdir.model.files.limits import NAME_LENGTH
 
+#: The key of a GGUF file made of a folder: keys and rows are a folder's.
+FOLDER = "own.folder"
 _T = TypeVar("_T")
 _D = TypeVar("_D")
 
@@ -31,6 +34,14 @@ class StringArray(Sequence[str]):
         self._buffer = buffer
         self._start = start
         self._ends = ends
+
+    @classmethod
+    def of(cls, texts: Sequence[str]) -> StringArray:
+        """The strings of a file that is not GGUF."""
+        encoded = [text.encode("utf-8", "replace") for text in texts]
+        buffer = b"".join(len(text).to_bytes(8, "little") + text for text in encoded)
+        ends = array("Q", itertools.accumulate(8 + len(text) for text in encoded))
+        return cls(memoryview(buffer), 0, ends)
 
     def __len__(self) -> int:
         return len(self._ends)

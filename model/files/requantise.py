@@ -1,4 +1,4 @@
-"""GGUF files of other types: the same metadata, quantised matrices."""
+"""GGUF files of other types: the same metadata, quantised matrices; and of a folder's matrices."""
 
 from __future__ import annotations
 
@@ -7,13 +7,16 @@ import struct
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from urdir.model.errors import ModelError, UnsupportedError
 from urdir.model.files.gguf import Gguf, Tensor
+from urdir.model.files.metadata import FOLDER, Metadata
+from urdir.model.files.pretrained.model import SafetensorsModel
+from urdir.model.files.pretrained.rows import RowBytes
 from urdir.model.files.quantised import Recipe, quantizer
 from urdir.model.files.tensor_types import OWN_TYPES, tensor_type
 from urdir.model.foreign import foreign, one_line
@@ -33,6 +36,7 @@ _KEPT = re.compile(
     r"_norm|ffn_gate_inp|ssm_conv1d|shortconv|position_embd|token_types|time_mix_|attn_rel_b"
 )
 _CHUNK_VALUES = 1 << 22  # quantised at once
+_HUGGINGFACE = "huggingface"  # what reads tokenizer.json, of urdir alone
 
 
 def made_blocks(rows: NDArray[np.uint8], layout: Layout, type_id: int) -> NDArray[np.uint8]:
@@ -47,7 +51,8 @@ def requantise(
     advance: Callable[[int], None] = lambda nbytes: None,
     make: MakeBlocks = made_blocks,
 ) -> None:
-    """Write the GGUF file ``source`` as ``out`` with matrices of the type or recipe ``kind``.
+    """Write the GGUF file or the folder ``source`` as ``out`` with matrices of the type or recipe
+    ``kind``. A folder's rows stay in its order, which the key `FOLDER` says.
 
     ``advance`` gets the bytes of each tensor that was read; ``make`` makes blocks. Raises
     SettingsError for an unknown type, UnsupportedError for a type that GGUF lacks and for split
@@ -56,10 +61,8 @@ def requantise(
     """
     from gguf import GGMLQuantizationType, GGUFWriter
 
-    with Gguf(source) as gguf:
-        layers = gguf.metadata.optional(f"{gguf.architecture}.block_count", int, 0)
-        recipe = Recipe(kind, layers, "output.weight" not in gguf.tensors)
-        types = {name: _type_of(tensor, recipe) for name, tensor in gguf.tensors.items()}
+    with SafetensorsModel(source, kind) if source.is_dir() else Gguf(source) as gguf:
+        types = _types(gguf, kind)
         if own := [name for name, of in types.items() if of in OWN_TYPES]:
             raise UnsupportedError(
                 f"{out}: GGUF has no type {tensor_type(types[own[0]]).name} (tensor '{own[0]}')"
@@ -71,7 +74,10 @@ def requantise(
         writer = GGUFWriter(out, gguf.architecture)
         try:
             with _translated(source):
-                _copy_metadata(source, writer)
+                if isinstance(gguf, Gguf):
+                    _copy_metadata(source, writer)
+                else:
+                    _write_metadata(gguf.metadata, writer)
             for name, tensor in gguf.tensors.items():
                 of = tensor_type(types[name])
                 nbytes = int(np.prod(tensor.shape)) // of.block * of.nbytes
@@ -84,12 +90,48 @@ def requantise(
             writer.write_ti_data_to_file()
             for name, tensor in gguf.tensors.items():
                 writer.write_tensor_data(_blocks(tensor, types[name], make))
-                advance(tensor.nbytes)
+                advance(len(_stored(tensor)[1]))
             writer.close()
         except BaseException:
             writer.close()
             out.unlink(missing_ok=True)
             raise
+
+
+def _types(model: Gguf | SafetensorsModel, kind: str) -> dict[str, int]:
+    """The type that each tensor gets: of a folder it has it already."""
+    if isinstance(model, SafetensorsModel):
+        if model.metadata.get("tokenizer.ggml.model", _HUGGINGFACE) != _HUGGINGFACE:
+            raise UnsupportedError(
+                f"{model.path}: without tokenizer.json other programs would misread the file"
+            )
+        return {name: tensor.type_id for name, tensor in model.tensors.items()}
+    layers = model.metadata.optional(f"{model.architecture}.block_count", int, 0)
+    recipe = Recipe(kind, layers, "output.weight" not in model.tensors)
+    return {name: _type_of(tensor, recipe) for name, tensor in model.tensors.items()}
+
+
+def _write_metadata(metadata: Metadata, writer: GGUFWriter) -> None:
+    """Those of a folder, with numbers as large as they need."""
+    from gguf import GGUFValueType
+
+    writer.add_bool(FOLDER, True)
+    for key, value in metadata.items():
+        if key == "general.architecture":
+            continue
+        values = value if isinstance(value, np.ndarray | list) else [value]
+        if not len(values):
+            continue
+        given = values.tolist() if isinstance(values, np.ndarray) else values
+        kind = GGUFValueType.get_type(given[0])
+        if isinstance(given[0], int) and not isinstance(given[0], bool):
+            kind = GGUFValueType.INT64
+        elif isinstance(given[0], float):
+            kind = GGUFValueType.FLOAT64
+        if values is value:
+            writer.add_key_value(key, given, GGUFValueType.ARRAY, kind)
+        else:
+            writer.add_key_value(key, value, kind)
 
 
 def _copy_metadata(source: Path, writer: GGUFWriter) -> None:
@@ -133,17 +175,25 @@ def _type_of(tensor: Tensor, recipe: Recipe) -> int:
     return tensor.type_id if found is None else found
 
 
+def _stored(tensor: Tensor) -> tuple[int, Any]:
+    """The type and the bytes of a tensor in its file."""
+    if isinstance(tensor.data, RowBytes) and tensor.data.floats is not None:
+        return tensor.data.floats
+    return tensor.type_id, tensor.data
+
+
 def _blocks(tensor: Tensor, type_id: int, make: MakeBlocks) -> NDArray[np.uint8]:
     """The tensor's bytes as that type."""
-    if type_id == tensor.type_id:
-        return tensor.data[: len(tensor.data)]
-    fmt, width = format_of(tensor.type_id), tensor.shape[-1]
+    stored, data = _stored(tensor)
+    if type_id == stored:
+        return np.asarray(data[: len(data)])
+    fmt, width = format_of(stored), tensor.shape[-1]
     rows = int(np.prod(tensor.shape[:-1]))
-    row_nbytes, at_once = tensor.nbytes // rows, max(1, _CHUNK_VALUES // width)
+    row_nbytes, at_once = len(data) // rows, max(1, _CHUNK_VALUES // width)
     pieces = []
     for first in range(0, rows, at_once):
         last = min(first + at_once, rows)
         layout = Layout(fmt, last - first, width)
-        read = tensor.data[first * row_nbytes : last * row_nbytes]
+        read = data[first * row_nbytes : last * row_nbytes]
         pieces.append(make(read, layout, type_id))
     return np.concatenate(pieces)

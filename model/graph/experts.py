@@ -38,6 +38,11 @@ class Route(Op):
         of = self.router.selection
         return replace(of, scale=of.scale * self.scale)
 
+    @property
+    def of_networks(self) -> Selection:
+        """What `Experts` need of the selection: numbers of networks."""
+        return replace(self.selection, experts=self.router.experts, shares=1)
+
     def evaluate(self, at: Evaluation, *x: Floats) -> Floats:
         of = self.router
         logits = _with_bias(at, of.linear, x[0] @ at.matrix(of.linear.matrix).T * of.norm_scale)
@@ -48,7 +53,7 @@ class Route(Op):
         chosen, weights = of.selection(logits, bias, factors)
         weights = weights * self.scale
         y = np.zeros((len(logits), of.experts))
-        np.put_along_axis(y, chosen, weights, axis=1)
+        np.add.at(y, (np.arange(len(y))[:, None], chosen), weights)
         return y
 
 

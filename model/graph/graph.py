@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from urdir.model.errors import ModelError
 from urdir.model.graph.evaluation import Evaluation, Floats
 from urdir.model.graph.ops import Op
@@ -55,9 +57,10 @@ class Graph:
         values: dict[Tensor, Floats] = {}
         for op in self.ops:
             y = op.evaluate(at, *(values[tensor] for tensor in op.reads))
-            if y.shape[1] != op.y.width:
+            ends = np.cumsum([tensor.width for tensor in op.makes])
+            if y.shape[1] != ends[-1]:
                 raise ModelError(f"{op.label}: {y.shape[1]} columns, {op.y} has other ones")
-            values[op.y] = y
+            values |= zip(op.makes, np.split(y, ends[:-1], axis=1), strict=True)
         return values
 
     def __iter__(self) -> Iterator[Op]:

@@ -66,7 +66,9 @@ class AttendLatent(Op):
             seen = np.zeros((rows, rows + 1), np.bool_)
             seen[np.arange(rows)[:, None], x[-1].astype(int)] = True
             seen = seen[:, :-1]
-        return attention(at, mixer.scores, mixer.sinks, q, k, latent, seen).reshape(rows, -1)
+        return attention(at, mixer.scores, mixer.sinks, q, k, latent, selected=seen).reshape(
+            rows, -1
+        )
 
     def _turned(self, at: Evaluation, x: Floats) -> Floats:
         rope = self.mixer.rope

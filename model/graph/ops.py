@@ -51,7 +51,7 @@ class Op:
                 yield from (item for item in value if isinstance(item, Tensor))
 
     def evaluate(self, at: Evaluation, *x: Floats) -> Floats:
-        """The values of ``y`` of those that it reads."""
+        """The values of ``y`` of those that it reads; of several results side by side."""
         raise NotImplementedError
 
     @classmethod
@@ -303,6 +303,25 @@ class Columns(Op):
 
     def evaluate(self, at: Evaluation, *x: Floats) -> Floats:
         return x[0][:, self.first : self.first + self.y.width]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Hide(Op):
+    """y = x with the lowest f32 number in the columns from ``first`` to before ``end``."""
+
+    word = "hide"
+    x: Tensor
+    first: int
+    end: int
+
+    def __post_init__(self) -> None:
+        self._check_same(self.x)
+        self._check(0 <= self.first < self.end <= self.x.width, f"no columns {self.first} on")
+
+    def evaluate(self, at: Evaluation, *x: Floats) -> Floats:
+        y = x[0].copy()
+        y[:, self.first : self.end] = np.finfo(np.float32).min
+        return y
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -16,6 +16,7 @@ def attention(at: LayerOps, mixer: Attention, x: Tensor, scale: float) -> Tensor
     heads = at.graph.add(attend_op(at, Attend, "heads", mixer, q, k, v))
     if mixer.gate is not None and gates is not None:
         heads = gated(at, mixer.gate, gates, heads)
+    heads = at.norm("attn_sub_norm", heads, mixer.norm, "normed heads")
     heads = at.only_outputs("attention.output_rows", heads)
     if at.residual is not None:
         at.residual = at.only_outputs("output_rows", at.residual)

@@ -7,7 +7,16 @@ from dataclasses import dataclass, field, replace
 from urdir.model.families.config import Config
 from urdir.model.families.stored import Linear, Normalization, StoredVector
 from urdir.model.graph.graph import Graph
-from urdir.model.graph.ops import Add, AllReduce, Gather, Norm, Product, Reorder, Scale
+from urdir.model.graph.ops import (
+    Add,
+    AllReduce,
+    Gather,
+    Norm,
+    Product,
+    Reorder,
+    Scale,
+    ScaleBy,
+)
 from urdir.model.graph.tensor import BRANCH, PART, STREAM, Tensor
 
 
@@ -39,13 +48,15 @@ class LayerOps:
     """One layer of a step: number ``index`` of the description.
 
     ``residual`` is what the next network's result is added to; None where it is the first part of a
-    sum. With ``outputs`` so many rows alone go on after attention.
+    sum, ``sibling`` what the branch before made. With ``outputs`` so many rows alone go on after
+    attention.
     """
 
     step: StepOps
     index: int
     outputs: int | None = None
     residual: Tensor | None = None
+    sibling: Tensor | None = None
     reorders: dict[tuple[Tensor, StoredVector], Tensor] = field(default_factory=dict)
 
     @property
@@ -71,11 +82,17 @@ class LayerOps:
         return self.graph.add(Norm(self.name(label), y, x, of))
 
     def product(self, label: str, x: Tensor, of: Linear, name: str) -> Tensor:
-        """W x (+ bias)."""
+        """W x (+ bias), times the matrix's factor if it has one."""
         y = Tensor(name, x.rows, of.rows)
         if of.order is not None:
             x, of = self.reordered(label, x, of.order), replace(of, order=None)
-        return self.graph.add(Product(self.name(label), y, x, of))
+        if (factor := of.factor) is None:
+            return self.graph.add(Product(self.name(label), y, x, of))
+        product = Product(
+            self.name(label), Tensor(name, y.rows, y.width), x, replace(of, factor=None)
+        )
+        label = self.name(f"{label}.factor")
+        return self.graph.add(ScaleBy(label, y, self.graph.add(product), factor))
 
     def reordered(self, label: str, x: Tensor, order: StoredVector) -> Tensor:
         """x with its columns in an order, made once for all matrices that share it."""

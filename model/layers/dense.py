@@ -25,6 +25,7 @@ def dense(
     else:
         up = at.product(label, x, network.up, "activated")
         at.graph.add(Activate(activation, inner, up, network.activation, network.divisors))
+    inner = at.norm(f"ffn_sub_norm{suffix}", inner, network.norm, "normed inner")
     return at.finish(f"ffn_down{suffix}", inner, network.down, scale, name)
 
 

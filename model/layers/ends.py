@@ -9,6 +9,7 @@ from urdir.model.graph.ops import (
     AllGather,
     Bound,
     Embed,
+    Hide,
     Norm,
     Product,
     Scale,
@@ -80,10 +81,12 @@ def head(step: StepOps, x: Tensor) -> Tensor:
         y = graph.add(Scale("output", tensor(), y, config.logit_scale))
     if config.softcap:
         y = graph.add(Bound("output", tensor(), y, softcap=config.softcap))
-    if config.share is None:
-        return y
-    whole = Tensor("logits", x.rows, config.vocab_size)
-    return graph.add(AllGather("logits_of_ranks", whole, y))
+    if config.share is not None:
+        whole = Tensor("logits", x.rows, config.vocab_size)
+        y = graph.add(AllGather("logits_of_ranks", whole, y))
+    if config.hides is not None:
+        y = graph.add(Hide("output.hidden", Tensor("logits", y.rows, y.width), y, *config.hides))
+    return y
 
 
 def received(step: StepOps) -> Tensor:

@@ -119,6 +119,9 @@ def _block(at: LayerOps, block: Block, x: Tensor, start: Tensor) -> Tensor:
 def _add_branch(at: LayerOps, branch: Branch, x: Tensor, start: Tensor, scale: float) -> None:
     """Add a network's result to the residual, after the norm that follows it."""
     source = start if branch.reads_layer_input else x
+    if branch.reads_sibling:
+        assert at.sibling is not None
+        source = at.sibling
     if branch.post_norm is None:
         made = _network(at, branch, source, start, scale)
         label = "sum"
@@ -130,6 +133,7 @@ def _add_branch(at: LayerOps, branch: Branch, x: Tensor, start: Tensor, scale: f
         name = STREAM if before is None else "normed"
         made = at.norm("branch_norm", made, branch.post_norm, name)
         made, at.residual, label = at.scale("branch_norm", made, scale), before, "branch_norm"
+    at.sibling = made
     at.residual = made if at.residual is None else at.add(label, at.residual, made)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from urdir.model.families.feed_forward import Dense, Mixture
 from urdir.model.families.stored import Normalization
 from urdir.model.graph.experts import Experts, Route
-from urdir.model.graph.ops import Gate, Norm
+from urdir.model.graph.ops import Add, Gate, Norm
 from urdir.model.graph.tensor import BRANCH, PART, STREAM, Tensor
 from urdir.model.layers.builder import LayerOps
 from urdir.model.layers.dense import dense
@@ -46,6 +46,9 @@ def mixture(
     if network.shared is not None:
         at.residual = _shared(at, network, network.shared, x, scale)
     label = "ffn_experts"
+    if network.chunks is not None:
+        assert scale == 1.0
+        return _with_chunks(at, network, network.chunks, x, chosen)
     if latent is None:
         return _experts(at, label, network, x, chosen)
     source = at.product("ffn_routed_down", x, latent.down, "expert input")
@@ -54,6 +57,20 @@ def mixture(
         y = Tensor(total.name, total.rows, total.width)
         total = at.graph.add(Norm(at.name("ffn_routed_norm"), y, total, latent.norm))
     return at.finish("ffn_routed_up", total, latent.up, scale)
+
+
+def _with_chunks(
+    at: LayerOps, network: Mixture, chunks: Mixture, x: Tensor, chosen: Route
+) -> Tensor:
+    """y + scale * chunks(y), y being the sum of the experts."""
+    total = _experts(at, "ffn_experts", network, x, chosen, "expert sum")
+    routing = Tensor("routing", x.rows, chunks.router.experts)
+    label, scale = "ffn_chunk_experts", network.chunk_scale
+    route = Route(at.name("ffn_gate_inp.chunks"), routing, x, chunks.router, scale)
+    at.graph.add(route)
+    more = _experts(at, label, chunks, total, route, "chunk sum")
+    y = Tensor(BRANCH, x.rows, total.width)
+    return at.graph.add(Add(at.name(f"{label}.sum"), y, total, more))
 
 
 def _experts(
@@ -69,7 +86,7 @@ def _experts(
             y,
             x,
             chosen.y,
-            chosen.selection,
+            chosen.of_networks,
             network.up,
             network.down,
             network.gate,

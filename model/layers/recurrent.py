@@ -14,11 +14,13 @@ from urdir.model.families.recurrent import (
     Selective,
     ShortConv,
 )
+from urdir.model.families.rwkv import ChannelMix, TimeMix
 from urdir.model.families.stored import Linear, Normalization
 from urdir.model.graph.ops import Activate, Gate, Norm
 from urdir.model.graph.recurrent import Convolve, GatedNorm, Recur, Scan
 from urdir.model.graph.tensor import Tensor
 from urdir.model.layers.builder import LayerOps
+from urdir.model.layers.rwkv import channel_mix, time_mix
 from urdir.ptxgen.kernels.activation import Activation
 
 SILU, SIGMOID = Activation("silu"), Activation("sigmoid")
@@ -216,4 +218,6 @@ _MIXERS: Mapping[type[Recurrent], Callable[..., Tensor]] = {
     KimiDelta: kimi_delta,
     Selective: selective,
     Lightning: lightning,
+    TimeMix: time_mix,
+    ChannelMix: channel_mix,
 }

@@ -26,6 +26,8 @@ from urdir.ptxgen.kernels.linear.epilogue.pack import PackedOutput
 from urdir.ptxgen.kernels.linear.epilogue.send import Send
 from urdir.ptxgen.kernels.linear.epilogue.then import Continued
 from urdir.ptxgen.kernels.linear.spec import MAX_BATCH, LinearSpec
+from urdir.ptxgen.weights.halves import Halves
+from urdir.ptxgen.weights.packed_few import Order
 
 if TYPE_CHECKING:
     from urdir.driver.memory import PinnedBuffer, Slice
@@ -93,8 +95,8 @@ def append_few(
     begins = next_norm(at, chain)
     if begins is not None and request.can_begin_norm:
         request = request.plus(BeginNorm())
-        if request.can_pack and _takes_packed(at, chain.rows):
-            request = request.plus(PackedOutput("units"))
+        order = _packed_order(at, chain.rows) if request.can_pack else None
+        request = request if order is None else request.plus(PackedOutput(order))
     step = None if chain.then is None else _step(at, chain)
     if step is not None and (then := step.following(at)) is not None:
         request = request.plus(Continued(then))
@@ -182,8 +184,9 @@ def _sends(
     return exchange if fits and exchange.shape.takes_one_launch(matrices[0].rows) else None
 
 
-def _takes_packed(at: Lowering, rows: int) -> bool:
-    """Whether the products after the norm that follows take few rows of it packed."""
+def _packed_order(at: Lowering, rows: int) -> Order | None:
+    """In which order the products after the norm that follows take few rows of it packed; None:
+    they do not."""
     norm = at.following()
     assert isinstance(norm, Norm)
     products: list[Product] = []
@@ -192,13 +195,14 @@ def _takes_packed(at: Lowering, rows: int) -> bool:
     while isinstance(op := at.following(first + len(products)), Product) and op.x is norm.y:
         products.append(op)
     if not products or products[0].y.name not in _TAKE_PACKED:
-        return False
+        return None
     others = [op for op in at.readers(norm.x) if op is not norm and op.word != "add"]
     if others or len(at.readers(norm.y)) > len(products) + first - 1:
-        return False  # which would not take them so
+        return None  # which would not take them so
     pair = isinstance(op, Gate) and len(products) == 2 and op.gate is products[0].y
     matrices = [at.matrix(product.of) for product in products]
-    return takes_few_normed(at, rows, matrices, at.norm(norm.of), pair)
+    takes = takes_few_normed(at, rows, matrices, at.norm(norm.of), pair)
+    return Halves(matrices[0].format).order if takes else None
 
 
 def _result(at: Lowering, kernel: LinearSpec, y: Tensor, first: int, number: int) -> Slice:

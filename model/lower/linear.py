@@ -53,6 +53,8 @@ def lower_products(at: Lowering, ops: Sequence[Op]) -> bool:
         return False
     if chain.norm is not None and set(chain.products) != set(at.readers(chain.norm.y)):
         return False  # others would read what no launch makes
+    if chain.sum is not None and at.readers(chain.sum.addend.y) != [chain.sum.add]:
+        return False
     return lower_chain(at, chain)
 
 

@@ -66,7 +66,7 @@ class Lowering:
         self.starts = graph.starts
         self._places = Places(graph, plan.registers, fixed or {})
         #: The number of the operation that makes a tensor.
-        self.numbers = {op.y: number for number, op in enumerate(self.ops)}
+        self.numbers = {y: number for number, op in enumerate(self.ops) for y in op.makes}
         self.packed: dict[Tensor, Slice] = {}
         self.begun: dict[Tensor, Begun] = {}
         self.sent: set[Tensor] = set()

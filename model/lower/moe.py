@@ -212,7 +212,7 @@ def _append_logits(
 
 def _append_product(at: Lowering, of: Route, norm: Norm | None) -> None:
     """The logits as any other product."""
-    y = Tensor("router logits", of.x.rows, of.router.experts)
+    y = Tensor("router logits", of.x.rows, of.router.linear.rows)
     product = Product(of.label, y, of.x, of.router.linear, of.low, 0, of.room)
     ends = Scaled.by(of.router.norm_scale)
     x = of.x if norm is None else norm.x

@@ -11,22 +11,15 @@ from urdir.model.lower import (
     linear,
     moe,
     recurrent,
+    rwkv,
     selection,
     stream,
 )
 from urdir.model.lower.rule import RuleBook
 
 _ROOMS = (
-    adapters,
-    moe,
-    selection,
-    latent,
-    attention,
-    linear,
-    recurrent,
-    collectives,
-    stream,
-    blocks,
+    *(adapters, moe, selection, latent, attention, linear),
+    *(recurrent, rwkv, collectives, stream, blocks),
 )
 #: What a step is lowered by.
 RULES = RuleBook([rule for room in _ROOMS for rule in room.RULES])

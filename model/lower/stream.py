@@ -15,8 +15,10 @@ from urdir.model.graph.ops import (
     Embed,
     Gate,
     Gather,
+    Hide,
     Norm,
     Op,
+    Product,
     Recall,
     Reorder,
     Scale,
@@ -25,26 +27,31 @@ from urdir.model.graph.ops import (
 from urdir.model.graph.pooling import Pool
 from urdir.model.lower.lowering import Lowering
 from urdir.model.lower.parts import StepParts
+from urdir.model.lower.requests import packs
 from urdir.model.lower.rule import Rule, variants
 from urdir.ptxgen.kernels import (
     activate,
     add,
     embedding,
     gather,
+    hide,
     normalise,
     pool_rows,
     recall,
     reorder,
     rescale,
 )
+from urdir.ptxgen.kernels.linear import pack
 
 if TYPE_CHECKING:
     from urdir.driver.memory import Slice
+    from urdir.model.memory.weights import Matrix
 
 # One object for equal kernels, with its cached properties.
 _activate = lru_cache(maxsize=64)(activate.Activate)
 _add = lru_cache(maxsize=64)(add.Add)
 _normalise = lru_cache(maxsize=64)(normalise.Normalise)
+_pack = lru_cache(maxsize=64)(pack.Pack)
 _rescale = lru_cache(maxsize=64)(rescale.Rescale)
 
 
@@ -107,8 +114,29 @@ def lower_norm(at: Lowering, ops: Sequence[Op]) -> bool:
     assert isinstance(of, Norm)
     if of.y.name == "normed" and at.completed == (of.x, of.of):
         return True
+    if (packed := _packed_norm(at, of)) is not None:
+        layer, kernel = at.norm(of.of), _pack(of.y.rows, of.cols, at.norm(of.of).norm, keeps=True)
+        weights = {"weight": layer.weight, "bias": layer.bias}
+        at.launch(kernel, of.label, x=at.place(of.x), y=packed, z=at.place(of.y), **weights)
+        at.packed[of.y] = packed
+        return True
     append_norm(at, of.label, of, at.place(of.y))
     return True
+
+
+def _packed_norm(at: Lowering, of: Norm) -> Slice | None:
+    """Where a norm that is the stream too is left packed, if products that take it so follow."""
+    whole = of.y.is_stream and of.cols == of.y.width and not _weight_rows(of)
+    if not whole or not pack.Pack.can_norm(of.cols):
+        return None
+    following: list[Matrix] = []
+    while isinstance(op := at.following(len(following)), Product) and op.x is of.y:
+        following.append(at.matrix(op.of))
+    # other products might come when the vectors are others already
+    others = [op for op in at.readers(of.y) if isinstance(op, Product)]
+    if not following or len(others) > len(following):
+        return None
+    return at.work["packed"] if packs(at, of.y.rows, following) else None
 
 
 def lower_norm_after(at: Lowering, ops: Sequence[Op]) -> bool:
@@ -122,7 +150,7 @@ def lower_norm_after(at: Lowering, ops: Sequence[Op]) -> bool:
         rest.pop(0)
     add, next_norm = rest[0], rest[1] if len(rest) > 1 else None
     assert isinstance(add, Add)
-    if add.b is not y:
+    if add.b is not y or at.readers(norm.y) != [ops[1]]:
         return False
     scale_by = None
     if isinstance(next_norm, ScaleBy):
@@ -205,6 +233,16 @@ def lower_copy(at: Lowering, ops: Sequence[Op]) -> bool:
     assert isinstance(of, Copy)
     kernel = _rescale(of.y.rows * of.y.width)
     at.launch(kernel, of.label, x=at.place(of.x), y=at.place(of.y))
+    return True
+
+
+def lower_hide(at: Lowering, ops: Sequence[Op]) -> bool:
+    """Columns with the lowest number, in place."""
+    (of,) = ops
+    assert isinstance(of, Hide)
+    at.share(of.y, of.x)
+    kernel = hide.Hide(of.y.width, of.first, of.end - of.first, of.y.rows)
+    at.launch(kernel, of.label, y=at.place(of.x))
     return True
 
 
@@ -351,6 +389,7 @@ RULES: Sequence[Rule] = (
     Rule("scale", lower_scale),
     Rule("scale_by", lower_scale_by),
     Rule("copy", lower_copy),
+    Rule("hide", lower_hide),
     Rule("recall", lower_recall),
     Rule("activate", lower_activate),
     *variants("gate add?", lower_gate),

@@ -47,18 +47,17 @@ class RecurrentShape:
     @classmethod
     def of(cls, config: Config, sequences: int, shared: int | None = None, drafts: int = 0) -> Self:
         """The states that the layers of a model need, f32."""
-        mixers = {
-            index: layer.recurrent
-            for index, layer in enumerate(config.layers)
-            if layer.recurrent is not None
-        }
+        of_layers = enumerate(layer.recurrents for layer in config.layers)
+        mixers = {index: of for index, of in of_layers if of}
         if not drafts:
-            layers = {index: _bytes(mixer.state) for index, mixer in mixers.items()}
+            layers = {i: _bytes(_merged(m.state for m in of)) for i, of in mixers.items()}
             return cls(layers, sequences, shared)
         from urdir.model.memory.drafted_states import drafted_state, kept_inputs  # imports numpy
 
-        layers = {index: _bytes(drafted_state(mixer, drafts)) for index, mixer in mixers.items()}
-        inputs = {index: _bytes(kept_inputs(mixer, drafts)) for index, mixer in mixers.items()}
+        states = {i: _merged(drafted_state(m, drafts) for m in of) for i, of in mixers.items()}
+        kept = {i: _merged(kept_inputs(m, drafts) for m in of) for i, of in mixers.items()}
+        layers = {index: _bytes(of) for index, of in states.items()}
+        inputs = {index: _bytes(of) for index, of in kept.items()}
         return cls(layers, sequences, shared, drafts, inputs)
 
     @property
@@ -202,6 +201,10 @@ class RecurrentState(Owner):
         for index, arrays in self.shape.layers.items():
             for name, nbytes in arrays.items():
                 yield f"{name}.{index}", nbytes
+
+
+def _merged(arrays: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    return {name: count for of in arrays for name, count in of.items()}
 
 
 def _bytes(values: Mapping[str, int]) -> dict[str, int]:

@@ -41,12 +41,15 @@ _REASONS = {
 
 @dataclass(slots=True, eq=False)  # two may be alike
 class Block:
-    """A run of an answer of one kind: a text, or a call with its arguments as text."""
+    """A run of an answer of one kind: a text, or a call with its arguments as text. A call that
+    ``is_broken`` turned out not to be one: its text follows as content."""
 
     kind: Kind
     parts: list[str] = field(default_factory=list)
-    id: str = ""  # of a call, and its name
+    id: str = ""  # of a call, its name, and its number
     name: str = ""
+    number: int = 0
+    is_broken: bool = False
 
     @property
     def text(self) -> str:
@@ -55,11 +58,12 @@ class Block:
 
 
 class Event(NamedTuple):
-    """New text of a block; ``begins`` it or goes on."""
+    """New text of a block; ``begins`` it or goes on. ``ends`` tells that a call is whole."""
 
     block: Block
     text: str
     begins: bool
+    ends: bool = False
 
 
 @dataclass(slots=True)
@@ -106,7 +110,21 @@ class Answer:
 
     def of(self, kind: Kind) -> list[Block]:
         """The blocks of a kind."""
-        return [block for block in self.blocks if block.kind is kind]
+        return [block for block in self.blocks if block.kind is kind and not block.is_broken]
+
+    def whole(self) -> list[Block]:
+        """The blocks of an answer that has ended: without broken calls, and texts around them
+        joined."""
+        found: list[Block] = []
+        for block in self.blocks:
+            if block.is_broken:
+                continue
+            last = found[-1] if found else None
+            if last is not None and last.kind is block.kind is not Kind.CALL:
+                found[-1] = Block(block.kind, [*last.parts, *block.parts])
+            else:
+                found.append(block)
+        return found
 
     def text(self, kind: Kind) -> str:
         """The text of the blocks of a kind, together."""
@@ -116,8 +134,7 @@ class Answer:
         events: list[Event] = []
         for delta in deltas:
             if delta.tool_call is not None:
-                if self.parallel or not self.of(Kind.CALL):
-                    events.append(self._begin_call(delta.tool_call))
+                self._add_call(delta.tool_call, events)
             elif delta.reasoning:
                 events += self._add_text(Kind.REASONING, delta.reasoning)
             else:
@@ -132,9 +149,27 @@ class Answer:
         block.parts.append(text)
         return [Event(block, text, begins)]
 
-    def _begin_call(self, call: ToolCallDelta) -> Event:
-        self.blocks.append(Block(Kind.CALL, [call.arguments_piece], call.id, call.name))
-        return Event(self.blocks[-1], call.arguments_piece, True)
+    def _add_call(self, call: ToolCallDelta, events: list[Event]) -> None:
+        """Add a part of a call; parts that come together are one event."""
+        if call.name:
+            if not self.parallel and self.of(Kind.CALL):
+                return
+            block = Block(Kind.CALL, [], call.id, call.name, call.index)
+            self.blocks.append(block)
+        else:
+            calls = [b for b in self.blocks if b.kind is Kind.CALL and b.number == call.index]
+            if not calls:  # one too many
+                return
+            [block] = calls
+        block.is_broken = call.is_broken
+        ends = call.ends and not call.is_broken
+        block.parts.append(call.arguments_piece)
+        event = Event(block, call.arguments_piece, bool(call.name), ends)
+        if events and events[-1].block is block:
+            last = events.pop()
+            event = Event(block, last.text + event.text, last.begins, ends)
+        if event.begins or event.text or event.ends:
+            events.append(event)
 
 
 def text_of(events: Sequence[Event], kind: Kind) -> str:

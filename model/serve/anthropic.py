@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from urdir.model.engine.requests.request import Piece
+from urdir.model.engine.sampling_settings import MOST_COUNT
 from urdir.model.serve.answer import Answer, Block, Event, Kind, Reason
 from urdir.model.serve.asked import Asked, Begun, render
 from urdir.model.serve.conversations import Conversation, make_conversation
@@ -43,6 +45,10 @@ def read_message(fields: Fields, model: ServedModel, limits: Limits) -> Asked:
     fields = fields.named(_NAMES)
     limit = read_limit(fields, model, "max_tokens")
     parameters = read_parameters(fields, model, limits, limit, None)
+    thinking = fields.object("thinking")
+    budget = None if thinking is None else thinking.whole("budget_tokens", 1, MOST_COUNT)
+    if budget is not None:
+        parameters = replace(parameters, thinking=budget)
     chat = _read_conversation(fields, model, limits)
     form = _read_form(fields, limits)
     if form is not None and chat.tools.is_required:
@@ -143,14 +149,13 @@ def _read_tools(fields: Fields, limits: Limits) -> Tools:
 
 
 def _read_thinking(fields: Fields) -> Json:
-    """The template's variables. A budget is accepted, and without effect."""
+    """The template's variables."""
     variables: Json = {}
     if (config := fields.object("output_config")) is not None and config.text("effort"):
         variables["reasoning_effort"] = config.text("effort")
     if (thinking := fields.object("thinking")) is not None:
         thinking.needed_text("type")
         kind = thinking.choice("type", ("enabled", "disabled", "adaptive"))
-        thinking.whole("budget_tokens", 1)
         variables["enable_thinking"] = kind != "disabled"
     return variables
 
@@ -208,7 +213,7 @@ class MessageShape(Shape):
     def whole(self, usage: Usage) -> Json:
         """The message."""
         [answer] = self.answers
-        content = [_block(block, block.text) for block in answer.blocks]
+        content = [_block(block, block.text) for block in answer.whole()]
         message = self._message(content, _used(usage), _end(answer))
         return message | {"timings": usage.timings()}
 
@@ -222,9 +227,10 @@ class MessageShape(Shape):
             self._index += 1
             block = _block(event.block, "")
             yield {"type": "content_block_start", "index": self._index, "content_block": block}
-        *_, kind, name = _BLOCKS[event.block.kind]
-        delta = {"type": kind, name: event.text}
-        yield {"type": "content_block_delta", "index": self._index, "delta": delta}
+        if event.text:
+            *_, kind, name = _BLOCKS[event.block.kind]
+            delta = {"type": kind, name: event.text}
+            yield {"type": "content_block_delta", "index": self._index, "delta": delta}
 
     def _close(self) -> Iterator[Json]:
         if self._index >= 0:

@@ -14,6 +14,7 @@ from urdir.model.serve.stream import Shape
 from urdir.model.serve.tokens import check_length, encode_text
 from urdir.model.text.chat import Prompt
 from urdir.model.text.constraints import Constraint
+from urdir.model.text.thought_limit import ThoughtLimit
 
 Text = str | tuple[int, ...]
 
@@ -116,6 +117,10 @@ class Begun:
         return model.constraint(
             form.kind, form.source, self.rendered, tools.schemas, tools.parallel
         )
+
+    def thoughts(self, model: ServedModel, tokens: int | None) -> ThoughtLimit | None:
+        """The limit of reasoning of its answers."""
+        return None if self.rendered is None else model.thought_limit(tokens, self.rendered)
 
     def _text(self, model: ServedModel) -> str:
         source = self.source

@@ -63,8 +63,8 @@ class ChatShape(ChoicesShape):
         for event in events:
             block = event.block
             if block.kind is Kind.CALL:
-                call = {"index": answer.of(Kind.CALL).index(block), **_call(block)}
-                new.setdefault("tool_calls", []).append(call)
+                if event.begins or event.text:
+                    new.setdefault("tool_calls", []).append(_call_delta(event))
             else:
                 name = _NAMES[block.kind]
                 new[name] = new.get(name, "") + event.text
@@ -89,6 +89,15 @@ class ChatShape(ChoicesShape):
 
     def _logprobs(self, tokens: Sequence[TokenChoice]) -> Json:
         return {"content": chat_logprobs(self.model.tokenizer, tokens), "refusal": None}
+
+
+def _call_delta(event: Event) -> Json:
+    """A part of a call; the first one says what is called."""
+    block = event.block
+    if event.begins:
+        begun = Block(block.kind, [event.text], block.id, block.name)
+        return {"index": block.number, **_call(begun)}
+    return {"index": block.number, "function": {"arguments": event.text}}
 
 
 def _call(block: Block) -> Json:

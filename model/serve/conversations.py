@@ -11,8 +11,8 @@ from urdir.model.serve.fields import Fields
 from urdir.model.serve.interface import Json, ServedModel
 from urdir.model.serve.limits import Limits
 from urdir.model.serve.messages import read_messages
+from urdir.model.serve.parameters import THINKING_FIELDS
 from urdir.model.serve.tools import Tools, read_tools
-from urdir.model.text.answers import find_answer_format
 from urdir.model.text.chat import ChatTemplate, Message, Prompt
 
 _EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
@@ -33,7 +33,8 @@ class Conversation:
 
         Raises TemplateError.
         """
-        variables = model.defaults.variables | self.variables
+        switch = {"enable_thinking": False} if model.defaults.thinking == 0 else {}
+        variables = switch | model.defaults.variables | self.variables
         return template_of(model).render(
             self.messages, self.tools.offered, variables, continues=self.continues
         )
@@ -53,7 +54,7 @@ def make_conversation(
     variables: Json | None = None,
 ) -> Conversation:
     """A conversation with what ``fields`` say of the template beside messages and tools."""
-    variables = (variables or {}) | _read_variables(fields, template_of(model).source)
+    variables = (variables or {}) | _read_variables(fields, template_of(model))
     continues = _read_continued(fields, messages, variables.get("add_generation_prompt"))
     if continues is not None and tools.is_required:
         fields.fail("tool_choice", "cannot require a call if the last message is continued")
@@ -69,9 +70,12 @@ def template_of(model: ServedModel) -> ChatTemplate:
     return model.template
 
 
-def _read_variables(fields: Fields, source: str) -> Json:
+def _read_variables(fields: Fields, template: ChatTemplate) -> Json:
     """What the template may read beside messages and tools."""
-    variables = _read_effort(fields, source)
+    variables, source = _read_effort(fields, template), template.source
+    for name in THINKING_FIELDS:
+        if fields.raw(name) == 0:
+            variables.setdefault("enable_thinking", False)
     if documents := fields.objects("documents"):
         if "documents" not in source:
             fields.fail("documents", "is not supported by the chat template")
@@ -83,13 +87,13 @@ def _read_variables(fields: Fields, source: str) -> Json:
     return variables
 
 
-def _read_effort(fields: Fields, source: str) -> dict[str, Any]:
+def _read_effort(fields: Fields, template: ChatTemplate) -> dict[str, Any]:
     """reasoning_effort, as the variables that templates have for it; ApiError where this one has
     none."""
     effort = fields.choice("reasoning_effort", _EFFORTS)
     if effort is None:
         return {}
-    form = find_answer_format(source)
+    form, source = template.form, template.source
     can_think = form.is_harmony or form.thinks is not None
     if effort == "none":
         is_known = "enable_thinking" in source or not can_think

@@ -269,7 +269,8 @@ class Endpoints:
         requests: list[EngineRequest] = []
         answers: list[Answer] = []
         for each in inputs:
-            new = parameters.requests(each.tokens, caller, constraint, shown)
+            thoughts = each.thoughts(self._model, parameters.thinking)
+            new = parameters.requests(each.tokens, caller, constraint, shown, thoughts)
             answers += (each.answer(self._model, len(requests) + i, asked) for i in range(len(new)))
             requests += new
         return AnswerResponse(

@@ -14,11 +14,12 @@ from urdir.model.engine.sampling_settings import OPENAI, SamplingSettings
 
 if TYPE_CHECKING:
     from urdir.model.text.answers import AnswerParser
+    from urdir.model.text.call_reader import Tools
     from urdir.model.text.chat import ChatTemplate, Prompt
     from urdir.model.text.constraints import Constraint
     from urdir.model.text.fill import FillTokens
+    from urdir.model.text.thought_limit import ThoughtLimit
     from urdir.model.text.tokenizer import Tokenizer
-    from urdir.model.text.tool_calls import Tools
 
 Json = dict[str, Any]
 """A JSON object."""
@@ -30,12 +31,15 @@ ConstraintKind = Literal["json_object", "json_schema", "regex", "grammar", "choi
 class Defaults:
     """Defaults for requests; as in OpenAI's API temperature is 1 and nothing is filtered.
 
-    ``limit`` is the maximum number of answer tokens, ``variables`` are the chat template's.
+    ``limit`` is the maximum number of answer tokens, ``thinking`` that of reasoning, which then
+    ends with ``thinking_message``; ``variables`` are the chat template's.
     """
 
     settings: SamplingSettings = OPENAI
     limit: int | None = None
     variables: Json = field(default_factory=dict)
+    thinking: int | None = None
+    thinking_message: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +113,10 @@ class ServedModel(Protocol):
         ``source`` is a schema, a pattern, a grammar or a list of texts. Thread-safe. Raises
         ModelError for a source that cannot be one; `AsyncService.check` compiles it.
         """
+
+    def thought_limit(self, tokens: int | None, prompt: Prompt) -> ThoughtLimit | None:
+        """A `Request.thoughts` of so many tokens after a rendered conversation; None where the
+        model does not reason."""
 
     def required_call(
         self, tools: Tools, prompt: Prompt, name: str | None, many: bool

@@ -142,8 +142,10 @@ class _Lines(Shape):
         logprobs = self._logprobs(piece.choices)
         if not events and not logprobs:
             return []
-        calls = [event.block for event in events if event.block.kind is Kind.CALL]
+        calls = [event.block for event in events if event.ends]
         text, thinking = text_of(events, Kind.CONTENT), text_of(events, Kind.REASONING)
+        if not (calls or text or thinking or logprobs):
+            return []
         return [self._line(self.content(text, thinking, calls), done=False) | logprobs]
 
     def ending(self, answer: Answer, usage: Usage) -> list[Json]:

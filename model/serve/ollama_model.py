@@ -10,7 +10,6 @@ from urdir.model.serve.json_response import iso_time
 from urdir.model.serve.limits import Limits
 from urdir.model.serve.ollama import named
 from urdir.model.serve.parameters import check_model, names_of
-from urdir.model.text.answers import find_answer_format
 
 #: The version of ollama whose protocol this is; clients look whether it is new enough.
 VERSION = "0.13.0"
@@ -39,8 +38,8 @@ def show(fields: Fields, model: ServedModel, limits: Limits) -> Json:
     facts, source = model.facts, model.template.source if model.template else ""
     family = facts.architecture
     can = ["completion", *(["tools"] if source else []), *(["insert"] if model.fill else [])]
-    form = find_answer_format(source)
-    if form.is_harmony or form.thinks is not None:
+    form = model.template.form if model.template else None
+    if form is not None and (form.is_harmony or form.thinks is not None):
         can.append("thinking")
     return {
         "modelfile": "",

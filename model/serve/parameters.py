@@ -18,6 +18,7 @@ from urdir.model.serve.interface import ServedModel
 from urdir.model.serve.limits import Limits
 from urdir.model.serve.prefix_scope import prefix_scope
 from urdir.model.text.constraints import Constraint
+from urdir.model.text.thought_limit import ThoughtLimit
 
 MOST_LOGPROBS = 20
 #: Adapters of a request at most.
@@ -39,6 +40,7 @@ class Parameters:
     drafts: bool
     draft_p_min: float | None
     adapters: tuple[tuple[str, float], ...] | None
+    thinking: int | None  # tokens of reasoning; None: no limit
 
     def requests(
         self,
@@ -46,6 +48,7 @@ class Parameters:
         caller: bytes,
         constraint: Constraint | None = None,
         shown: frozenset[str] = frozenset(),
+        thoughts: ThoughtLimit | None = None,
     ) -> list[Request]:
         """One for each of the ``n`` answers, all of one seed; ``caller`` is the digest of a key
         (`prefix_scope`)."""
@@ -58,6 +61,7 @@ class Parameters:
                 stops=self.stops,
                 ignore_end=self.ignore_end,
                 constraint=constraint,
+                thoughts=thoughts,
                 shown=shown,
                 scope=prefix_scope(caller, self.salt),
                 drafts=self.drafts,
@@ -95,7 +99,21 @@ def read_parameters(
         drafts=fields.whole("speculative.n_max", 0) != 0,
         draft_p_min=fields.number("speculative.p_min", 0, 1),
         adapters=adapters,
+        thinking=_read_thinking(fields, model),
     )
+
+
+#: Names of the limit of reasoning: this server's, llama-server's, vLLM's.
+THINKING_FIELDS = ("thinking_budget_tokens", "reasoning_budget_tokens", "thinking_token_budget")
+
+
+def _read_thinking(fields: Fields, model: ServedModel) -> int | None:
+    """How many tokens of reasoning there may be; -1: no limit."""
+    for name in THINKING_FIELDS:
+        value = fields.whole(name, -1, MOST_COUNT)
+        if value is not None:
+            return None if value < 0 else value
+    return model.defaults.thinking
 
 
 def _read_count(fields: Fields, limits: Limits) -> int:

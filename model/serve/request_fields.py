@@ -107,11 +107,15 @@ _SERVED: tuple[_Row, ...] = (
     ("reasoning_effort", (CHAT, TOKENS, MESSAGES), "OVL",
      "the template's variable; `none` sets `enable_thinking` to false, others to true. Refused "
      "where the template has neither"),
+    ("thinking_budget_tokens reasoning_budget_tokens", ALL, "L",
+     "the most tokens of reasoning in a message, which then ends; 0: none, -1: no limit"),
+    ("thinking_token_budget", ALL, "V", "vLLM's name of it"),
     ("documents", _CHATS, "V", "the template's variable; refused where it has none"),
     ("echo", (CHAT,), "VL", "the answer begins with the message that it continues"),
     ("tools tool_choice parallel_tool_calls", (CHAT, TOKENS, RESPONSES), "OVL",
-     "calls are read in the model's own form, and come whole. A template without a known one gets"
-     " tools as text. `required` or a named function constrains the answer"),
+     "calls are read in the model's own form, which is derived from its template, and arguments "
+     "come as they are written. A template without calls gets tools as text. `required` or a named "
+     "function constrains the answer"),
     ("prompt", (TEXT, NATIVE), "OVL",
      "a text, token ids, or a list of either; control tokens in it are parsed"),
     ("prompt add_special_tokens return_token_strs", (TOKENS,), "V",
@@ -181,7 +185,7 @@ _SERVED: tuple[_Row, ...] = (
     ("tools tool_choice", (MESSAGES,), "A",
      "`custom` tools; `auto`, `any`, `tool`, `none`, with `disable_parallel_tool_use`"),
     ("thinking", (MESSAGES,), "A",
-     "the template's `enable_thinking`; `budget_tokens` is accepted, and without effect"),
+     "the template's `enable_thinking`; `budget_tokens` limits the reasoning, which then ends"),
     ("messages tools", (OLLAMA_CHAT,), "M",
      "text only; calls have `tool_calls`, results `tool_name`"),
     ("prompt system context", (OLLAMA_GENERATE,), "M",
@@ -226,10 +230,6 @@ _REFUSED: tuple[tuple[str, tuple[str, ...], str, str, tuple[Any, ...]], ...] = (
     ("reasoning_format", ALL, "L", "thoughts come as `reasoning_content`", ("auto", "deepseek")),
     ("reasoning_control", ALL, "L",
      "a running answer cannot be told to end its thoughts", UNSET),
-    ("reasoning_budget_tokens", ALL, "L",
-     "thoughts cannot be limited: use `max_tokens`, or `reasoning_effort`", (-1,)),
-    ("thinking_token_budget", ALL, "V",
-     "thoughts cannot be limited: use `max_tokens`, or `reasoning_effort`", (-1,)),
     ("include_reasoning", (CHAT,), "V",
      "leave `reasoning_content` unread, or use `reasoning_effort`", (True,)),
     ("use_beam_search", ALL, "V", "answers are sampled", UNSET),
@@ -284,7 +284,7 @@ _NO_EFFECT: tuple[_Row, ...] = (
     ("reasoning_budget_start_tag reasoning_budget_end_tag reasoning_budget_end_tags "
      "reasoning_budget_message",
      ALL, "L",
-     "of a budget, which is refused"),
+     "the template's tags, and the server's message"),
     ("spaces_between_special_tokens truncation_side", ALL, "V", "parts of what is refused"),
     ("guided_decoding_backend", ALL, "V", "there is one"),
     ("grammar_type preserved_tokens chat_format", ALL, "L",

@@ -151,7 +151,8 @@ class ResponseShape(Shape):
                 if index:
                     found += self._end_item(answer, index - 1)
                 found += self._begin_item(answer, index)
-            found.append(self._change(answer, index, "delta", delta=event.text))
+            if event.text:
+                found.append(self._change(answer, index, "delta", delta=event.text))
         return found
 
     def ending(self, answer: Answer, usage: Usage) -> list[Json]:
@@ -239,6 +240,7 @@ class ResponseShape(Shape):
         return [
             self._item(block, i, status if i == last else "completed")
             for i, block in enumerate(answer.blocks)
+            if not block.is_broken
         ]
 
     def _item(self, block: Block, index: int, status: str) -> Json:

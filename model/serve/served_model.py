@@ -13,13 +13,14 @@ from urdir.model.errors import ModelError, TemplateError
 from urdir.model.files.file_type import file_type
 from urdir.model.serve.interface import ConstraintKind, Defaults, Facts
 from urdir.model.serve.tokens import longest_token
-from urdir.model.text.answers import AnswerFormat, AnswerParser, find_answer_format
+from urdir.model.text.answers import AnswerFormat, AnswerParser
+from urdir.model.text.call_reader import Tools
 from urdir.model.text.chat import ChatTemplate, Message, Prompt
 from urdir.model.text.constraints import Constraint
 from urdir.model.text.fill import FillTokens
 from urdir.model.text.gbnf import as_lark
+from urdir.model.text.thought_limit import ThoughtLimit
 from urdir.model.text.tokenizer import Tokenizer
-from urdir.model.text.tool_calls import Tools
 from urdir.model.text.tool_choice import after_thoughts, required_call
 
 if TYPE_CHECKING:
@@ -75,8 +76,7 @@ class EngineModel:
         self.context = context
         self.tokenizer = texts.tokenizer
         self.template = _template(texts)
-        source = self.template.source if self.template else ""
-        self._format = find_answer_format(source) if source else AnswerFormat()
+        self._format = self.template.form if self.template else AnswerFormat()
 
     @cached_property
     def facts(self) -> Facts:
@@ -121,6 +121,10 @@ class EngineModel:
                 constraint, self._format, prompt.before, prompt.begun, tools=tools, many=many
             )
         return constraint
+
+    def thought_limit(self, tokens: int | None, prompt: Prompt) -> ThoughtLimit | None:
+        """See `ServedModel`."""
+        return self._format.limit(tokens, prompt.text, self.defaults.thinking_message)
 
     def required_call(
         self, tools: Tools, prompt: Prompt, name: str | None, many: bool

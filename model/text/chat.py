@@ -22,12 +22,14 @@ from urdir.model.errors import NoTemplateError, TemplateError
 from urdir.model.files.model_file import ModelFile
 from urdir.model.owner import Owner
 from urdir.model.text import generic_tools
-from urdir.model.text.answers import find_answer_format
+from urdir.model.text.answers import AnswerFormat
+from urdir.model.text.earlier_calls import as_written
 from urdir.model.text.marking import Marker, texts_of, unused_character
 from urdir.model.text.named_templates import fitting_template, named_template, template_text
 from urdir.model.text.sandbox import TemplateProcess
 from urdir.model.text.system_text import SystemText, Turn
 from urdir.model.text.tags import shared_length
+from urdir.model.text.template_forms import find_answer_format
 from urdir.model.text.template_worker import OUTPUT_LIMIT
 from urdir.model.text.tokenizer import Span, Tokenizer
 
@@ -144,6 +146,7 @@ class ChatTemplate(Owner):
         self._process = process or TemplateProcess()
         self._marker = Marker(source, tokenizer.control_tokens())
         self._system = SystemText(self._render_turns)
+        self._derived: tuple[str, AnswerFormat | None] = "", None
 
     @classmethod
     def of(cls, gguf: ModelFile, tokenizer: Tokenizer, given: str | None = None) -> ChatTemplate:
@@ -155,6 +158,31 @@ class ChatTemplate(Owner):
         if given is not None:
             return cls(template_text(given), tokenizer)
         return cls(find_template(gguf, lambda: tokenizer), tokenizer)
+
+    @property
+    def form(self) -> AnswerFormat:
+        """How the model writes reasoning and calls, derived by rendering the template with some."""
+        source, form = self._derived
+        if form is None or source != self.source:
+            form = self._derive()
+            self._derived = self.source, form
+        return form
+
+    def _derive(self) -> AnswerFormat:
+        exceeded = False
+
+        def render(turns: list[Turn], tools: list[Turn], more: Mapping[str, Any]) -> str:
+            nonlocal exceeded
+            if exceeded:
+                raise TemplateError("the chat template exceeds a limit")
+            try:
+                return self._render_turns(turns, tools, more)
+            finally:
+                exceeded = self._process.pid is None
+
+        tokenizer = self._tokenizer
+        ends = [tokenizer.token_text(token) for token in tokenizer.end_ids]
+        return find_answer_format(self.source, render, tokenizer.control_tokens(), ends)
 
     def encode(self, messages: Sequence[Message]) -> list[int]:
         """Token ids of the conversation up to the assistant's answer, with BOS if the model wants
@@ -192,9 +220,11 @@ class ChatTemplate(Owner):
         turns: list[Turn] = [{"role": m.role, "content": m.content, **m.more} for m in messages]
         written: list[Any] = [turns, tools or None, dict(variables or {})]
         texts = set(texts_of(written))  # refuses values nested too deeply for the steps below
-        if find_answer_format(self.source).is_generic:
+        if self.form.is_generic:
             written[:2] = _as_text(turns, tools), None
             texts = set(texts_of(written))
+        elif self.form.calls is not None:
+            written[0] = as_written(turns, self.form.calls)
         if (length := sum(map(len, texts))) > OUTPUT_LIMIT:
             raise TemplateError(
                 f"the conversation has {length:,} characters: at most {OUTPUT_LIMIT:,} go through "

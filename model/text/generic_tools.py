@@ -1,7 +1,7 @@
 """Tool use for chat templates without tool support: tools, calls and results as plain text.
 
 Tools are described in the system text, as in llama.cpp's generic handler. Calls use Hermes tags,
-which most models have seen: `call_formats.GENERIC` parses them.
+which most models have seen: `call_form.GENERIC` describes them.
 """
 
 from __future__ import annotations

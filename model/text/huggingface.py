@@ -40,8 +40,9 @@ class HuggingFaceTokens:
                 self._inner = _engine(json.dumps(description))
         except Exception as error:  # the library raises no more specific class
             raise TokenizerError(f"tokenizer.json cannot be used: {one_line(str(error))}") from None
-        self._is_byte_level = _is_byte_level(description)
-        self.adds_space = _strips_a_space(description)
+        self._is_pieces = [step["type"] for step in _parts(description, "decoder")] == ["WordPiece"]
+        self._is_byte_level = not self._is_pieces and _is_byte_level(description)
+        self.adds_space = self._is_pieces or _strips_a_space(description)
         self._added = self._engine.get_added_tokens_decoder()
         self.vocabulary = self._read_vocabulary(metadata)
 
@@ -62,13 +63,22 @@ class HuggingFaceTokens:
             return token.encode()
         if self._is_byte_level:
             return b"".join(BYTE_ALPHABET.get(char) or char.encode() for char in token)
+        if self._is_pieces:
+            return (token[2:] if token.startswith("##") else f" {token}").encode()
         if self.vocabulary.types[token_id] == TokenType.BYTE:
             return bytes([int(token[3:-1], 16)])
         return token.replace(_ESCAPED_SPACE, " ").encode()
 
-    def _adds_bos(self, bos_id: int | None) -> bool:
-        """Whether the post-processor prepends BOS."""
-        return bos_id is not None and self._engine.encode("a").ids[:1] == [bos_id]
+    def _around(self) -> tuple[list[int], list[int], list[int]]:
+        """What the post-processor puts before a text, between two and after one."""
+        pair = self._engine.encode("a", "a")
+        masks = self._engine.encode("a").special_tokens_mask, pair.special_tokens_mask
+        one, two = ([i for i, special in enumerate(mask) if not special] for mask in masks)
+        if not one or len(two) != 2 * len(one):
+            return [], [], []
+        ids, half = self._engine.encode("a").ids, len(one)
+        between = pair.ids[two[half - 1] + 1 : two[half]]
+        return ids[: one[0]], between, ids[one[-1] + 1 :]
 
     def _read_vocabulary(self, metadata: Metadata) -> Vocabulary:
         ids = self._engine.get_vocab(with_added_tokens=True)
@@ -93,7 +103,12 @@ class HuggingFaceTokens:
 
         bos, eos = role("bos"), role("eos")
         eos = end_ids[0] if eos is None and end_ids else eos
-        adds_bos = metadata.optional("tokenizer.ggml.add_bos_token", bool, self._adds_bos(bos))
+        before, between, after = self._around()
+        if bos is None and len(before) == 1:  # what encoders name after classification
+            bos = before[0]
+        first = bos is not None and before[:1] == [bos]
+        adds_bos = metadata.optional("tokenizer.ggml.add_bos_token", bool, first)
+        pairs = len(between) > 1 and between[:1] == after
         return Vocabulary(
             tokens=tokens,
             types=bytes(types),
@@ -106,7 +121,10 @@ class HuggingFaceTokens:
             end_ids=find_end_ids(ids, end_ids if eos is None else [eos, *end_ids], {}),
             shown_ids=find_shown_ids(ids),
             adds_bos=adds_bos and bos is not None,
-            adds_eos=False,
+            adds_eos=len(after) == 1,
+            sep_id=between[-1] if pairs else None,
+            adds_sep=pairs,
+            closing_id=after[0] if len(after) == 1 else None,
             strips_after=self._flagged("rstrip"),
             strips_before=self._flagged("lstrip"),
         )

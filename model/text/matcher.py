@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
@@ -21,6 +22,7 @@ from urdir.model.owner import Owner
 from urdir.model.text.constraint_process import ConstraintProcess, Step
 from urdir.model.text.constraint_starter import ConstraintStarter
 from urdir.model.text.constraints import Constraint
+from urdir.model.text.tags import cut
 from urdir.model.text.tokenizer import Tokenizer
 
 Mask = NDArray[np.uint32]
@@ -242,12 +244,22 @@ class ConstraintCompiler(Owner):
 
     def _rules(self, index: int, marker: str) -> str:
         """The rules marker_{index} and until_{index}."""
-        token_id = self._tokenizer.control_id(marker)
-        if token_id is not None:
-            name, lazy = f"<[{token_id}]>", ""
-        else:
-            name, lazy = json.dumps(marker), "[lazy]"
-        return f"\nmarker_{index}: {name}\nuntil_{index}{lazy}: /(?s:.*)/ {name}"
+        controls = self._tokenizer.control_tokens()
+        found = cut(marker, controls)
+        pieces = [f"<[{controls[text]}]>" if known else json.dumps(text) for text, known in found]
+        first = next((place for place, (_, known) in enumerate(found) if known), None)
+        name = " ".join(pieces)
+        if first is None:
+            until = f"until_{index}[lazy]: /(?s:.*)/ {name}"
+        else:  # text has no control token
+            before = "" if not first else _escaped(found[0][0])
+            until = f"until_{index}: /(?s:.*){before}/ {' '.join(pieces[first:])}"
+        return f"\nmarker_{index}: {name}\n{until}"
+
+
+def _escaped(text: str) -> str:
+    """A text in a regular expression of a grammar."""
+    return re.escape(text).replace("/", r"\/").replace("\\\n", r"\n")
 
 
 def _busy(what: str) -> BusyError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum, auto
 
+from urdir.model.text.call_form import controls_in
 from urdir.model.text.tags import begun_after_space
 
 
@@ -14,6 +15,11 @@ class ThinkTags:
 
     begin: str
     end: str
+
+    @property
+    def controls(self) -> tuple[str, ...]:
+        """The texts in them that may be control tokens."""
+        return (self.begin, self.end, *controls_in((self.begin, self.end)))
 
 
 # A template that writes or cuts out reasoning contains the tag.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 
@@ -25,3 +26,10 @@ def shared_length(first: str, second: str) -> int:
     """Length of the common prefix of two texts."""
     pairs = enumerate(zip(first, second, strict=False))
     return next((i for i, (a, b) in pairs if a != b), min(len(first), len(second)))
+
+
+def cut(text: str, tags: Iterable[str]) -> list[tuple[str, bool]]:
+    """The pieces of a text, and whether each is one of the tags."""
+    found = sorted((tag for tag in tags if tag in text), key=len, reverse=True)
+    pieces = re.split(f"({'|'.join(map(re.escape, found))})", text) if found else [text]
+    return [(piece, piece in found) for piece in pieces if piece]

@@ -18,7 +18,7 @@ import signal
 import time
 from collections.abc import Callable, Mapping
 from datetime import datetime
-from types import ModuleType
+from types import GeneratorType, ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
@@ -47,6 +47,10 @@ def _environment() -> Environment:
                 self.unsafe_undefined(obj, attribute)
             return super().getattr(obj, attribute)
 
+        def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+            appends = isinstance(obj, list) and attr == "append"  # Kimi K2 collects turns so
+            return appends or super().is_safe_attribute(obj, attr, value)
+
         def unsafe_undefined(self, obj: Any, attribute: str) -> NoReturn:
             name = type(obj).__name__
             raise SecurityError(f"access to the attribute '{attribute}' of a {name} is not allowed")
@@ -72,7 +76,14 @@ def _environment() -> Environment:
 
 def _to_json(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
     # Jinja's own filter escapes <, > and & for HTML
-    return json.dumps(value, ensure_ascii=ensure_ascii, **options)
+    return json.dumps(value, ensure_ascii=ensure_ascii, default=_listed, **options)
+
+
+def _listed(value: Any) -> list[Any]:
+    """What a filter such as map yields, as a list."""
+    if isinstance(value, GeneratorType):
+        return list(value)
+    raise TypeError(f"Object of type {type(value).__name__} is not JSON serializable")
 
 
 def _raise_exception(message: str) -> NoReturn:

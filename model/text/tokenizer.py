@@ -45,6 +45,7 @@ class Tokenizer:
         self.end_ids = vocabulary.end_ids
         self.adds_bos = vocabulary.adds_bos
         self.adds_eos = vocabulary.adds_eos
+        self._closing = vocabulary.closing_id if vocabulary.closing_id is not None else self.eos_id
         self._separator = [vocabulary.sep_id] if vocabulary.adds_sep else []
         self._shown = vocabulary.shown_ids
         self._specials = _longest_first(vocabulary)
@@ -130,8 +131,9 @@ class Tokenizer:
             after_special = isinstance(fragment, int)
         if add_bos and self.adds_bos and self.bos_id is not None and ids[:1] != [self.bos_id]:
             ids.insert(0, self.bos_id)
-        if add_eos and self.adds_eos and self.eos_id is not None and ids[-1:] != [self.eos_id]:
-            ids.append(self.eos_id)
+        closing = self._closing
+        if add_eos and self.adds_eos and closing is not None and ids[-1:] != [closing]:
+            ids.append(closing)
         return ids
 
     def encode_whole(self, text: str) -> list[int]:

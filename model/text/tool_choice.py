@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from urdir.model.errors import ConstraintError
 from urdir.model.text import harmony
 from urdir.model.text.answers import AnswerFormat
-from urdir.model.text.call_formats import MISTRAL_CALLS
+from urdir.model.text.call_form import KEY, CallForm, Pairs, Part, Slot, Tagged
+from urdir.model.text.call_reader import Tools, types_of
 from urdir.model.text.constraints import Constraint, embedded
-from urdir.model.text.reasoning import is_thinking
-from urdir.model.text.tool_calls import Tools
+from urdir.model.text.reasoning import ThinkTags, is_thinking
+from urdir.model.text.tags import cut
 
 Schema = Mapping[str, Any]
 
@@ -65,7 +67,9 @@ def after_thoughts(
     if form.is_harmony:
         start = _harmony_start(rules, prompt, begun, offered)
     else:
-        answer = f"(@answer | {_calls(rules, form, offered, many)})" if offered else "@answer"
+        answer = _content(rules, form, begun)
+        if offered:
+            answer = f"({answer} | {_calls(rules, form, offered, many)})"
         start = f"{_thoughts(rules, form, prompt, begun)} {answer}".strip()
     if start == "@answer":
         return constraint
@@ -79,12 +83,26 @@ def _thoughts(rules: _Rules, form: AnswerFormat, prompt: str, begun: str) -> str
         return ""
     match is_thinking(form.thinks, prompt, begun):
         case True:
-            return f"{rules.until(form.thinks.end)} {_SPACE}"
+            return f"{_until_answer(rules, form.thinks)} {_SPACE}"
         case False:
             return ""
         case None:
-            begin, rest = rules.marker(form.thinks.begin), rules.until(form.thinks.end)
-            return f"({begin} {rest} {_SPACE})?"
+            begin = rules.literal(form.thinks.begin, form.thinks.controls)
+            return f"({begin} {_until_answer(rules, form.thinks)} {_SPACE})?"
+
+
+def _until_answer(rules: _Rules, thinks: ThinkTags) -> str:
+    """The rest of the reasoning."""
+    return rules.until(thinks.end)
+
+
+def _content(rules: _Rules, form: AnswerFormat, begun: str) -> str:
+    """`@answer` as content, perhaps between its tags."""
+    tags = form.content
+    if tags is None or begun.strip():
+        return "@answer"
+    begin, end = (rules.literal(text, tags.controls) for text in (tags.begin, tags.end))
+    return f"({begin})? @answer" + (f" ({end})?" if end else "")
 
 
 def _harmony_start(rules: _Rules, prompt: str, begun: str, tools: Tools) -> str:
@@ -116,6 +134,11 @@ class _Rules:
         """The name of a rule that matches text up to and including a tag."""
         return f"until_{self._index(text)}"
 
+    def literal(self, text: str, controls: Iterable[str]) -> str:
+        """A text in which some tags may be control tokens; "" for none."""
+        pieces = cut(text, controls)
+        return " ".join(self.marker(p) if is_tag else _text(p) for p, is_tag in pieces)
+
     def add(self, name: str, rule: str) -> None:
         """Add a rule; `name` may have attributes."""
         self._others.append(f"{name}: {rule}")
@@ -141,102 +164,125 @@ def _object(schema: Schema) -> Schema:
 
 
 def _calls(rules: _Rules, form: AnswerFormat, tools: Tools, many: bool) -> str:
-    """A call in the model's format; `many` allows several."""
+    """A call in the model's form; `many` allows several, where it can write them."""
     if form.calls is None:
         raise ConstraintError("a call cannot be required without a chat template")
-    return _WRITERS[form.calls.name](rules, tools, many)
+    return _Writer(rules, form.calls).calls(tools, many)
 
 
-def _either(calls: list[str], between: str = "", many: bool = False) -> str:
-    """One of `calls`; `many` allows more after it, with `between` before each."""
-    one = "(" + " | ".join(calls) + ")"
-    return f"{one} ({between} {one})*" if many else one
+class _Writer:
+    """Writes the grammar of a form of calls."""
+
+    def __init__(self, rules: _Rules, form: CallForm) -> None:
+        self._rules = rules
+        self._form = form
+        self._free: dict[str, str] = {}
+
+    def calls(self, tools: Tools, many: bool) -> str:
+        """One of the calls, or several."""
+        form, text = self._form, self._text
+        calls = [self._call(name, schema) for name, schema in tools.items()]
+        self._rules.add("call", " | ".join(calls))
+        opening, closing = ("[", "]") if form.is_list else ("", "")
+        begin = (form.section_begin + opening + form.begin).lstrip()
+        parts = [text(begin), "call"]
+        if many and form.between is not None:
+            parts.append(f"({text(form.between + form.begin)} call)*")
+        if form.is_list and form.begin.startswith("\n"):
+            closing = f"\n{closing}"
+        return " ".join(filter(None, [*parts, text(closing + form.section_end)]))
+
+    def _call(self, name: str, schema: Schema) -> str:
+        slots = {
+            Slot.NAME: self._text(name),
+            Slot.ID: "/[a-zA-Z0-9]{9}/",
+            Slot.INDEX: "/[0-9]{1,3}/",
+            Slot.ARGUMENTS: self._arguments(schema),
+        }
+        parts = [self._text(p) if isinstance(p, str) else slots[p] for p in self._form.parts]
+        if self._form.is_bare and self._form.keys is not None:
+            parts = [_json_tokens(self._form.parts, name), slots[Slot.ARGUMENTS], _text("}")]
+        return " ".join(filter(None, [*parts, self._text(self._form.end)]))
+
+    def _arguments(self, schema: Schema) -> str:
+        match self._form.arguments:
+            case None:
+                return embedded(_object(schema))
+            case Tagged() as form:
+                return " ".join(
+                    rule if is_needed else f"({rule})?"
+                    for rule, is_needed in self._tagged(form, schema)
+                )
+            case Pairs() as form:
+                return self._pairs(form, schema)
+
+    def _tagged(self, form: Tagged, schema: Schema) -> Iterator[tuple[str, bool]]:
+        """Keys and values in the order of the schema, and whether they are needed. Strings are free
+        text, all else is JSON."""
+        for key, value, is_needed in _properties(schema):
+            types = types_of(value)
+            is_text = types == {"string"}
+            kind = min(types - {"string"}, default="object")
+            assign = form.assign if is_text else dict(form.assigns).get(kind, form.assign)
+            end = form.end.replace(KEY, key)
+            if not is_text:
+                rest = f"{embedded(value)} {self._text(end)}"
+            elif isinstance(options := value.get("enum"), list):
+                rest = f"({' | '.join(map(_text, options))}) {self._text(end)}"
+            else:
+                rest = self._until(end)
+            yield f"{self._text(form.begin + key + assign)} {rest}", is_needed
+
+    def _pairs(self, form: Pairs, schema: Schema) -> str:
+        """Keys and values in the order of the schema, separated by commas: for each place in it
+        there is a rule after others, and one where none came before."""
+        name, comma = f"args_{len(self._free)}", self._text(form.comma)
+        self._free[name] = name
+        pairs = [
+            (f"{self._text(key + form.assign)} {self._value(form, value)}", is_needed)
+            for key, value, is_needed in _properties(schema)
+        ]
+        self._rules.add(f"{name}_{len(pairs)}", '""')
+        self._rules.add(f"{name}_{len(pairs)}_more", '""')
+        for place, (pair, is_needed) in reversed([*enumerate(pairs)]):
+            after = f"{name}_{place + 1}"
+            first, more = f"{pair} {after}_more", f"{comma} {pair} {after}_more"
+            if not is_needed:
+                first, more = f"{first} | {after}", f"{more} | {after}_more"
+            self._rules.add(f"{name}_{place}", first)
+            self._rules.add(f"{name}_{place}_more", more)
+        return f"{self._text(form.open)} {name}_0 {self._text(form.close)}"
+
+    def _value(self, form: Pairs, schema: Schema) -> str:
+        if form.quote in "\"'" or types_of(schema) != {"string"}:
+            return embedded(schema)
+        quote = self._text(form.quote)
+        if isinstance(options := schema.get("enum"), list):
+            return f"{quote} ({' | '.join(map(_text, options))}) {quote}"
+        return f"{quote} {self._until(form.quote)}"
+
+    def _until(self, end: str) -> str:
+        """Any text up to a literal."""
+        return self._rules.until(end)
+
+    def _text(self, text: str) -> str:
+        return self._rules.literal(text, self._form.controls)
 
 
-def _json_calls(tools: Tools, arguments: str) -> list[str]:
-    """{"name": ..., ARGUMENTS: ...} for each function, spaced as json.dumps does."""
-    calls = []
-    for name, schema in tools.items():
-        begin = _text(f'{{"name": {json.dumps(name)}, "{arguments}": ')
-        calls.append(f"{begin} {embedded(_object(schema))} {_text('}')}")
-    return calls
+def _json_tokens(parts: Sequence[Part], name: str) -> str:
+    """The beginning of an object, cut where JSON is: an answer in JSON may begin like a call."""
+    text = "".join(p if isinstance(p, str) else name for p in parts[: parts.index(Slot.ARGUMENTS)])
+    tokens = re.findall(r'"[^"]*"|[^\s"]', text)
+    spaced = {":": "/: ?/", ",": "/, ?/"}
+    return " ".join(spaced.get(token) or _text(token) for token in tokens)
 
 
-def _hermes(rules: _Rules, tools: Tools, many: bool) -> str:
-    begin, end = rules.marker("<tool_call>"), rules.marker("</tool_call>")
-    line = _text("\n")
-    calls = [f"{begin} {line} {call} {line} {end}" for call in _json_calls(tools, "arguments")]
-    return _either(calls, line, many)
-
-
-def _llama(rules: _Rules, tools: Tools, many: bool) -> str:
-    """Calls without tags. The cut follows JSON: an answer in JSON may begin like a call."""
-    calls = []
-    for name, schema in tools.items():
-        key, value, arguments = map(_text, ('"name"', json.dumps(name), '"parameters"'))
-        begin = f"{_text('{')} {key} /: ?/ {value} /, ?/ {arguments} /: ?/"
-        calls.append(f"{begin} {embedded(_object(schema))} {_text('}')}")
-    return _either(calls, _text("; "), many)
-
-
-def _mistral(rules: _Rules, tools: Tools, many: bool) -> str:
-    calls = _either(_json_calls(tools, "arguments"), _text(", "), many)
-    return f"{rules.marker(MISTRAL_CALLS)} {_text(' [')} {calls} {_text(']')}"
-
-
-def _mistral_named(rules: _Rules, tools: Tools, many: bool) -> str:
-    begin, arguments = rules.marker(MISTRAL_CALLS), rules.marker("[ARGS]")
-    calls = [
-        f"{begin} {_text(name)} {arguments} {embedded(_object(schema))}"
-        for name, schema in tools.items()
-    ]
-    return _either(calls, "", many)
-
-
-def _deepseek(before: str, after_name: str, after: str, between: str) -> _Writer:
-    def write(rules: _Rules, tools: Tools, many: bool) -> str:
-        begin, end = (rules.marker(f"<｜tool▁call▁{edge}｜>") for edge in ("begin", "end"))
-        separator = rules.marker("<｜tool▁sep｜>")
-        calls = []
-        for name, schema in tools.items():
-            named = f"{separator} {_text(name)}" if before else f"{_text(name)} {separator}"
-            parts = [begin, before and _text(before), named, after_name and _text(after_name),
-                     embedded(_object(schema)), after and _text(after), end]  # fmt: skip
-            calls.append(" ".join(filter(None, parts)))
-        inner = _either(calls, between and _text(between), many)
-        first, last = (rules.marker(f"<｜tool▁calls▁{edge}｜>") for edge in ("begin", "end"))
-        return f"{first} {inner} {last}"
-
-    return write
-
-
-def _xml(rules: _Rules, tools: Tools, many: bool) -> str:
-    begin, end = rules.marker("<tool_call>"), rules.marker("</tool_call>")
-    close = _text("</function>\n")
-    rules.add("free[lazy]", r'/(?s:.*)/ "\n</parameter>\n"')
-    calls = []
-    for name, schema in tools.items():
-        parameters = " ".join(_parameters(schema))
-        function = _text(f"\n<function={name}>\n")
-        calls.append(f"{begin} {function} {parameters} {close} {end}")
-    return _either(calls, _text("\n"), many)
-
-
-def _parameters(schema: Schema) -> list[str]:
-    """The parameters of a function in schema order; strings are free text, all else is JSON."""
+def _properties(schema: Schema) -> Iterator[tuple[str, Schema, bool]]:
+    """The properties of an object: name, schema, whether it is required."""
     shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
-    written = []
     for key, value in schema.get("properties", {}).items():
         value = value if isinstance(value, Mapping) else {}
-        begin, close = _text(f"<parameter={key}>\n"), _text("\n</parameter>\n")
-        if isinstance(value.get("enum"), list) and all(isinstance(v, str) for v in value["enum"]):
-            rule = f"{begin} ({' | '.join(map(_text, value['enum']))}) {close}"
-        elif value.get("type") == "string":
-            rule = f"{begin} free"
-        else:
-            rule = f"{begin} {embedded({**value, **shared})} {close}"
-        written.append(rule if key in schema.get("required", ()) else f"({rule})?")
-    return written
+        yield key, {**value, **shared}, key in schema.get("required", ())
 
 
 def _analysis(rules: _Rules) -> str:
@@ -258,18 +304,4 @@ def _harmony_calls(rules: _Rules, tools: Tools) -> str:
         f"{_text(f'commentary to=functions.{name} ')} {json_follows} {embedded(_object(schema))}"
         for name, schema in tools.items()
     ]
-    return f"{channel} {_either(calls)}"
-
-
-_Writer = Callable[[_Rules, Tools, bool], str]
-
-_WRITERS: dict[str, _Writer] = {
-    "generic": _hermes,
-    "deepseek-v3": _deepseek("function", "\n```json\n", "\n```", "\n"),
-    "deepseek-v3.1": _deepseek("", "", "", ""),
-    "hermes": _hermes,
-    "llama-3": _llama,
-    "mistral": _mistral,
-    "mistral-named": _mistral_named,
-    "qwen3-coder": _xml,
-}
+    return f"{channel} ({' | '.join(calls)})"

@@ -63,6 +63,7 @@ class Vocabulary:
     strips_after: frozenset[int] = frozenset()  # tokens that absorb the white space after them
     strips_before: frozenset[int] = frozenset()
     sep_id: int | None = None  # between the two texts of a pair
+    closing_id: int | None = None  # what complete texts end with instead of EOS
     adds_sep: bool = False
 
     def ids(self, *types: TokenType) -> list[int]:

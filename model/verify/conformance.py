@@ -11,7 +11,13 @@ Logits = npt.NDArray[Any]
 
 
 def relative_rms(logits: Logits, golden: Logits) -> float:
-    """sqrt(mean((logits - golden)^2)) / std(golden), over all positions and tokens."""
+    """sqrt(mean((logits - golden)^2)) / std(golden), over all positions and tokens. Logits that are
+    the lowest number (`Description.hides`) must be just that: else infinity."""
+    hidden = golden == np.finfo(np.float32).min
+    if hidden.any():
+        if np.any(logits[hidden] != golden[hidden]):
+            return float("inf")
+        logits, golden = logits[~hidden], golden[~hidden]
     difference = logits.astype(np.float64) - golden
     return float(np.sqrt(np.mean(difference * difference)) / np.std(golden.astype(np.float64)))
 

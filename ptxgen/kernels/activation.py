@@ -17,7 +17,7 @@ from urdir.ptxgen.spec import Array
 
 ActivationKind = Literal[
     "silu", "gelu", "gelu_erf", "relu", "relu2",
-    "sigmoid", "softplus", "xielu", "swiglu_oai", "situ",
+    "sigmoid", "tanh", "softplus", "xielu", "swiglu_oai", "situ",
 ]  # fmt: skip
 #: Kinds with parameters, and their number.
 _PARAMETERS = {"xielu": 4, "situ": 2}
@@ -33,7 +33,7 @@ class Activation:
     - gelu: 0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) (Hendrycks 2016, arXiv 1606.08415);
     - gelu_erf: x Phi(x), Phi being the normal distribution: the GELU that the above approximates;
     - relu: max(x, 0); relu2: its square (So et al. 2021, arXiv 2109.08668);
-    - sigmoid: 1 / (1 + exp(-x)); softplus: log(1 + exp(x));
+    - sigmoid: 1 / (1 + exp(-x)); tanh; softplus: log(1 + exp(x));
     - xielu (Huang 2024, arXiv 2411.13010) with ``parameters`` (alpha_n, alpha_p, beta, eps):
       alpha_p x^2 + beta x where x > 0, else (expm1(min(x, eps)) - x) alpha_n + beta x;
     - situ (Kimi K3) with ``parameters`` (b, c): b tanh(x / b) sigmoid(x); up is replaced by
@@ -75,12 +75,12 @@ class Activation:
                 tails = np.frompyfunc(math.erfc, 1, 1)(-x / np.sqrt(2.0))
                 phi: Array = 0.5 * tails.astype(np.float64)
                 return x * phi
-            case "relu":
-                return np.maximum(x, 0.0)
-            case "relu2":
-                return np.maximum(x, 0.0) ** 2
+            case "relu" | "relu2":
+                return np.maximum(x, 0.0) ** (2 if self.kind == "relu2" else 1)
             case "sigmoid":
                 return sigmoid
+            case "tanh":
+                return np.tanh(x)
             case "softplus":
                 return np.logaddexp(0.0, x)
             case "situ":

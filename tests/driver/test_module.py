@@ -198,8 +198,9 @@ def test_what_holds_up_launches_is_compiled_apart_once(
         folder = tmp_path / str(is_emulated)
         with Device.open("emulator", cache_folder=folder) as device:
             monkeypatch.setattr(device, "is_emulated", is_emulated)
-            assert len(device.load_beside([make_kernel(), whole])) == 2
-            device.load_beside([whole])
+            for kernels in ([make_kernel(), whole], [whole]):
+                device.compile_beside(kernels)
+                device.load_all(kernels)
             run_ramp(device, whole)
     assert apart == [[whole.key("sm_90a")]]
 
@@ -218,9 +219,11 @@ def test_other_processes_compile(
         device.begin_compilers()
         monkeypatch.setattr(Add, "ptx", None)  # which is not rendered here
         assert device.has_compilers
-        (loaded,) = device.load_beside([kernel])
+        device.compile_beside([kernel])
+        (loaded,) = device.load_all([kernel])
         assert loaded.kernel is kernel
-        device.load_beside([unknown])
+        device.compile_beside([unknown])
+        device.load(unknown)
         assert len(unknown.rendered[0]) == 1
         device.end_compilers()
         run_ramp(device, unknown)

@@ -24,6 +24,7 @@ from urdir.model.families.recurrent import (
     Selective,
     ShortConv,
 )
+from urdir.model.families.rwkv import ChannelMix, LowRank, TimeMix
 from urdir.model.families.stored import (
     Linear,
     Normalization,
@@ -45,6 +46,7 @@ class Reference:
         self.tensor = cache(self._tensor)
         self._saved: dict[str, Floats] = {}
         self._banked: list[Floats] = []
+        self._values: Floats = np.zeros(0)
 
     def logits(self, tokens: Any) -> Floats:
         """Logits (tokens, vocab) after every token of one sequence."""
@@ -65,7 +67,10 @@ class Reference:
             x = self._layer(layer, index, x, positions, keys_and_values, extra)
         x = self._recalled(c.recalls, x)
         logits = self.linear(c.output, self.norm(c.output_norm, x)) * c.logit_scale
-        return c.softcap * np.tanh(logits / c.softcap) if c.softcap else logits
+        logits = c.softcap * np.tanh(logits / c.softcap) if c.softcap else logits
+        if c.hides is not None:
+            logits[:, slice(*c.hides)] = np.finfo(np.float32).min
+        return logits
 
     # ---- weights ----
 
@@ -96,6 +101,8 @@ class Reference:
     def linear(self, linear: Linear, x: Floats) -> Floats:
         """x W^T (+ bias)."""
         y = x @ self.matrix(linear.matrix).T
+        if linear.factor is not None:
+            y = y * self.vector(linear.factor)
         return y if linear.bias is None else y + self.vector(linear.bias)
 
     def norm(self, of: Normalization | None, x: Floats) -> Floats:
@@ -105,6 +112,7 @@ class Reference:
         weight, bias = (None if v is None else self.vector(v) for v in (of.weight, of.bias))
         if weight is not None and of.weight is not None and len(of.weight.shape) > 1:
             weight = weight.reshape(of.weight.shape[0], -1)  # (heads, head_dim)
+            bias = None if bias is None else bias.reshape(weight.shape)
         return of.norm(x, weight, bias)
 
     # ---- layers ----
@@ -143,12 +151,16 @@ class Reference:
 
     def _block(self, block: Block, x: Floats, start: Floats, positions: Any, caches: Any) -> Floats:
         total: Floats = np.zeros_like(x)
+        added = total
         for branch in block.branches:
             stream = start if branch.reads_layer_input else x
+            if branch.reads_sibling:
+                stream = added
             y = self._network(
                 branch.network, self.norm(branch.norm, stream), stream, start, positions, caches
             )
-            total = total + self.norm(branch.post_norm, y)
+            added = self.norm(branch.post_norm, y)
+            total = total + added
         return self.norm(block.post_norm, block.scale * total)
 
     def _network(
@@ -167,6 +179,10 @@ class Reference:
                 return self._kimi_delta(of, x)
             case Lightning():
                 return self._lightning(of, x)
+            case TimeMix():
+                return self._time_mix(of, x)
+            case ChannelMix():
+                return self._channel_mix(of, x)
             case Dense():
                 return self._dense(of, x)
             case Mixture():
@@ -184,6 +200,7 @@ class Reference:
             hidden = of.activation.gated(self.linear(of.gate, x), up)
         if of.divisors is not None:
             hidden = hidden / self.vector(of.divisors)
+        hidden = self.norm(of.norm, hidden)
         return self.linear(of.down, hidden)
 
     # ---- mixtures ----
@@ -194,10 +211,10 @@ class Reference:
             source = self.norm(of.router.norm, stream) * of.router.norm_scale
         chosen, weights = self._route(of.router, self.linear(of.router.linear, source))
         read = x if of.latent is None else self.linear(of.latent.down, x)
-        out: Floats = np.zeros_like(read)
-        for row in range(len(x)):
-            for expert, weight in zip(chosen[row], weights[row], strict=True):
-                out[row] += self._expert(of, int(expert), read[row], weight)
+        out = self._experts(of, read, chosen, weights)
+        if of.chunks is not None:
+            chosen, weights = self._route(of.chunks.router, self.linear(of.chunks.router.linear, x))
+            out = out + of.chunk_scale * self._experts(of.chunks, out, chosen, weights)
         if of.latent is not None:
             out = self.linear(of.latent.up, self.norm(of.latent.norm, out))
         if of.shared is not None:
@@ -205,6 +222,14 @@ class Reference:
             if of.shared_gate is not None:
                 shared = shared / (1.0 + np.exp(-self.linear(of.shared_gate, x)))
             out = out + shared
+        return out
+
+    def _experts(self, of: Mixture, x: Floats, chosen: Any, weights: Floats) -> Floats:
+        """The weighted sum of the chosen experts' results."""
+        out: Floats = np.zeros_like(x)
+        for row in range(len(x)):
+            for expert, weight in zip(chosen[row], weights[row], strict=True):
+                out[row] += self._expert(of, int(expert), x[row], weight)
         return out
 
     def _route(self, of: Router, logits: Floats) -> tuple[Any, Floats]:
@@ -226,7 +251,7 @@ class Reference:
             mask = np.full(grouped.shape, -np.inf)
             np.put_along_axis(mask, kept[:, :, None], 0.0, axis=1)
             choice = (grouped + mask).reshape(choice.shape)
-        chosen = np.argsort(-choice, axis=1, kind="stable")[:, : of.used]
+        chosen = np.argsort(-choice, axis=1, kind="stable")[:, : of.used] // of.shares
         weights = np.take_along_axis(scores, chosen, axis=1)
         if of.scoring == "softmax_selected":
             weights = _softmax(weights)
@@ -362,6 +387,79 @@ class Reference:
         y = self.norm(of.norm, y).reshape(rows, -1) * _sigmoid(gate)
         return self.linear(of.o, y)
 
+    # ---- RWKV ----
+
+    def _low_rank(self, of: LowRank | Linear | None, x: Floats) -> Floats:
+        if not isinstance(of, LowRank):
+            return np.ones_like(x) if of is None else self.linear(of, x)
+        low = self.linear(of.down, x)
+        return self.linear(of.up, low if of.activation is None else of.activation(low))
+
+    def _time_mix(self, of: TimeMix, x: Floats) -> Floats:
+        shift = np.vstack([np.zeros(x.shape[1]), x[:-1]]) - x
+        mixes = [self.vector(mix) for mix in of.shift]
+        if of.dynamic is not None:
+            first = x + shift * self.vector(of.dynamic.first)
+            lows = [np.tanh(self.linear(down, first)) for down in of.dynamic.down]
+            more = [self.linear(up, low) for up, low in zip(of.dynamic.up, lows, strict=True)]
+            mixes = [mix + own for mix, own in zip(mixes, more, strict=True)]
+        by = {name: x + shift * mix for name, mix in zip(of.order, mixes, strict=True)}
+        shape, group = (len(x), of.heads, of.dim), of.heads // of.key_heads
+        r = self.linear(of.r, by["r"]).reshape(shape)
+        k, v = (
+            np.repeat(self.linear(m, by[at]).reshape(len(x), -1, of.dim), group, axis=1)
+            for m, at in ((of.k, "k"), (of.v, "v"))
+        )
+        w = self._low_rank(of.decay, by["w"]).reshape(shape)
+        gate = self._low_rank(of.gate, by.get("g", x))
+        bonus = 0.0 if of.bonus is None else self.vector(of.bonus).reshape(of.heads, of.dim)
+        if of.variant == "rwkv7":
+            w = np.exp(-0.606531 * _sigmoid(w))
+            a = _sigmoid(self._low_rank(of.rate, by["a"]).reshape(shape))
+            if of.names_values:
+                self._values = v
+            else:
+                mixed = _sigmoid(self._low_rank(of.residual, by["v"]).reshape(shape))
+                v = v + (self._values - v) * mixed
+            assert of.key_scale is not None
+            assert of.key_rate is not None
+            u = k * self.vector(of.key_scale).reshape(shape[1:])
+            u = u / np.maximum(np.sqrt((u * u).sum(2, keepdims=True)), 1e-12)
+            scaled = k * self.vector(of.key_rate).reshape(shape[1:])
+            k = k + (a * scaled - scaled)
+        else:
+            w = np.exp(-np.exp(w))
+            k = k * (1.0 - w) if of.variant == "gated" else k
+            gate = gate * _sigmoid(gate) if of.variant == "rwkv6" else _sigmoid(gate)
+        state = np.zeros((of.heads, of.dim, of.dim))  # values, keys
+        y = np.zeros(shape)
+        for t in range(len(x)):
+            added = np.einsum("hv,hk->hvk", v[t], k[t])
+            if of.variant == "rwkv6":
+                y[t] = np.einsum("hvk,hk->hv", state + added * bonus[:, None], r[t])
+            old, state = state, state * w[t][:, None] + added
+            if of.variant == "rwkv7":
+                seen = np.einsum("hvk,hk->hv", old, -u[t])
+                state = state + np.einsum("hv,hk->hvk", seen, u[t] * a[t])
+            if of.variant != "rwkv6":
+                y[t] = np.einsum("hvk,hk->hv", state, r[t])
+        if of.variant == "gated":
+            y = y / np.sqrt(of.dim)
+        if of.norm is not None:
+            assert of.norm.weight is not None
+            assert of.norm.bias is not None
+            y = of.norm.norm(y) * self.vector(of.norm.weight).reshape(shape[1:])
+            y = y + self.vector(of.norm.bias).reshape(shape[1:])
+        if of.variant == "rwkv7":
+            y = y + (k * r * bonus).sum(2, keepdims=True) * v
+        return self.linear(of.o, y.reshape(len(x), -1) * gate)
+
+    def _channel_mix(self, of: ChannelMix, x: Floats) -> Floats:
+        shift = np.vstack([np.zeros(x.shape[1]), x[:-1]]) - x
+        mixed = [x + shift * self.vector(mix) for mix in of.shift]
+        y = self.linear(of.o, np.maximum(self.linear(of.key, mixed[0]), 0.0) ** 2)
+        return y if of.receptance is None else y * _sigmoid(self.linear(of.receptance, mixed[1]))
+
     # ---- attention ----
 
     def _attention(self, a: Attention, x: Floats, positions: Any, caches: list[Any]) -> Floats:
@@ -385,7 +483,7 @@ class Reference:
         caches[-1] = k, v
         q = self._tempered(a, q, positions)
         out = self._attend(a, q, k, v, positions).reshape(len(x), a.output_width) * a.value_scale
-        return self.linear(a.o, self._gated(a, out, x))
+        return self.linear(a.o, self.norm(a.norm, self._gated(a, out, x)))
 
     def _gated(self, a: Attention, out: Floats, x: Floats) -> Floats:
         if a.gate is None:

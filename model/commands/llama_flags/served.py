@@ -184,6 +184,19 @@ SERVED: tuple[Served, ...] = (
         {"choices": ("on", "off", "auto"), "default": "auto", "metavar": "on|off|auto"},
     ),
     Served(
+        "--reasoning-budget",
+        _TEMPLATE,
+        "the most tokens of reasoning, which then ends and the answer goes on; 0: no reasoning, "
+        "-1: no limit (default: -1)",
+        {"type": values.whole_number(-1), "default": -1, "metavar": "N"},
+    ),
+    Served(
+        "--reasoning-budget-message",
+        _TEMPLATE,
+        "the last words of reasoning that is ended so",
+        {"default": "", "metavar": "TEXT"},
+    ),
+    Served(
         "--reasoning-effort",
         _TEMPLATE,
         "how long it thinks, where its template asks for reasoning_effort: low, medium, high, ...",

@@ -33,6 +33,7 @@ from urdir.model.owner import Owner
 if TYPE_CHECKING:
     from urdir.driver.device import Device
     from urdir.driver.graph import RecordedGraph
+    from urdir.driver.plan import Plan
     from urdir.model.engine.runner import Observer
 
 Floats = npt.NDArray[np.float32]
@@ -151,6 +152,11 @@ class Encoder(Owner):
     def prepare(self, rows: int, texts: int, pooling: Pooling | None = None) -> None:
         """Record the graph of a step of so many rows and texts. Raises DriverError."""
         self._graph(self._shape(rows, texts, self.chosen_pooling(pooling)))
+
+    def plan(self, rows: int, texts: int, pooling: Pooling | None = None) -> Plan:
+        """The launches of a step of so many rows and texts."""
+        shape = self._shape(rows, texts, self.chosen_pooling(pooling))
+        return build_plan(self._parts, self._state, shape)
 
     @property
     def context(self) -> int:

@@ -33,6 +33,7 @@ from urdir.model.engine.requests.request import Item, Request
 from urdir.model.engine.requests.scheduler import Scheduler
 from urdir.model.errors import ModelError, SettingsError
 from urdir.model.owner import Owner
+from urdir.model.text.thought_limit import ThoughtClock
 
 if TYPE_CHECKING:
     from urdir.model.engine.session import Session
@@ -112,8 +113,11 @@ class AnswerLoop(Owner):
             request = replace(request, scope=adapters.scope(request.scope, chosen))
         elif request.adapters:
             raise SettingsError(f"no adapter {request.adapters[0][0]!r}: none is loaded")
+        thoughts = None
+        if request.thoughts is not None and self._tokenizer is not None:
+            thoughts = ThoughtClock(request.thoughts, self._tokenizer)
         made = request, self._end_ids, matcher, deliver
-        return Answer(*made, on_host=self._on_host, adapters=chosen)
+        return Answer(*made, thoughts=thoughts, on_host=self._on_host, adapters=chosen)
 
     @property
     def compiler(self) -> ConstraintCompiler:

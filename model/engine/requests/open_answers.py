@@ -53,6 +53,8 @@ class OpenAnswers:
             self.tell(answer, error)
             return
         self._answers[answer.number] = answer
+        if (free := answer.free) is not None:
+            self._scheduler.hold(answer.number, free)
 
     def tell(self, answer: Answer, item: Item) -> None:
         """Collect an item for delivery."""

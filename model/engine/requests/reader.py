@@ -61,6 +61,8 @@ class Reader:
         answer, ending = self._answers[outcome.request], outcome.ending
         if ending is None or ending.finish is not Finish.END:
             answer.accept(choice.token)
+            if (free := answer.free) is not None:
+                self._scheduler.hold(answer.number, free)
             self._answers.tell(answer, Piece("", (choice,)))
         if ending is not None:
             self._answers.ended(answer)

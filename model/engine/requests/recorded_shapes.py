@@ -36,6 +36,8 @@ class RecordedShapes:
                 found = self.recorded(each)
             elif plan.batch.segments and len(plan.members) > 1:
                 found = self._with_less_padding(plan, each)
+            elif shape.prompt:
+                found = self._with_more_rows(each)
             if self._session.steps.is_recorded(found):
                 if each is not shape:
                     self._wish(shape)
@@ -58,6 +60,18 @@ class RecordedShapes:
         shape = self._session.shapes.decode(rows, length, output)
         found = [self.recorded(of) if _is_fine(of) else of for of in _including(shape)]
         return next((of for of in found if self._session.steps.is_recorded(of)), found[0])
+
+    def _with_more_rows(self, shape: StepShape) -> StepShape:
+        """The shape of a step with one prompt alone, or until its graph is recorded the next one
+        with more rows that has a graph."""
+        steps, chunks = self._session.steps, self._session.shapes.chunks
+        if shape.walk.count or steps.is_recorded(shape):
+            return shape
+        more = (replace(shape, rows=n, prompt=n) for n in chunks if n > shape.rows)
+        found = next((each for each in more if steps.is_recorded(each)), shape)
+        if found is not shape:
+            self._wish(shape)
+        return found
 
     def _with_less_padding(self, plan: StepPlan, coarse: StepShape) -> StepShape:
         """The shape with the least padding that is recorded, of a step with prompts beside others;

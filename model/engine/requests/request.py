@@ -10,6 +10,7 @@ from typing import NamedTuple
 from urdir.model.engine.sampling_settings import DEFAULTS, Bounds, SamplingSettings
 from urdir.model.errors import ModelError, SettingsError
 from urdir.model.text.constraints import Constraint
+from urdir.model.text.thought_limit import ThoughtLimit
 
 _LIMIT = Bounds(1, math.inf, "1 or more", is_whole=True)
 
@@ -31,7 +32,8 @@ class Request:
     It ends after ``limit`` tokens (None: when the context is full), at an end token of the model
     (never with ``ignore_end``), or where its text has one of ``stops``. The text has those control
     tokens that are ``shown``. A ``constraint`` says which tokens may come next, from those before:
-    each step waits for the token of the last one then. Settings without a seed get a new one here:
+    each step waits for the token of the last one then. With a limit of ``thoughts`` steps do so
+    while the reasoning is ended. Settings without a seed get a new one here:
     ``settings.seed`` repeats the answer. What is known of the prompt's beginning is shared with
     requests of the same ``scope`` alone, a name of some bytes that is no secret. Without ``drafts``
     every step takes one token of it; ``draft_p_min`` is its own `DraftSettings.p_min`. ``adapters``
@@ -45,6 +47,7 @@ class Request:
     stops: tuple[str, ...] = ()
     ignore_end: bool = False
     constraint: Constraint | None = None
+    thoughts: ThoughtLimit | None = None
     shown: frozenset[str] = frozenset()
     scope: bytes = b""
     drafts: bool = True

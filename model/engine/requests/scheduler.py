@@ -105,6 +105,11 @@ class Scheduler:
         """How many tokens of a request complete steps have stored, or others before it."""
         return self.tasks.by_number[request].complete
 
+    def hold(self, request: int, free: int) -> None:
+        """Let tokens of a request from place ``free`` on wait for those before."""
+        if (task := self.tasks.by_number.get(request)) is not None:
+            task.free = free
+
     # ---- requests come and go ----
 
     def add(self, request: Request) -> int:
@@ -183,7 +188,8 @@ class Scheduler:
             for task, count in zip(tasks.running.values(), plan.batch.draft_counts, strict=True)
         ]
         for task, end in ends:
-            if task.waits or end > task.end or not self._room.reaches(task, end):
+            waits = task.waits or end >= task.free
+            if waits or end > task.end or not self._room.reaches(task, end):
                 return []
         for task, end in ends:
             task.stored = end
@@ -244,7 +250,9 @@ class Scheduler:
         """The answers that go on, each with room for its next token."""
         rows = []
         for task in list(self.tasks.running.values()):
-            if not task.prefill <= task.stored < task.end or (task.waits and task.in_flight):
+            if not task.prefill <= task.stored < task.end:
+                continue
+            if task.in_flight and (task.waits or task.stored + 1 >= task.free):
                 continue
             if task.slot < 0:  # preempted for one before it
                 continue
@@ -262,7 +270,7 @@ class Scheduler:
             return ()
         counts = self.drafting.choose([task.acceptance for task in rows])
         for number, task in enumerate(rows):
-            end = min(task.stored + counts[number], task.end)
+            end = min(task.stored + counts[number], task.end, max(task.free - 1, task.stored))
             if not self._room.reaches(task, end):
                 end = task.room
             counts[number] = end - task.stored

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 from urdir.model.engine.requests.request import Finish, Request
 from urdir.model.engine.speculation.drafting import Acceptance
 
@@ -12,7 +14,8 @@ class Task:
     ``tokens`` are those that are known. The first ``stored`` are in storage once all planned steps
     have run, ``complete`` of them now; where steps have drafts, these are the most that may be, and
     ``reached`` the most that ever were; there is ``room`` for more. Those past ``end`` are never
-    processed. Segments process the first ``prefill``, decode rows the others. ``in_flight`` planned
+    processed. Tokens from place ``free`` on are chosen once all before them are known. Segments
+    process the first ``prefill``, decode rows the others. ``in_flight`` planned
     steps with rows of it are not complete. ``slot`` is -1 while it waits. Of the ``drafted`` tokens
     ``accepted`` were accepted; ``acceptance`` is None where it takes no drafts. Tokens from
     ``missed`` on may lack keys in the draft model's cache; None: only those may that the next step
@@ -27,6 +30,7 @@ class Task:
         "complete",
         "drafted",
         "end",
+        "free",
         "has_begun",
         "in_flight",
         "missed",
@@ -49,6 +53,7 @@ class Task:
         most = context if request.limit is None else len(self.tokens) + request.limit - 1
         self.end = min(context, most)
         self.waits = request.constraint is not None
+        self.free = sys.maxsize
         self.slot = -1
         self.stored = self.complete = self.reached = self.room = self.prefill = 0
         self.drafted = self.accepted = 0

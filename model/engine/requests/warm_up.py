@@ -32,6 +32,8 @@ _LEFT = 1 / 4
 #: Graphs that are begun before the first of them is recorded: kernels of all these are compiled
 #: side by side.
 _AHEAD = 32
+#: Rows of the prompts whose graphs a first request may need.
+_FIRST_CHUNKS = (64, 256)
 #: Seconds between looks at what other threads and processes do.
 _LOOK = 0.001
 
@@ -116,9 +118,12 @@ class WarmUp:
 def first_shapes(
     shapes: ShapeBuckets, output: Output = Output.SAMPLE, divided: bool = False
 ) -> Iterator[StepShape]:
-    """Shapes of one user's first request: a short prompt and its answer."""
+    """Shapes of one user's first request: a short prompt and its answer. Until others are recorded,
+    shorter prompts are padded to these."""
     yield from _answering(shapes, 1, shapes.lengths[0], output, ())
-    yield from _asking(shapes, shapes.lengths[0], output, divided)
+    for shape in _asking(shapes, shapes.lengths[0], output, divided):
+        if shape.rows in _FIRST_CHUNKS or shape.rows == shapes.chunks[-1]:
+            yield shape
 
 
 def likely_shapes(

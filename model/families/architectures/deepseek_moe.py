@@ -5,8 +5,8 @@ The first layers are dense.
     x += O attention(rope(Q x'), rope(K x'), V x')           x' = RMSNorm(x)
     x += sum of weight_e expert_e(x') + shared(x')           x' = RMSNorm(x)
 
-llama.cpp: `src/models/` deepseek.cpp, bailingmoe.cpp, bailingmoe2.cpp, dots1.cpp, ernie4-5-moe.cpp,
-glm4-moe.cpp, hy-v3.cpp.
+llama.cpp: `src/models/` deepseek.cpp, deepseek2ocr.cpp, bailingmoe.cpp, bailingmoe2.cpp,
+dots1.cpp, ernie4-5-moe.cpp, glm4-moe.cpp, hy-v3.cpp.
 
 Keys: those of `parts`, `rope` and `mixtures`: expert_feed_forward_length, expert_shared_count (a
 multiple of the width of an expert; Ling 2 and ERNIE: expert_shared_feed_forward_length),
@@ -55,6 +55,13 @@ def deepseek(file: Reader) -> Description:
     return rms_decoder(
         file, mixer(file, shared_rope(file, "interleaved")), unless_dense(file, network)
     )
+
+
+def deepseek_ocr(file: Reader) -> Description:
+    """The text decoder of DeepSeek-OCR (arXiv 2510.18234): attention as in LLaMA."""
+    options: dict[str, Any] = {"scores": scoring(file, "softmax"), "choice_bias": "optional"}
+    network = _fine_grained(file, normalize=weights_norm(file), **options)
+    return rms_decoder(file, mixer(file, shared_rope(file, "half")), unless_dense(file, network))
 
 
 def bailingmoe(file: Reader) -> Description:
@@ -172,6 +179,7 @@ def _fine_grained(
 
 ARCHITECTURES = {
     "deepseek": deepseek,
+    "deepseek2-ocr": deepseek_ocr,
     "bailingmoe": bailingmoe,
     "bailingmoe2": bailingmoe2,
     "dots1": dots1,

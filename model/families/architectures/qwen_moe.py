@@ -1,18 +1,21 @@
-"""Qwen's mixtures of experts and close relatives: OLMoE, MiniMax-M2 and Hunyuan-A13B.
+"""Qwen's mixtures of experts and relatives: OLMoE, MiniMax-M2, Hunyuan-A13B, Grove MoE.
 
 llama.cpp: `src/models/` qwen2moe.cpp, qwen3moe.cpp, qwen3vlmoe.cpp, olmoe.cpp, minimax-m2.cpp,
-hunyuan-moe.cpp.
+hunyuan-moe.cpp, grovemoe.cpp.
 
 Keys: those of `parts`, `rope` and `mixtures`: expert_feed_forward_length (default:
 feed_forward_length divided by the number of used experts; OLMoE, MiniMax and Hunyuan read
 feed_forward_length instead), expert_shared_feed_forward_length (Qwen 2, Hunyuan),
-expert_gating_func (MiniMax), rope.dimension_sections (Qwen 3 VL).
+expert_gating_func (MiniMax), rope.dimension_sections (Qwen 3 VL), expert_group_scale,
+experts_per_group, expert_chunk_feed_forward_length (Grove MoE).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
+from urdir.model.errors import ConfigError
 from urdir.model.families.attention import Attention
 from urdir.model.families.dense import mixer, rms_decoder, shared_rope
 from urdir.model.families.description import Description
@@ -20,6 +23,7 @@ from urdir.model.families.feed_forward import Mixture
 from urdir.model.families.mixtures import (
     dense_width,
     divided_width,
+    expert_width,
     mixture,
     router,
     scoring,
@@ -65,6 +69,27 @@ def _qwen3(file: Reader, rope: RopeConfig) -> Description:
         return mixture(file, index, router(file, index, normalize=True), divided_width(file, index))
 
     return rms_decoder(file, mixer(file, rope, head_norm=True), network)
+
+
+def grovemoe(file: Reader) -> Description:
+    """Grove MoE (arXiv 2508.07785): Qwen 3, and smaller experts that every few neighbours share,
+    which read the sum of the others."""
+    scale, shares = file.required("expert_group_scale", float), file.size("experts_per_group")
+    if file.size("expert_count") % shares:
+        raise ConfigError(
+            f"{file.key('experts_per_group')} is {shares} of {file.size('expert_count')} experts"
+        )
+
+    def network(index: int) -> Mixture:
+        route = router(file, index, normalize=True)
+        width = expert_width(file, index, dense_width(file, index) // route.used)
+        used = min(route.used, route.experts // shares)
+        smaller = file.count("expert_chunk_feed_forward_length") or head_dims(file)[0]
+        few = replace(route, used=used, shares=shares)
+        chunks = mixture(file, index, few, smaller, suffix="_chexps")
+        return replace(mixture(file, index, route, width), chunks=chunks, chunk_scale=scale)
+
+    return rms_decoder(file, mixer(file, shared_rope(file, "half"), head_norm=True), network)
 
 
 def olmoe(file: Reader) -> Description:
@@ -126,4 +151,5 @@ ARCHITECTURES = {
     "olmoe": olmoe,
     "minimax-m2": minimax_m2,
     "hunyuan-moe": hunyuan_moe,
+    "grovemoe": grovemoe,
 }

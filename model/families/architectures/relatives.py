@@ -3,7 +3,7 @@
 Keys: those of `parts` and `rope`, attention.layer_norm_rms_epsilon; each family lists its own.
 llama.cpp: `src/models/` arcee.cpp, apertus.cpp, baichuan.cpp, ernie4-5.cpp, paddleocr.cpp,
 exaone.cpp, hunyuan-vl.cpp, internlm2.cpp, maincoder.cpp, mistral3.cpp, pangu-embed.cpp, refact.cpp,
-seed-oss.cpp, smollm3.cpp, xverse.cpp.
+seed-oss.cpp, smollm3.cpp, xverse.cpp, cogvlm.cpp.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from urdir.model.families.reader import Presence, Reader
 from urdir.model.families.rope import RopeConfig, read_rope, with_sections
 from urdir.ptxgen.kernels.activation import Activation
 from urdir.ptxgen.kernels.attention.own_token import Temperature
-from urdir.ptxgen.kernels.rotation import RopeStyle
+from urdir.ptxgen.kernels.rotation import RopeScaling, RopeStyle
 
 #: Tensors of llama.cpp's common layer that some families load without using them.
 _BIASES = ("attn_output.bias", "ffn_gate.bias", "ffn_up.bias", "ffn_down.bias")
@@ -119,6 +119,14 @@ def paddleocr(file: Reader) -> Description:
     """PaddleOCR-VL: ERNIE 4.5 with multi-axis positions."""
     rope = with_sections(file, _rope(file, "half"))
     return _decoder(file, rope, output_bias="optional")
+
+
+def cogvlm(file: Reader) -> Description:
+    """CogVLM (arXiv 2311.03079), its text: the matrices for pictures are unused. RoPE has
+    a fixed base."""
+    rope = RopeConfig(head_dims(file)[0], "half", 1e4, RopeScaling())
+    pictures = (f"vis_{name}.weight" for name in ("attn_qkv", "attn_output", "gate", "up", "down"))
+    return _decoder(file, rope, unused=(*pictures, "rope_freqs.weight"))
 
 
 def exaone(file: Reader) -> Description:
@@ -227,6 +235,7 @@ ARCHITECTURES = {
     "baichuan": baichuan,
     "ernie4_5": ernie4_5,
     "paddleocr": paddleocr,
+    "cogvlm": cogvlm,
     "exaone": exaone,
     "hunyuan-dense": hunyuan,
     "hunyuan_vl": partial(hunyuan, axes=True),

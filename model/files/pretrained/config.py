@@ -24,6 +24,7 @@ from urdir.model.files.pretrained.family import (
 )
 from urdir.model.files.pretrained.fields import Fields, shown
 from urdir.model.files.pretrained.rope import read_rope
+from urdir.model.files.pretrained.steps.encoders import RANKING
 from urdir.model.files.pretrained.tables import FAMILIES
 
 #: Sizes that are checked before anything is computed with them.
@@ -79,7 +80,16 @@ def family_of(config: Mapping[str, Any], path: Path) -> Family:
     family = FAMILIES[name]
     if family.without_experts is not None and not config.get("num_local_experts"):
         return family.without_experts
+    if family.ranking is not None and _ranks(config):
+        return family.ranking
     return family
+
+
+def _ranks(config: Mapping[str, Any]) -> bool:
+    """Whether the class is one for ranking."""
+    classes = config.get("architectures")
+    named = classes[0] if isinstance(classes, list) and classes else ""
+    return isinstance(named, str) and named.endswith(RANKING)
 
 
 def read_config(config: Mapping[str, Any], family: Family, path: Path) -> Configuration:

@@ -45,9 +45,13 @@ class Family:
     layouts: Mapping[str, Layout] = field(default_factory=dict)
     #: Modules outside of layers, before those of `names.ENDS`.
     ends: Mapping[str, str] = field(default_factory=dict)
+    #: Prefixes of stored names, removed in this order, and those of tensors without effect.
+    outer: tuple[str, ...] = ()
+    unused: tuple[str, ...] = ()
     rope: RopeStyle | None = "half"  # None: no RoPE
     windows: Literal["each", "pattern", "none"] = "each"
     without_experts: Family | None = None  # if num_local_experts is 0 or absent
+    ranking: Family | None = None  # of a class for sequence classification
     tied: bool = False  # unless the configuration says otherwise
     activations: tuple[str, ...] = ("silu", "swish")
 

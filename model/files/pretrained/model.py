@@ -18,6 +18,7 @@ from urdir.model.files.pretrained.fields import shown
 from urdir.model.files.pretrained.places import find_places
 from urdir.model.files.pretrained.quantised.modules import merge_parts
 from urdir.model.files.pretrained.quantised.scheme import read_scheme
+from urdir.model.files.pretrained.sentences import sentence_metadata
 from urdir.model.files.pretrained.tensors import make_tensors, vector
 from urdir.model.files.pretrained.tokens import read_json, text_metadata
 from urdir.model.files.safetensors import read_folder
@@ -78,6 +79,8 @@ class SafetensorsModel(Owner):
         for factors in [key for key in values if key.endswith(".weight")]:
             self.tensors[factors] = vector(factors, np.asarray(values.pop(factors)))
         values |= _take_scalars(self.tensors, layers)
+        if "pooling_type" not in values:
+            values |= sentence_metadata(self.path)
         general: dict[str, Value] = {
             "general.architecture": family.architecture,
             "general.name": name or self.path.absolute().name,

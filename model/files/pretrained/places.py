@@ -20,7 +20,7 @@ from urdir.model.files.pretrained.names import ENDS, LAYER
 
 #: Outer modules, any number of them, and the list of layers.
 _OUTER = re.compile(r"^(model|transformer|backbone|gpt_neox|decoder|language_model)\.")
-_LAYERS = re.compile(r"^(?:layers|h|blocks)\.(\d{1,9})\.(.+)$")
+_LAYERS = re.compile(r"^(?:layers?|h|blocks)\.(\d{1,9})\.(.+)$")
 #: The only layer of EAGLE-3 heads.
 _MIDLAYER = re.compile(r"^midlayer\.")
 _NUMBERS = re.compile(r"(?<=\.)\d{1,9}(?=\.|$)")
@@ -96,13 +96,9 @@ def find_places(names: Iterable[str], family: Family, layers: int, path: Path) -
 def _tensors_of(stored: str, family: Family, layers: int) -> list[tuple[str, int | None]] | None:
     """The tensors of the description that a stored one is part of, and as which number; none if
     its name is unknown, None if it is unused."""
-    name = stored
-    while True:
-        if name.startswith(_OTHER_PARTS) or name.endswith(_BUFFERS):
-            return None
-        if (shorter := _OUTER.sub("", name, count=1)) == name:
-            break
-        name = shorter
+    name = _inner(stored, family)
+    if name is None:
+        return None
     table: dict[str, str | tuple[str, ...]]
     match = _LAYERS.match(_MIDLAYER.sub("layers.0.", name))
     if match is None:
@@ -126,6 +122,20 @@ def _tensors_of(stored: str, family: Family, layers: int) -> list[tuple[str, int
     if known is None or suffix not in ("weight", "bias"):
         return []
     return [(_joined(prefix, of, suffix), number) for of in _each(known)]
+
+
+def _inner(stored: str, family: Family) -> str | None:
+    """A name without outer modules; None if it is unused."""
+    name = stored
+    while True:
+        if name.startswith(_OTHER_PARTS) or name.endswith(_BUFFERS):
+            return None
+        if (shorter := _OUTER.sub("", name, count=1)) == name:
+            break
+        name = shorter
+    for prefix in family.outer:
+        name = name.removeprefix(prefix)
+    return None if name.startswith(family.unused) else name
 
 
 def _each(names: str | tuple[str, ...]) -> tuple[str, ...]:

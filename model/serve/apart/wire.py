@@ -23,6 +23,7 @@ from urdir.model.engine.requests.slots import SlotAction, SlotDone
 from urdir.model.engine.sampling_settings import SamplingSettings
 from urdir.model.serve.kept import Action
 from urdir.model.text.constraints import Constraint
+from urdir.model.text.thought_limit import ThoughtLimit
 from urdir.ptxgen.errors import PtxgenError, SettingError
 
 log = logging.getLogger("urdir.serve")
@@ -111,6 +112,7 @@ class Ask(msgspec.Struct, tag=True, array_like=True):
     limit: int | None
     ignore_end: bool
     constraint: Constraint | None
+    thoughts: ThoughtLimit | None
     scope: bytes
     drafts: bool
     draft_p_min: float | None

@@ -104,5 +104,7 @@ SELECTIONS: Mapping[str, tuple[int, Selection]] = {
     "all of them": (2, Selection(31, 31, "sigmoid", bias=True)),
     "a sparse mixer": (3, Selection(16, 2, "sparsemixer", near=0.3)),
     "a wide sparse mixer": (2, Selection(70, 2, "sparsemixer", near=0.3)),
+    "networks of four experts": (3, Selection(72, 6, normalised=True, shares=4)),
+    "networks of a pair": (2, Selection(8, 2, "sigmoid", shares=2, scale=0.05)),
     "groups by their best": (3, Selection(160, 6, groups=8, groups_used=3, by_best=True)),
 }  # fmt: skip

@@ -38,6 +38,10 @@ class Selection:
     best of the others. The weight of either is its softmax over the logits s that are left and with
     (best - s) / max(|s|, best) at most ``near``.
 
+    With ``shares`` so many neighbouring experts share one network (Grove MoE): the results are the
+    numbers of networks, a chosen one's quotient by ``shares``, weighted by the score of the expert
+    with that number, as llama.cpp does. A network may be there twice.
+
     The order of these is that of llama.cpp's llm_graph_context::build_moe_ffn.
     """
 
@@ -53,6 +57,7 @@ class Selection:
     expert_scale: bool = False
     by_best: bool = False
     near: float = 0.02
+    shares: int = 1
 
     def __post_init__(self) -> None:
         if self.scoring not in SCORINGS:
@@ -64,6 +69,8 @@ class Selection:
         plain = not self.bias and self.groups == 1 and not self.normalised
         if self.scoring == "sparsemixer" and not (plain and self.used == 2):
             raise PtxgenError("a sparse mixer takes two experts by their logits alone")
+        if self.experts % self.shares or (self.shares > 1 and self.expert_scale):
+            raise PtxgenError(f"{self.shares} of {self.experts} experts cannot share a network")
         if self.groups == 1:
             return
         if not 1 <= self.groups_used <= self.groups or self.experts % self.groups:
@@ -120,7 +127,7 @@ class Selection:
             choice = choice + bias
         if self.groups > 1:
             choice = np.where(self._allowed(choice), choice, -np.inf)
-        expert = np.argsort(-choice, axis=1, kind="stable")[:, : self.used]
+        expert = np.argsort(-choice, axis=1, kind="stable")[:, : self.used] // self.shares
         weight = np.take_along_axis(scores, expert, axis=1)
         if self.scoring == "softmax_selected":
             weight = _softmax(weight)

@@ -150,7 +150,9 @@ class LinearRequest:
         """Whether the launch takes packed activations: such a product, of matrices whose blocks are
         whole. Without a norm that is one matrix; with one, the first of them decides."""
         if self.has(Normed) or self.has(BegunNorm):
-            serves, fewest = Halves(self.formats[0]).stay_whole, PACKED_NORMS_FROM
+            first = self.formats[0]
+            serves = Halves(first).stay_whole or first.has_e4m3_factors
+            fewest = PACKED_NORMS_FROM
         else:
             serves, fewest = not self.has(Gated) and len(self.matrices) == 1, PACKED_FROM
         fits = serves and self.cols % TILE_COLS == 0

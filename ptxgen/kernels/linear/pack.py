@@ -32,6 +32,8 @@ class Pack(KernelSpec):
 
     ``room``, without pairs: y has room for so many vectors, those beyond ``rows`` stay as they are.
     Both are multiples of eight, and the text does not have ``rows``.
+
+    ``keeps``: the normalised rows are z (rows, cols) f32 as well.
     """
 
     rows: int
@@ -41,6 +43,7 @@ class Pack(KernelSpec):
     places: int = 0
     weighted: bool = False
     room: int = 0
+    keeps: bool = False
 
     name = "pack"
     template = ("urdir.templates", "linear/pack.ptx.j2")
@@ -61,6 +64,8 @@ class Pack(KernelSpec):
             raise PtxgenError(f"pack: {self}: room for rows alone, multiples of {GROUP}")
         if self.room and self.rows > self.room:
             raise PtxgenError(f"pack: {self.rows} rows, room for {self.room}")
+        if self.keeps and (self.norm is None or self.room):
+            raise PtxgenError(f"pack: {self}: what is kept is normalised, without room for more")
 
     @property
     def launch_fields(self) -> frozenset[str]:
@@ -81,6 +86,7 @@ class Pack(KernelSpec):
             (self.used, Param("pair", "u32", ("places",), Access.IN)),
             (self.weighted, Param("weight", "f32", ("pairs",), Access.IN)),
             (True, Param("y", "f16", packed_shape(self.vectors, self.cols), access)),
+            (self.keeps, Param("z", "f32", ("rows", "cols"), Access.OUT)),
         )
         return tuple(param for present, param in given if present)
 
@@ -157,7 +163,7 @@ class Pack(KernelSpec):
         if self.room:
             y, made = inputs["y"].copy(), y
             y[:, : made.shape[1]] = made
-        return {"y": y}
+        return {"y": y} | ({"z": x.astype(np.float32)} if self.keeps else {})
 
     def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
         """Rows of a layer norm have means other than 0. Pairs are in any order, each once, with
@@ -185,6 +191,8 @@ class Pack(KernelSpec):
             "rms without weight": cls(3, 20, Norm("rms", 0.1, weight=False)),
             "layer": cls(16, 1280, layer),
             "layer of odd rows": cls(5, 900, layer),
+            "layer, kept": cls(16, 1024, layer, keeps=True),
+            "layer of odd rows, kept": cls(11, 900, layer, keeps=True),
             "room": cls(16, 259, room=40),
             "rms, room": cls(24, 260, rms, room=24),
             "pairs": cls(5, 36, used=3, places=24),

@@ -17,6 +17,7 @@ from urdir.ptxgen.kernels.linear.epilogue.pack import PackedOutput
 from urdir.ptxgen.kernels.linear.epilogue.residual import Residual
 from urdir.ptxgen.kernels.linear.product import MainLoop
 from urdir.ptxgen.kernels.linear.prologue.norm import Normed
+from urdir.ptxgen.kernels.linear.prologue.own import OwnVectors
 from urdir.ptxgen.kernels.linear.prologue.packed import PackedInput
 from urdir.ptxgen.kernels.linear.steps import Epilogue, Prologue, Reference
 from urdir.ptxgen.ptx.architecture import ARCHITECTURES
@@ -189,6 +190,8 @@ class LinearSpec(MainLoop):
         outputs: dict[str, Array] = {}
         x = self.multiplied(inputs, outputs)
         for part in self.parts:
+            if self.has(OwnVectors):
+                x = inputs[f"vector{part.number}" if part.number else "x"].astype(np.float64)
             names = (f"weights{part.suffix}", *self.matrices[1:])
             products = [x @ part.layout.unpack(inputs[n]).astype(np.float64).T for n in names]
             y = np.stack(products) if self.gated else products[0]

@@ -114,7 +114,7 @@ def test_bad_files_exit_with_1_and_one_line(cli: Cli, tmp_path: Path, data: Path
 
 def test_unsupported_files_are_refused_by_name(cli: Cli, write_llama: Callable[..., Path]) -> None:
     cases = (
-        (write_llama("a.gguf", arch="rwkv7"), "rwkv7"),
+        (write_llama("a.gguf", arch="pockettts"), "pockettts"),
         (write_llama("b.gguf", without="block_count"), "llama.block_count"),
         (write_llama("c.gguf", type_of_q="I8"), "blk.0.attn_q.weight"),
     )

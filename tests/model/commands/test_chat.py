@@ -19,7 +19,9 @@ from urdir.model.commands.conversation import Conversation
 from urdir.model.engine.generate import Statistics
 from urdir.model.engine.requests.request import Request
 from urdir.model.errors import ContextFullError, ModelError
+from urdir.model.text.answers import AnswerFormat
 from urdir.model.text.chat import Message
+from urdir.model.text.reasoning import THINK_TAGS
 
 CONTEXT = 100
 
@@ -27,7 +29,7 @@ CONTEXT = 100
 class Template:
     """A token for each character of the messages."""
 
-    source = "{{ messages }}</think>"
+    form = AnswerFormat(thinks=THINK_TAGS[0])
 
     def render(self, messages: Sequence[Message], variables: Any) -> SimpleNamespace:
         return SimpleNamespace(text="".join(message.content for message in messages))

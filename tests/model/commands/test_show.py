@@ -26,7 +26,10 @@ def test_show_says_first_whether_it_runs(
     at = rest.index("memory on the device:")
     assert rest[at + 1].split()[0] == "context"
     assert [row.split()[0] for row in rest[at + 2 : at + 4]] == ["100", "512"]
-    for name, message in (("rwkv7", "architecture 'rwkv7'"), ("clip", "multi-modal projector")):
+    for name, message in (
+        ("pockettts", "architecture 'pockettts'"),
+        ("clip", "multi-modal projector"),
+    ):
         code, out, err = cli("show", write_llama(f"{name}.gguf", arch=name))
         assert (code, err) == (1, "")
         assert f"cannot run: architecture '{name}' is not supported" in out.splitlines()[0]
@@ -43,7 +46,7 @@ def test_show_says_first_whether_it_runs(
         assert message in err
     path = write_encoder(tmp_path / "encoder.gguf")
     assert "'bert' models are encoders" in cli("run", path, "x")[2]
-    message = cli("run", write_llama("rwkv7.gguf", arch="rwkv7"), "x")[2]
+    message = cli("run", write_llama("pockettts.gguf", arch="pockettts"), "x")[2]
     assert len(message) < 250  # no list of all architectures
 
 

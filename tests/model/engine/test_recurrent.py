@@ -31,7 +31,10 @@ MODELS = [
     "lfm2-dense",
     *(
         pytest.param(name, marks=pytest.mark.full)
-        for name in ("mamba2-dense", "jamba-dense", "qwen35-dense", "minimax-01-moe", "kimi-k3-moe")
+        for name in (
+            *("mamba2-dense", "jamba-dense", "qwen35-dense", "minimax-01-moe", "kimi-k3-moe"),
+            *("rwkv6-dense", "rwkv7-dense"),
+        )
     ),
 ]
 #: The same tokens in other divisions: rounding differs.

@@ -33,7 +33,7 @@ SAMPLE = "qwen35-dense"
 OTHERS = (
     *("mamba-dense", "mamba2-dense", "lfm2-dense", "lfm2moe-moe", "qwen3next-moe", "qwen35moe-moe"),
     *("falcon-h1-dense", "granitehybrid-dense", "jamba-dense", "kimi-linear-moe"),
-    *("nemotron_h-dense", "nemotron_h_moe-dense", "plamo2-dense"),
+    *("nemotron_h-dense", "nemotron_h_moe-dense", "plamo2-dense", "rwkv6-dense", "rwkv7-dense"),
 )
 NAMES = [SAMPLE, *(pytest.param(name, marks=pytest.mark.full) for name in OTHERS)]
 #: Lightning attention, and latent vectors, which many rows of a step read.

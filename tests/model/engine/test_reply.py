@@ -21,7 +21,10 @@ from urdir.model.errors import ModelError, SettingsError, TemplateError
 from urdir.model.families.config import Config
 from urdir.model.files.demo import demo_model
 from urdir.model.files.gguf import Gguf
+from urdir.model.text.answers import AnswerFormat
+from urdir.model.text.call_form import GENERIC
 from urdir.model.text.chat import Message, conversation
+from urdir.model.text.reasoning import THINK_TAGS
 from urdir.ptxgen.kernels.argmax import Argmax
 
 GREEDY = SamplingSettings(temperature=0.0)
@@ -113,7 +116,8 @@ def test_thoughts_and_calls_are_fields(monkeypatch: pytest.MonkeyPatch) -> None:
 
     prompts: list[Any] = []
     template: Any = SimpleNamespace(
-        source="<think></think><tool_call></tool_call>{{ tools }}",
+        source="{{ tools }}",
+        form=AnswerFormat(GENERIC, THINK_TAGS[0]),
         render=lambda *args: prompts.append(args) or SimpleNamespace(text="prompt"),
         tokens=lambda prompt: [1, 2],
     )

@@ -25,7 +25,7 @@ from urdir.model.verify.conformance import relative_rms
 
 #: A state beside attention, in one layer, and in all of a model without attention.
 SAMPLE = "qwen35-dense"
-OTHERS = ("mamba-dense", "falcon-h1-dense", "minimax-01-moe", "kimi-linear-moe")
+OTHERS = ("mamba-dense", "falcon-h1-dense", "minimax-01-moe", "kimi-linear-moe", "rwkv7-dense")
 NAMES = [SAMPLE, *(pytest.param(name, marks=pytest.mark.full) for name in OTHERS)]
 pytestmark = pytest.mark.usefixtures("short_prompts_are_worth_a_state")
 PAGE = 16

@@ -13,15 +13,18 @@ import pytest
 from urdir.model.errors import ConfigError, UnsupportedError
 from urdir.model.families.attention import Attention
 from urdir.model.families.config import Config
-from urdir.model.families.feed_forward import Dense
+from urdir.model.families.feed_forward import Dense, Mixture
 from urdir.model.families.reader import Reader
 from urdir.model.families.registry import describe
 from urdir.model.families.stored import Linear, stored_in
 from urdir.model.files.metadata import Metadata
 from urdir.model.graph.attention import Attend
+from urdir.model.graph.evaluation import Evaluation
 from urdir.model.graph.ops import Norm, Rope
 from urdir.model.layers.attention import attention
 from urdir.model.layers.builder import LayerOps, StepOps
+from urdir.model.layers.ends import embedding, head
+from urdir.model.layers.model import layers as layers_of
 from urdir.model.lower.attention import Prepared
 from urdir.ptxgen.kernels.attention.own_token import OwnToken
 
@@ -365,3 +368,57 @@ def test_kimi_k3_banks_as_many_streams_as_kernels_recall() -> None:
         assert [layer.blocks[0].banks for layer in config.layers[:2]] == [every > 0, False]
     with pytest.raises(UnsupportedError, match="more than 32"):
         described("kimi-k3", 65, keys | {"attn_res.block_size": 2})
+
+
+def test_cogvlm_does_not_use_its_matrices_for_pictures() -> None:
+    pictures = [f"blk.1.vis_{name}.weight" for name in ("attn_qkv", "gate", "down")]
+    keys = {"rope.freq_base": 5e5, "attention.head_count_kv": HEADS}
+    config = described("cogvlm", 2, keys, "blk.0.attn_qkv.weight", *pictures)
+    assert config.unused_tensors == tuple(pictures)
+    first, second = attentions(config)
+    assert {first.q.matrix.name, first.v.matrix.name} == {"blk.0.attn_qkv.weight"}
+    assert first.rope is not None
+    assert (first.rope.style, first.rope.freq_base) == ("half", 1e4)
+    assert second.q.matrix.name == "blk.1.attn_q.weight"
+
+
+def test_deepseek_ocr_is_deepseek_with_llama_s_attention() -> None:
+    keys = {"expert_count": 8, "expert_used_count": 2, "expert_feed_forward_length": 32}
+    keys |= {"expert_shared_count": 2, "leading_dense_block_count": 1}
+    config = described("deepseek2-ocr", 2, keys)
+    dense, mixture = (layer.networks[1] for layer in config.layers)
+    assert isinstance(dense, Dense)
+    assert isinstance(mixture, Mixture)
+    assert mixture.shared is not None
+    assert (mixture.router.scoring, mixture.shared.width) == ("softmax", 64)
+    assert all(
+        of.latent is None and of.rope.style == "half" for of in attentions(config) if of.rope
+    )
+
+
+@pytest.mark.parametrize("name", ["attn_q", "attn_output", "ffn_gate", "ffn_down"])
+def test_a_factor_of_bitnet_multiplies_a_product(
+    name: str, changed: Any, reference_model: Any
+) -> None:
+    """As if its matrix were larger: for queries the scale of scores is, too."""
+    factors = {f"blk.{layer}.{name}.scale": np.array([1.5]) for layer in (0, 1)}
+    model = changed("bitnet-dense", tensors=factors)
+    plain = changed("bitnet-dense")
+    matrices = {}
+    for layer in (0, 1):
+        at = f"blk.{layer}.{name}.weight"
+        matrices[at] = 1.5 * reference_model(plain, described_by(plain)).tensor(at)
+    wanted = reference_model(changed("bitnet-dense", tensors=matrices), described_by(plain))
+    found = reference_model(model, described_by(model))
+    step = StepOps(described_by(model), 3)
+    x = layers_of(step, embedding(step))
+    assert x is not None
+    logits = head(step, x)
+    by_graph = step.graph.evaluate(Evaluation(found, [3, 1, 4], slice(None)))[logits]
+    expected = wanted.logits([3, 1, 4])
+    for made in (by_graph, found.logits([3, 1, 4])):
+        np.testing.assert_allclose(made, expected, rtol=0, atol=1e-6 * np.abs(expected).max())
+
+
+def described_by(model: Any) -> Any:
+    return describe(Reader.of(model))

@@ -353,7 +353,7 @@ def test_a_bad_value_is_named(make_gguf: Maker, key: str, value: object, message
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        ("general.architecture", "rwkv6", "architecture 'rwkv6' is not supported"),
+        ("general.architecture", "pockettts", "architecture 'pockettts' is not supported"),
         ("general.architecture", "x\ny", r"architecture 'x\ny'"),
         ("llama.rope.scaling.type", "dynamic", "scaling.type is 'dynamic'"),
         ("llama.attention.causal", False, "llama.attention.causal is false"),

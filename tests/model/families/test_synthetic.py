@@ -33,6 +33,7 @@ _NO_ATTENTION = {"feed_forward_length", "attention.head_count", "rope.dimension_
 UNUSED = {
     "mamba": _NO_ATTENTION,
     "mamba2": _NO_ATTENTION,
+    "rwkv7": {"attention.head_count", "rope.dimension_count", *_HEADS},
     "nemotron_h": {"rope.dimension_count"},
     "deepseek2": _HEADS,
     "deepseek32": _HEADS,
@@ -42,6 +43,7 @@ UNUSED = {
 PARAMETERS = {
     "lfm2-8b-a1b": 8.34e9,
     "mamba-2.8b": 2.77e9,
+    "rwkv7-1.5b": 1_527_404_544,
     "mamba2-2.7b": 2.70e9,
     "falcon-h1-7b": 7.59e9,
     "granite-4.0-h-small": 32.2e9,

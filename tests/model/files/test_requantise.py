@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 
 from urdir.model.errors import ModelError, SettingsError, UnsupportedError
+from urdir.model.families.config import Config
 from urdir.model.files.gguf import Gguf, Tensor
+from urdir.model.files.pretrained.model import SafetensorsModel
 from urdir.model.files.requantise import requantise
 
 SOURCE = "nano-llama-q8_0.gguf"
@@ -74,10 +76,29 @@ def test_metadata_that_is_refused(tmp_path: Path, key: bytes, value: bytes, mess
     assert not out.exists()
 
 
+@pytest.mark.parametrize("folder", ["llama-bf16", "qwen2-f16-sharded", "qwen3moe-bf16"])
+def test_a_folder_becomes_what_it_is_loaded_as(data: Path, tmp_path: Path, folder: str) -> None:
+    source, out = data / "safetensors" / folder, tmp_path / "out.gguf"
+    requantise(source, out, "q4_k_m")
+    with Gguf(out) as made, SafetensorsModel(source, "q4_k_m") as loaded:
+        assert Config.of(made) == Config.of(loaded)
+        assert list(made.tensors) == list(loaded.tensors)
+        for name, tensor in loaded.tensors.items():
+            assert (made.tensors[name].type_id, made.tensors[name].shape) == (
+                tensor.type_id,
+                tensor.shape,
+            )
+            np.testing.assert_array_equal(made.tensors[name].data[:], tensor.data[:])
+        for key, value in loaded.metadata.items():
+            np.testing.assert_array_equal(made.metadata.require(key, object), value)
+
+
 def test_what_is_refused_leaves_no_file(data: Path, tmp_path: Path) -> None:
     source, out = data / "golden" / SOURCE, tmp_path / "out.gguf"
     with pytest.raises(UnsupportedError, match="GGUF has no type E4M3"):
         requantise(source, out, "fp8")
+    with pytest.raises(UnsupportedError, match="GGUF has no type E4M3"):
+        requantise(data / "safetensors" / "llama-bf16", out, "fp8")
     with pytest.raises(SettingsError, match="cannot quantise to 'q9'"):
         requantise(source, out, "q9")
     assert not out.exists()

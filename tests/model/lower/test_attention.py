@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -44,15 +44,11 @@ def device(device_name: str) -> Iterator[Device]:
 
 
 @pytest.fixture(scope="module", params=["llama", "qwen2"])
-def weights(request: pytest.FixtureRequest, device: Device) -> Iterator[Weights]:
+def weights(
+    request: pytest.FixtureRequest, device: Device, reference_file: Callable[[str], Path]
+) -> Iterator[Weights]:
     """Pairs of neighbours turn in one, of halves in the other."""
-    path = (
-        Path(__file__).parent.parent.parent
-        / "data"
-        / "golden"
-        / f"nano-{request.param}-q4_k_m.gguf"
-    )
-    with Gguf(path) as gguf:
+    with Gguf(reference_file(f"nano-{request.param}-q4_k_m")) as gguf:
         config = replace(Config.of(gguf), context_length=2048)
         with Weights.load(gguf, config, device) as loaded:
             yield loaded

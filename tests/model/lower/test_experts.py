@@ -193,6 +193,41 @@ def test_layers_in_a_graph_read_nothing_too_early(
 
 
 @pytest.mark.parametrize(
+    ("rows", "selection", "chooses"),
+    [
+        (1, Selection(EXPERTS, 2), True),
+        (3, Selection(EXPERTS, 2, "softmax_selected", scale=2.0), True),
+        (1, Selection(EXPERTS, 2, "sigmoid", by_logits=True), False),
+        (1, Selection(EXPERTS, 2, groups=2, groups_used=1), False),
+        (9, Selection(EXPERTS, 2), False),
+    ],
+)
+def test_whether_products_choose_for_themselves(
+    emulator: Device,
+    rows: int,
+    selection: Selection,
+    chooses: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of few rows, by logits alone."""
+    monkeypatch.setattr(shared_read, "pays_together", lambda *_: False)
+    made = ExpertsBench(emulator, rows, exact=False)
+    router, _, _ = made.experts(1, HIDDEN, bias=False, fmt="F32")
+    up, _, _ = made.experts(WIDTH, HIDDEN, bias=False)
+    down, _, _ = made.experts(HIDDEN, WIDTH, bias=False)
+    x, _ = made.input(HIDDEN)
+    chosen, silu = router_of(router, selection), Activation("silu")
+    made.mixture("ffn", chosen, (up, up, down), x, made.out(HIDDEN), activation=silu)
+    made.lower()
+    launches = [op for op in made.plan if isinstance(op, Launch)]
+    products = [op for op in launches if op.kernel.name in ("experts_up", "experts_down")]
+    assert len(products) == (0 if rows == 9 else 2)
+    assert all(("logits" in op.args) is chooses for op in products)
+    assert any("expert" in op.args for op in launches) is not chooses
+    made.close()
+
+
+@pytest.mark.parametrize(
     ("rows", "exact", "down", "taken"),
     [
         (5, False, "Q8_0", True),

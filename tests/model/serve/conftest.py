@@ -24,10 +24,11 @@ from urdir.model.serve.interface import Defaults, Facts, Metrics
 from urdir.model.serve.limits import Limits
 from urdir.model.serve.listening import listen
 from urdir.model.serve.server import Server
-from urdir.model.text.answers import AnswerFormat, AnswerParser, find_answer_format
+from urdir.model.text.answers import AnswerFormat, AnswerParser
 from urdir.model.text.chat import ChatTemplate, Prompt
 from urdir.model.text.fill import FillTokens
 from urdir.model.text.text_stream import TextStream
+from urdir.model.text.thought_limit import ThoughtLimit
 from urdir.model.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -72,6 +73,9 @@ class ToyModel:
         if source == "(":
             raise ConstraintError("the expression has no end")
         return (kind, source, prompt is not None)
+
+    def thought_limit(self, tokens: int | None, prompt: Prompt) -> ThoughtLimit | None:
+        return self.answer_format.limit(tokens, prompt.text)
 
     def required_call(
         self, tools: Mapping[str, Any], prompt: Prompt, name: str | None, many: bool
@@ -169,7 +173,7 @@ def toy_texts(demo_file: Path) -> Iterator[tuple[Tokenizer, ChatTemplate]]:
 
 
 def _model(tokenizer: Tokenizer, template: ChatTemplate) -> ToyModel:
-    return ToyModel(tokenizer, template, answer_format=find_answer_format(template.source))
+    return ToyModel(tokenizer, template, answer_format=template.form)
 
 
 @pytest.fixture

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from urdir.model.serve.access import Access
-from urdir.model.text.answers import find_answer_format
+from urdir.model.text.answers import AnswerFormat
+from urdir.model.text.call_form import GENERIC
+from urdir.model.text.reasoning import THINK_TAGS
 
 HI = [{"role": "user", "content": "Hi"}]
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}}
@@ -21,7 +24,7 @@ CALLS = (
     '<think>Where?</think>Well.<tool_call>{"name": "weather", "arguments": {"city": "Ur"}}'
     '</tool_call><tool_call>{"name": "time", "arguments": {}}</tool_call>'
 )
-HERMES = find_answer_format("<think></think> <tool_call> </tool_call>")
+HERMES = AnswerFormat(replace(GENERIC), THINK_TAGS[0])
 PATH = "/v1/messages"
 
 

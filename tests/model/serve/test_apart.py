@@ -37,6 +37,7 @@ from urdir.model.serve.apart.desks import Desks
 from urdir.model.serve.apart.link import EngineLink
 from urdir.model.serve.kept import Store
 from urdir.model.text.constraints import Constraint
+from urdir.model.text.thought_limit import ThoughtLimit
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 PROGRAM = Path(__file__).with_name("apart_server.py")
@@ -619,6 +620,7 @@ def test_requests_arrive_as_they_are() -> None:
         stops=("a",),
         ignore_end=True,
         constraint=constraint,
+        thoughts=ThoughtLimit(5, "<think>", "</think>", "Enough.</think>", is_open=True),
         shown=frozenset({"<b>"}),
         scope=b"\xff\0",
         drafts=False,

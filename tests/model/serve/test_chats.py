@@ -14,7 +14,9 @@ from urdir.driver.errors import DriverError
 from urdir.model.engine.sampling_settings import SamplingSettings
 from urdir.model.errors import BusyError, ContextFullError, ModelError
 from urdir.model.serve.interface import Defaults
-from urdir.model.text.answers import find_answer_format
+from urdir.model.text.answers import AnswerFormat
+from urdir.model.text.call_form import GENERIC
+from urdir.model.text.reasoning import THINK_TAGS
 
 HI = [{"role": "user", "content": "Hi"}]
 WEATHER = {
@@ -30,7 +32,7 @@ CALLS = (
     '<think>Where?</think><tool_call>{"name": "weather", "arguments": {"city": "Ur"}}</tool_call>'
     '<tool_call>{"name": "time", "arguments": {}}</tool_call>'
 )
-HERMES = find_answer_format("<think></think> <tool_call> </tool_call>")
+HERMES = AnswerFormat(replace(GENERIC), THINK_TAGS[0])
 
 
 def ask(server: Any, **body: Any) -> Any:
@@ -400,8 +402,13 @@ def test_calls_and_reasoning_are_kept_apart(server: Any, stream: bool) -> None:
         deltas = [(c.choices[0].delta, c.choices[0].finish_reason) for c in answer]
         reasoning = "".join(getattr(d, "reasoning_content", None) or "" for d, _ in deltas)
         assert not any(d.content for d, _ in deltas)
-        calls = [call for d, _ in deltas for call in d.tool_calls or []]
+        parts = [call for d, _ in deltas for call in d.tool_calls or []]
+        calls = [part for part in parts if part.id]
         assert [call.index for call in calls] == [0, 1]
+        assert len(parts) > 6  # arguments come as they are written
+        for part in parts:
+            if not part.id:
+                calls[part.index].function.arguments += part.function.arguments
         finish = deltas[-1][1]
     else:
         message = answer.choices[0].message
@@ -521,7 +528,7 @@ def test_thoughts_go_on(server: Any) -> None:
     )
     original, template.source = template.source, source
     try:
-        server.service.model.answer_format = find_answer_format(source)
+        server.service.model.answer_format = template.form
         server.service.answer = " see.</think>Yes"
         for name in ("reasoning", "reasoning_content"):
             thought = {"role": "assistant", name: "Let me"}

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from urdir.model.text.answers import find_answer_format
+from urdir.model.text.answers import AnswerFormat
+from urdir.model.text.call_form import GENERIC
+from urdir.model.text.reasoning import THINK_TAGS
 
 HI = [{"role": "user", "content": "Hi"}]
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}}
@@ -22,7 +25,7 @@ CALL = (
     '<think>Where?</think>Well.<tool_call>{"name": "weather", "arguments": {"city": "Ur"}}'
     "</tool_call>"
 )
-HERMES = find_answer_format("<think></think> <tool_call> </tool_call>")
+HERMES = AnswerFormat(replace(GENERIC), THINK_TAGS[0])
 
 
 def post(server: Any, path: str = "/api/chat", **body: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import openai
@@ -10,7 +11,9 @@ from openai.types.responses import ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from urdir.model.serve.access import Access
-from urdir.model.text.answers import find_answer_format
+from urdir.model.text.answers import AnswerFormat
+from urdir.model.text.call_form import GENERIC
+from urdir.model.text.reasoning import THINK_TAGS
 
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}}
 TOOLS: list[Any] = [
@@ -21,7 +24,7 @@ CALLS = (
     '<think>Where?</think>Well.<tool_call>{"name": "weather", "arguments": {"city": "Ur"}}'
     '</tool_call><tool_call>{"name": "time", "arguments": {}}</tool_call>'
 )
-HERMES = find_answer_format("<think></think> <tool_call> </tool_call>")
+HERMES = AnswerFormat(replace(GENERIC), THINK_TAGS[0])
 PATH = "/v1/responses"
 
 

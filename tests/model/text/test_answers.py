@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -11,26 +12,50 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from tests.model.text.answer_families import FAMILIES as FAMILY_TEXTS
+from tests.model.text.answer_families import FORMATS as FAMILIES
 from urdir.model.files.gguf import Gguf
-from urdir.model.text.answers import AnswerFormat, AnswerParser, find_answer_format
-from urdir.model.text.call_formats import CALL_FORMATS, GENERIC
-from urdir.model.text.deltas import Delta, ToolCallDelta
-from urdir.model.text.reasoning import THINK_TAGS
+from urdir.model.text.answers import AnswerFormat, AnswerParser
+from urdir.model.text.call_form import GENERIC
+from urdir.model.text.chat import ChatTemplate
+from urdir.model.text.deltas import Delta, ToolCallDelta, whole_calls
 from urdir.model.text.text_stream import TextStream
 from urdir.model.text.tokenizer import Tokenizer
 
 TYPES = {"a": "string", "n": "integer", "b": "boolean"}
 TOOLS = {"f": {"properties": {name: {"type": kind} for name, kind in TYPES.items()}}, "g": {}}
-THINK = THINK_TAGS[0]
-FORMATS = {form.name: AnswerFormat(form, THINK) for form in (*CALL_FORMATS, GENERIC)} | {
-    "harmony": AnswerFormat(is_harmony=True)
-}
+FORMATS = FAMILIES | {"generic": AnswerFormat(GENERIC)}
+
+
+def joined(deltas: Iterable[Delta]) -> list[Delta]:
+    """Neighbours of one kind put together, calls whole, without those that are none."""
+    deltas = [*deltas]
+    broken = {d.tool_call.index for d in deltas if d.tool_call and d.tool_call.is_broken}
+    found: list[Delta] = []
+    for delta in deltas:
+        assert delta != Delta()
+        last = found[-1] if found else Delta()
+        if (call := delta.tool_call) is not None:
+            if call.index in broken:
+                continue
+            if not call.name:
+                assert last.tool_call is not None
+                assert last.tool_call.index == call.index
+                arguments = last.tool_call.arguments_piece + call.arguments_piece
+                found[-1] = Delta(tool_call=replace(last.tool_call, arguments_piece=arguments))
+                continue
+        elif last.content and delta.content:
+            delta = Delta(content=found.pop().content + delta.content)
+        elif last.reasoning and delta.reasoning:
+            delta = Delta(reasoning=found.pop().reasoning + delta.reasoning)
+        found.append(delta)
+    return found
 
 
 def part(
     form: AnswerFormat, pieces: Iterable[str], prompt: str = "", tools: object = TOOLS
 ) -> list[Delta]:
-    """What comes out, neighbours of one kind put together."""
+    """What comes out, joined."""
     numbers = itertools.count()
     parser = AnswerParser(
         form,
@@ -38,18 +63,7 @@ def part(
         tools=tools,
         new_id=lambda: f"id{next(numbers)}",  # type: ignore[arg-type]
     )
-    deltas = [delta for piece in pieces for delta in parser.push(piece)] + parser.finish()
-    joined: list[Delta] = []
-    for delta in deltas:
-        assert delta != Delta()
-        last = joined[-1] if joined else None
-        if last and last.content and delta.content:
-            joined[-1] = Delta(content=last.content + delta.content)
-        elif last and last.reasoning and delta.reasoning:
-            joined[-1] = Delta(reasoning=last.reasoning + delta.reasoning)
-        else:
-            joined.append(delta)
-    return joined
+    return joined([delta for piece in pieces for delta in parser.push(piece)] + parser.finish())
 
 
 def say(text: str) -> Delta:
@@ -67,17 +81,17 @@ def call(index: int, name: str, arguments: str, call_id: str = "") -> Delta:
 # (format, end of the prompt, answer, what it is)
 ANSWERS = [
     (
-        "hermes",
+        "qwen3",
         "",
         "<think>\nhm, <b>\n</think>\n\nHi <b> there. \n",
         [think("hm, <b>"), say("Hi <b> there. \n")],
     ),
-    ("hermes", "x<think>\n", "hm</think>Hi", [think("hm"), say("Hi")]),
-    ("hermes", "x<think>\n", "<think>\n hm</think>Hi", [think("hm"), say("Hi")]),
-    ("hermes", "x<think>\n", "hm </thin", [think("hm </thin")]),
-    ("hermes", "", "  <think></think> Hi</think>", [say("Hi</think>")]),
+    ("qwen3", "x<think>\n", "hm</think>Hi", [think("hm"), say("Hi")]),
+    ("qwen3", "x<think>\n", "<think>\n hm</think>Hi", [think("hm"), say("Hi")]),
+    ("qwen3", "x<think>\n", "hm </thin", [think("hm </thin")]),
+    ("qwen3", "", "  <think></think> Hi</think>", [say("Hi</think>")]),
     (
-        "hermes",
+        "qwen3",
         "",
         (
             'Let me see.\n<tool_call>\n{"name": "f", "arguments": {"a": "é"}}\n'
@@ -86,19 +100,19 @@ ANSWERS = [
         [say("Let me see."), call(0, "f", '{"a": "é"}'), call(1, "g", "{}"), say("Done")],
     ),
     (
-        "hermes",
+        "qwen3",
         "",
         '<tool_call>{"name": "f", "arguments": {"a": "</tool_call>"}}</tool_call>',
         [call(0, "f", '{"a": "</tool_call>"}')],
     ),
     (
-        "hermes",
+        "qwen3",
         "",
         '<tool_call>{"name": "f", "arguments": "{\\"n\\": 1}"}',
         [call(0, "f", '{"n": 1}')],
     ),
     (
-        "hermes",
+        "qwen3",
         "",
         ('a <tool_call> no </tool_call> <tool_call>{"name": "g"}</tool_call> <tool_c'),
         [say("a <tool_call> no </tool_call>"), call(0, "g", "{}"), say("<tool_c")],
@@ -149,16 +163,16 @@ ANSWERS = [
             ' Hi[TOOL_CALLS] [{"name": "f", "argument'
             's": {"n": 1}, "id": "abcdefghi"}, {"name": "g", "arguments": {}}]'
         ),
-        [say(" Hi"), call(0, "f", '{"n": 1}', "abcdefghi"), call(1, "g", "{}", "id0")],
+        [say(" Hi"), call(0, "f", '{"n": 1}'), call(1, "g", "{}")],
     ),
     (
         "mistral-named",
         "",
-        '[TOOL_CALLS]f[CALL_ID]abcdefghi[ARGS]{"n": 1}[TOOL_CALLS]g[ARGS]{}',
-        [call(0, "f", '{"n": 1}', "abcdefghi"), call(1, "g", "{}", "id0")],
+        '[TOOL_CALLS]f[CALL_ID]abcdefghi[ARGS]{"n": 1}[TOOL_CALLS]g[CALL_ID]i2[ARGS]{}',
+        [call(0, "f", '{"n": 1}', "abcdefghi"), call(1, "g", "{}", "i2")],
     ),
     (
-        "deepseek-v3",
+        "deepseek-r1",
         "<think>",
         (
             "hm</think>\n\n<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function"
@@ -179,7 +193,7 @@ ANSWERS = [
         [say("Hi"), call(0, "f", '{"n": 1}'), call(1, "g", "{}"), say("Bye")],
     ),
     (
-        "harmony",
+        "gpt-oss",
         "",
         (
             "<|channel|>analysis<|message|>hm <|e<|end|><|start|>assistant<|channel|>"
@@ -188,7 +202,7 @@ ANSWERS = [
         [think("hm <|e"), say("Hi <|st")],
     ),
     (
-        "harmony",
+        "gpt-oss",
         "",
         (
             "<|channel|>commentary<|message|>I look.<|end|><|start|>assistant"
@@ -201,21 +215,21 @@ ANSWERS = [
 
 # what begins like thoughts or calls and is neither
 PLAIN = [
-    ("hermes", "Hi <think>x</think>"),
-    ("hermes", "  <thin"),
-    ("hermes", '<tool_call>{"name": 3}</tool_call>'),
-    ("hermes", '<tool_call>{"name": "f", "arguments": {"a": NaN}}</tool_call>'),
-    ("hermes", '<tool_call>{"name": "f", "arguments": {"a": "\\ud800"}}</tool_call>'),
-    ("hermes", '<tool_call>{"name": "f", "arguments": {"a": "'),
-    ("hermes", "<tool_call>" + "[" * 5000 + "</tool_call>"),
+    ("qwen3", "Hi <think>x</think>"),
+    ("qwen3", "  <thin"),
+    ("qwen3", '<tool_call>{"name": 3}</tool_call>'),
+    ("qwen3", '<tool_call>{"name": "f", "arguments": {"a": NaN}}</tool_call>'),
+    ("qwen3", '<tool_call>{"name": "f", "arguments": {"a": "\\ud800"}}</tool_call>'),
+    ("qwen3", '<tool_call>{"name": "f", "arguments": {"a": "'),
+    ("qwen3", "<tool_call>" + "[" * 5000 + "</tool_call>"),
     ("llama-3", ' {"nam": 1} or <|python_tag|>print(1)'),
     ("llama-3", '{"name": "f", "parameters": '),
     ("mistral", '[TOOL_CALLS] [{"name": "f"'),
     ("mistral-named", "[TOOL_CALLS]f[ARGS]{"),
-    ("deepseek-v3", "a<｜tool▁calls▁begin｜>b<｜tool▁calls▁end｜>"),
-    ("harmony", " to=functions.g<|channel|>commentary json<|message|>{}<|call|>"),
-    ("harmony", "<|channel|>analysis"),
-    ("harmony", "Hi <|channel|>"),
+    ("deepseek-r1", "a<｜tool▁calls▁begin｜>b<｜tool▁calls▁end｜>"),
+    ("gpt-oss", " to=functions.g<|channel|>commentary json<|message|>{}<|call|>"),
+    ("gpt-oss", "<|channel|>analysis"),
+    ("gpt-oss", "Hi <|channel|>"),
 ]
 
 
@@ -265,7 +279,7 @@ def test_text_without_tags_comes_out_as_it_is(name: str) -> None:
 
 
 def test_text_comes_at_once() -> None:
-    parser = AnswerParser(FORMATS["hermes"], tools=TOOLS)
+    parser = AnswerParser(FORMATS["qwen3"], tools=TOOLS)
     assert [parser.push(piece) for piece in ("Hel", "lo <", "b> ", "x")] == [
         [say("Hel")], [say("lo")], [say(" <b>")], [say(" x")]
     ]  # fmt: skip
@@ -275,20 +289,20 @@ def test_text_comes_at_once() -> None:
 def test_calls_are_content_without_tools() -> None:
     text = '<tool_call>{"name": "g"}</tool_call>'
     for tools in (None, {}):
-        assert part(FORMATS["hermes"], [text], tools=tools) == [say(text)]
+        assert part(FORMATS["qwen3"], [text], tools=tools) == [say(text)]
 
 
 def test_ids_are_new() -> None:
-    parser = AnswerParser(FORMATS["hermes"], tools=TOOLS)
+    parser = AnswerParser(FORMATS["qwen3"], tools=TOOLS)
     deltas = parser.push('<tool_call>{"name": "g"}</tool_call>' * 2)
-    ids = {delta.tool_call.id for delta in deltas if delta.tool_call}
+    ids = {call.id for call in whole_calls(deltas)}
     assert len(ids) == 2
     assert all(i.startswith("call_") and len(i) == 29 for i in ids)
 
 
 def test_a_call_with_an_end_in_many_strings_is_given_up() -> None:
     text = '<tool_call>{"name": "' + "</tool_call>" * 1000
-    assert part(FORMATS["hermes"], [text]) == [say(text)]
+    assert part(FORMATS["qwen3"], [text]) == [say(text)]
 
 
 @pytest.mark.parametrize(("name", "prompt", "text", "expected"), ANSWERS)
@@ -297,7 +311,7 @@ def test_of_an_answer_that_has_begun_the_rest_comes_out(
 ) -> None:
     """Wherever it was cut: no character of its beginning comes again, and none of the rest is lost
     but what belongs to tags."""
-    if name == "harmony":
+    if name == "gpt-oss":
         prompt = f"<|start|>assistant{prompt}"
     for cut in range(len(text) + 1):
         numbers = itertools.count()
@@ -309,7 +323,7 @@ def test_of_an_answer_that_has_begun_the_rest_comes_out(
             new_id=lambda numbers=numbers: f"id{next(numbers)}",
         )
         deltas = [delta for char in text[cut:] for delta in parser.push(char)] + parser.finish()
-        assert Delta() not in deltas
+        deltas = joined(deltas)
         for kind in ("content", "reasoning"):
             whole = "".join(getattr(delta, kind) for delta in expected)
             rest = "".join(getattr(delta, kind) for delta in deltas)
@@ -328,39 +342,11 @@ def test_a_begun_text_goes_on_as_it_is() -> None:
             assert "".join(delta.content for delta in deltas) == "b> c", (form, begun)
 
 
-# ---- which format --------------------------------------------------------------------------------
-
-# parts of templates as models have them, and what they decide
-TEMPLATES = [
-    ("{{ message.content }}", "generic", None),
-    ('<tool_call>\\n{"name": "\' + name }}</tool_call>', "hermes", None),
-    ("content.split('</think>')[-1] }} <tool_call></tool_call>", "hermes", "<think>"),
-    ("<tool_call>{{ name }}\\n<arg_key>k</arg_key></tool_call></think>", "generic", "<think>"),
-    ("<tool_call>\\n<function={{ name }}>\\n<parameter={{ key }}>", "qwen3-coder", None),
-    ("<function={{ name }}>{{ arguments }}</function>", "generic", None),
-    ("<|start_header_id|>ipython<|end_header_id|> 'parameters'", "llama-3", None),
-    ("[TOOL_CALLS] [{{ calls }}]", "mistral", None),
-    ("[TOOL_CALLS]{{ name }}[ARGS]{{ a }} [THINK]{{ t }}[/THINK]", "mistral-named", "[THINK]"),
-    ("<｜tool▁calls▁begin｜>function<｜tool▁sep｜>```json </think>", "deepseek-v3", "<think>"),
-    ("<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>{{ name }}<｜tool▁sep｜>", "deepseek-v3.1", None),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("template", "calls", "begin"), TEMPLATES)
-def test_the_format_of_a_template(template: str, calls: str, begin: str | None) -> None:
-    form = find_answer_format(template)
-    assert form.calls is not None
-    assert form.calls.name == calls
-    assert (form.thinks and form.thinks.begin) == begin
-    assert form.is_generic == (calls == "generic")
-
-
-def test_gpt_oss_and_the_demo_model(demo_file: Path) -> None:
-    form = find_answer_format("<|start|>assistant<|channel|>analysis<|message|>{{ t }}<|end|>")
-    assert form == AnswerFormat(is_harmony=True)
-    assert not form.is_generic
-    demo = Gguf(demo_file).metadata.require("tokenizer.chat_template", str)
-    assert find_answer_format(demo) == AnswerFormat(GENERIC)
+def test_the_demo_model_has_no_form_of_its_own(demo_file: Path) -> None:
+    gguf = Gguf(demo_file)
+    with ChatTemplate.of(gguf, Tokenizer.of(gguf)) as template:
+        assert template.form == AnswerFormat(GENERIC)
+        assert template.form.is_generic
 
 
 # ---- control tokens ------------------------------------------------------------------------------
@@ -368,7 +354,7 @@ def test_gpt_oss_and_the_demo_model(demo_file: Path) -> None:
 
 def test_a_parser_sees_the_control_tokens_that_it_needs(demo_file: Path) -> None:
     tokenizer = Tokenizer.of(Gguf(demo_file))
-    form = FORMATS["hermes"]
+    form = FORMATS["qwen3"]
     assert form.calls is not None
     form = replace(form, calls=replace(form.calls, controls=("<|im_start|>", "no such token")))
     ids = tokenizer.encode("a<|im_start|>b<|im_end|>", parse_special=True)
@@ -378,9 +364,10 @@ def test_a_parser_sees_the_control_tokens_that_it_needs(demo_file: Path) -> None
     assert stream.stopped_by == "b"
 
 
-def test_all_tags_that_may_be_control_tokens_are_shown() -> None:
-    for form in FORMATS.values():
-        if form.calls is not None:
-            assert form.calls.tags.begin in form.shown
-            assert form.calls.tags.end in {*form.shown, None}
-    assert "<|channel|>" in FORMATS["harmony"].shown
+@pytest.mark.parametrize("name", FORMATS)
+def test_all_tags_that_may_be_control_tokens_are_shown(name: str) -> None:
+    """Those of the family's answer, which were not derived from it."""
+    answers = [answer for form, _, answer, _ in ANSWERS if form == name]
+    answers += [FAMILY_TEXTS[name].answer] if name in FAMILY_TEXTS else []
+    written = {tag for answer in answers for tag in re.findall(r"<[|｜][^<>]*[|｜]>", answer)}
+    assert written <= FORMATS[name].shown | {'<|"|>'}

@@ -11,8 +11,10 @@ import pytest
 
 from urdir.model.errors import TemplateError
 from urdir.model.files.gguf import Gguf
-from urdir.model.text.answers import AnswerParser, find_answer_format
+from urdir.model.text.answers import AnswerFormat, AnswerParser
+from urdir.model.text.call_form import GENERIC
 from urdir.model.text.chat import ChatTemplate, Message
+from urdir.model.text.deltas import whole_calls
 from urdir.model.text.generic_tools import as_text
 from urdir.model.text.named_templates import named_template, template_names
 from urdir.model.text.tokenizer import Tokenizer
@@ -80,11 +82,10 @@ def test_tools_without_a_system_text() -> None:
 def test_what_is_described_is_what_the_parser_reads() -> None:
     """An earlier answer, as the model is shown it, is read as the calls that it was."""
     text = as_text(turns(TALK), TOOLS)[2]["content"]
-    parser = AnswerParser(find_answer_format(""), tools={"weather": SCHEMA, "time": {}})
+    parser = AnswerParser(AnswerFormat(GENERIC), tools={"weather": SCHEMA, "time": {}})
     deltas = [delta for char in text for delta in parser.push(char)] + parser.finish()
     assert "".join(delta.content for delta in deltas) == "Let me look."
-    calls = [delta.tool_call for delta in deltas if delta.tool_call]
-    assert [(c.name, json.loads(c.arguments_piece)) for c in calls] == [
+    assert [(c.name, json.loads(c.arguments)) for c in whole_calls(deltas)] == [
         ("weather", {"city": "Ur"}),
         ("time", {}),
     ]

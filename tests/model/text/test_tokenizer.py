@@ -483,7 +483,7 @@ def test_a_file_without_a_vocabulary(
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
     [
-        ({"model": "bert"}, UnsupportedError, "tokeniser 'bert'"),
+        ({"model": "plamo9"}, UnsupportedError, "tokeniser 'plamo9'"),
         ({"pre": "nobody"}, UnsupportedError, r"pre-tokeniser 'nobody' \(tokenizer.ggml.pre\)"),
         ({"tokens": []}, TokenizerError, "tokens is empty"),
         ({"tokens": 3}, ConfigError, "tokenizer.ggml.tokens' is int '3'"),

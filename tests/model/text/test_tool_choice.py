@@ -5,18 +5,23 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from tests.model.text.answer_families import FORMATS as FAMILY_FORMATS
+from tests.model.text.answer_families import derived
 from urdir.model.errors import ConstraintError
 from urdir.model.files.gguf import Gguf
 from urdir.model.text.answers import AnswerFormat, AnswerParser
-from urdir.model.text.call_formats import CALL_FORMATS, GENERIC
+from urdir.model.text.call_form import GENERIC
 from urdir.model.text.constraints import Constraint
+from urdir.model.text.deltas import whole_calls
 from urdir.model.text.matcher import ConstraintCompiler, Matcher
 from urdir.model.text.reasoning import THINK_TAGS
+from urdir.model.text.tags import begun
 from urdir.model.text.text_stream import TextStream
 from urdir.model.text.tokenizer import Tokenizer
 from urdir.model.text.tool_choice import after_thoughts, required_call
@@ -35,15 +40,21 @@ TOOLS = {
     },
     "g-2": {"properties": {}, "additionalProperties": False},
 }
-FORMATS = {form.name: AnswerFormat(form) for form in (*CALL_FORMATS, GENERIC)} | {
-    "harmony": AnswerFormat(is_harmony=True)
+FORMATS = {
+    name: replace(form, thinks=None, content=None) for name, form in FAMILY_FORMATS.items()
+} | {
+    "generic": AnswerFormat(GENERIC),
+    "deepseek-v3.2": derived("deepseek-v3.2", ["｜DSML｜"]),
 }
+#: One of each way to write calls.
+KINDS = ("generic", "qwen3-coder", "kimi-k2", "llama-3", "llama-3-pythonic", "gemma-4", "gpt-oss")
 THINKS = AnswerFormat(thinks=THINK_TAGS[0])
 
 
 def _markup(name: str) -> list[str]:
     """The tags of a format, which models have as control tokens."""
-    return sorted(tag for tag in FORMATS[name].shown if not tag.startswith("<tool_call"))
+    tags = (tag for tag in FORMATS[name].shown if not tag.startswith(("<tool_call", "<function")))
+    return sorted(tag for tag in tags if "=" not in tag and not tag.startswith("</"))
 
 
 @pytest.fixture
@@ -74,18 +85,28 @@ def random_answer(tokenizer: Tokenizer, constraint: Constraint, form: AnswerForm
 def random_walk(tokenizer: Tokenizer, matcher: Matcher, form: AnswerFormat) -> str:
     chance, stream, text = random.Random(9), TextStream(tokenizer, (), form.shown), ""
     mask = np.zeros(-(-tokenizer.vocab_size // 32), np.uint32)
+    tags = [
+        tag.strip() for tag in (*(form.calls.literals() if form.calls else ()), "</think>", "</a>")
+    ]
     for _ in range(3000):
         matcher.mask(mask)
         tokens = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")).tolist()
-        if set(tokens) & tokenizer.end_ids:
+        if 0 in tokens:  # <end>
             return text + stream.finish()
-        likely = [t for t in tokens if t <= len(form.shown) or tokenizer.token_text(t) in '"}]<>/']
-        token = chance.choice(likely if likely and chance.random() < 0.8 else tokens)
+        token = chance.choice(tokens)
+        if chance.random() < 0.8:  # go on with a tag, or end something
+            most = max(begun(text, (tag,)) for tag in tags if tag)
+            nexts = {tag[most] for tag in tags if begun(text, (tag,)) == most and tag}
+            nexts |= set() if most else set('"}]')
+            controls = [t for t in tokens if tokenizer.token_text(t) in form.shown]
+            likely = controls or [t for t in tokens if tokenizer.token_text(t) in nexts]
+            token = chance.choice(likely or tokens)
         matcher.accept(token)
         text += stream.push(token)
     raise AssertionError(f"no end: {text[:200]}")
 
 
+@pytest.mark.turns(2)
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("tool", ["f", "g-2"])
 def test_a_required_call_is_one_that_the_parser_reads(
@@ -95,11 +116,10 @@ def test_a_required_call_is_one_that_the_parser_reads(
     text = random_answer(make_tokenizer(_markup(name)), required_call(form, TOOLS, name=tool), form)
     parser = AnswerParser(form, tools=TOOLS)
     deltas = [d for d in parser.push(text) + parser.finish() if not d.reasoning]
-    assert len(deltas) == 1
-    call = deltas[0].tool_call
-    assert call is not None, text
+    assert not any(delta.content for delta in deltas), text
+    [call] = whole_calls(deltas)
     assert call.name == tool
-    arguments = json.loads(call.arguments_piece)
+    arguments = json.loads(call.arguments)
     if tool == "g-2":
         assert arguments == {}
     else:
@@ -124,9 +144,9 @@ def accepts(tokenizer: Tokenizer, constraint: Constraint, text: str) -> bool:
 CALLS = {
     "hermes": ("<tool_call>\n{}\n</tool_call>", '{{"name": "{}", "arguments": {}}}', "\n"),
     "generic": ("<tool_call>\n{}\n</tool_call>", '{{"name": "{}", "arguments": {}}}', "\n"),
-    "llama-3": ("{}", '{{"name": "{}", "parameters": {}}}', "; "),
-    "mistral": ("[TOOL_CALLS] [{}]", '{{"name": "{}", "arguments": {}}}', ", "),
-    "mistral-named": ("{}", "[TOOL_CALLS]{}[ARGS]{}", ""),
+    "firefunction": ("functools[{}]", '{{"name": "{}", "arguments": {}}}', ", "),
+    "apertus": ("<|tools_prefix|>[{}]<|tools_suffix|>", '{{"{}": {}}}', ", "),
+    "devstral": ("{}", "[TOOL_CALLS]{}[ARGS]{}", ""),
 }
 F = '{"kind": "red", "list": [1]}'
 
@@ -189,7 +209,7 @@ def test_thoughts_come_first_and_are_free(
 def test_harmony_answers_in_its_last_channel(
     make_tokenizer: Callable[[list[str]], Tokenizer],
 ) -> None:
-    form, tokenizer = FORMATS["harmony"], make_tokenizer(_markup("harmony"))
+    form, tokenizer = FORMATS["gpt-oss"], make_tokenizer(_markup("gpt-oss"))
     constraint = after_thoughts(Constraint.json_object(), form, "")
     thoughts = "<|channel|>analysis<|message|>{ hm<|end|><|start|>assistant"
     final = '<|channel|>final<|message|>{"a": 1}'
@@ -200,10 +220,10 @@ def test_harmony_answers_in_its_last_channel(
 
 
 def test_a_call_after_thoughts(make_tokenizer: Callable[[list[str]], Tokenizer]) -> None:
-    form = AnswerFormat(FORMATS["mistral"].calls, THINK_TAGS[1])
+    form = AnswerFormat(FORMATS["devstral"].calls, THINK_TAGS[1])
     tokenizer = make_tokenizer(sorted(form.shown))
     constraint = required_call(form, TOOLS)
-    call = '[TOOL_CALLS] [{"name": "g-2", "arguments": {}}]'
+    call = "[TOOL_CALLS]g-2[ARGS]{}"
     assert accepts(tokenizer, constraint, "[THINK]hm[/THINK]" + call)
     assert accepts(tokenizer, constraint, call)
     assert not accepts(tokenizer, constraint, "[THINK]hm[/THINK]no")
@@ -213,7 +233,7 @@ def test_a_call_after_thoughts(make_tokenizer: Callable[[list[str]], Tokenizer])
 
 
 @pytest.mark.turns(2)  # a format with thoughts, the next one without
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", KINDS)
 @pytest.mark.parametrize("thinks", [False, True])
 def test_an_answer_in_a_form_or_a_call(
     make_tokenizer: Callable[[list[str]], Tokenizer], name: str, thinks: bool
@@ -259,7 +279,7 @@ def test_an_answer_that_has_begun_thinks_on_or_no_more(
 def test_gpt_oss_goes_on_with_its_thoughts_or_its_answer(
     make_tokenizer: Callable[[list[str]], Tokenizer],
 ) -> None:
-    form, tokenizer = FORMATS["harmony"], make_tokenizer(_markup("harmony"))
+    form, tokenizer = FORMATS["gpt-oss"], make_tokenizer(_markup("gpt-oss"))
     begin = "<|start|>user<|message|>Hi<|end|><|start|>assistant<|channel|>{}<|message|>"
     form_of = Constraint.json_object()
     thinking = after_thoughts(form_of, form, begin.format("analysis"), "Let me")

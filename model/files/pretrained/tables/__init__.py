@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from urdir.model.files.pretrained.family import Family
-from urdir.model.files.pretrained.tables import dense, gpt, latent, mixtures, recurrent
+from urdir.model.files.pretrained.tables import dense, encoders, gpt, latent, mixtures, recurrent
 
 FAMILIES: Mapping[str, Family] = {
     **dense.FAMILIES,
@@ -13,4 +13,5 @@ FAMILIES: Mapping[str, Family] = {
     **mixtures.FAMILIES,
     **latent.FAMILIES,
     **recurrent.FAMILIES,
+    **encoders.FAMILIES,
 }

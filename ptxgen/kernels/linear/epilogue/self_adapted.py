@@ -15,8 +15,8 @@ from urdir.ptxgen.kernels.linear.prologue.norm import Normed
 from urdir.ptxgen.kernels.linear.steps import Part, Product, Reference
 from urdir.ptxgen.spec import Access, Array, Param, ceil_div
 
-#: The most ranks: a lane of a warp awaits each a of a pair of matrices.
-MOST_RANK = 16
+#: The most ranks, of both matrices of a gated pair: a lane of a warp awaits each a.
+MOST_RANKS = 32
 #: The most ranks that a CTA computes, one after the other.
 MOST_EACH = 3
 
@@ -49,10 +49,10 @@ class SelfAdapted(Adapted):
 
     def check(self, product: Product) -> None:
         super(SelfAdapted, self).check(product)
-        if self.rank > MOST_RANK or product.cluster > 1 or product.cols % 32:
+        if self.rank * product.pair > MOST_RANKS or product.cluster > 1 or product.cols % 32:
             raise PtxgenError(
                 f"{product.name}: A x of {self.rank} ranks and {product.cols} columns in clusters "
-                f"of {product.cluster}: at most {MOST_RANK}, whole units, no clusters"
+                f"of {product.cluster}: at most {MOST_RANKS} of a pair, whole units, no clusters"
             )
         if product.has(Continued):
             raise PtxgenError(f"{product.name}: A x, and a recurrent kernel that takes the product")

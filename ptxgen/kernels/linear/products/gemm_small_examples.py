@@ -79,6 +79,11 @@ def gemm_small_examples(cls: type[S]) -> dict[str, S]:
             tiles_each=3,
             batch=5,
         ),
+        "packed gated halves": cls.of(
+            *(FORMATS["E2M1G256"], 53, 768, PackedInput(), begun(fine), Gated()),
+            tiles_each=2,
+            batch=7,
+        ),
         "packed gated integers": cls.of(
             *(FORMATS["W4G128"], 53, 1280, PackedInput(), begun(fine), Gated()),
             tiles_each=2,

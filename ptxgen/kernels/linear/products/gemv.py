@@ -30,6 +30,7 @@ from urdir.ptxgen.kernels.linear.products.gemv_room import (
 from urdir.ptxgen.kernels.linear.products.tiled import TiledSpec
 from urdir.ptxgen.kernels.linear.prologue.gate import Gate
 from urdir.ptxgen.kernels.linear.prologue.norm import Normed
+from urdir.ptxgen.kernels.linear.prologue.own import OwnVectors
 from urdir.ptxgen.kernels.linear.prologue.sum import (
     OTHER_REGISTERS,
     DeferredAdd,
@@ -58,7 +59,7 @@ class Gemv(TiledSpec):
     activations: Activations = "f32"
     alone: bool = False
 
-    prologues = (NormedAdd, RankAdd, Gate, Normed)
+    prologues = (NormedAdd, RankAdd, Gate, OwnVectors, Normed)
     epilogues = (
         SigmoidScaled,
         Bias,

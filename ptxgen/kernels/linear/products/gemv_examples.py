@@ -23,6 +23,7 @@ from urdir.ptxgen.kernels.linear.epilogue.send import Send
 from urdir.ptxgen.kernels.linear.epilogue.then import Continued
 from urdir.ptxgen.kernels.linear.prologue.gate import Gate
 from urdir.ptxgen.kernels.linear.prologue.norm import Normed
+from urdir.ptxgen.kernels.linear.prologue.own import OwnVectors
 from urdir.ptxgen.kernels.linear.prologue.sum import NormedAdd, RankAdd
 from urdir.ptxgen.kernels.linear.spec import LinearSpec, odd_cols
 from urdir.ptxgen.kernels.norm import Norm
@@ -134,7 +135,7 @@ def _of_ends(cls: type[S]) -> dict[str, S]:
             Q6_K, 19, 2304, Adapted(2, 16, places=(0, None)), others=((Q8, 7),), cluster=2
         ),
         "adapted by itself": i16(
-            *(Q8, 100, 288, Bias(), SelfAdapted(2, 8, sequences=3), Residual(0.22)), tiles_each=2
+            *(Q8, 100, 288, Bias(), SelfAdapted(2, 32, sequences=3), Residual(0.22)), tiles_each=2
         ),
         "adapted by itself, norm, gated": i16(
             *(Q4_K, 61, 512, Normed(FINE), SelfAdapted(1, 16, places=(1, 0), count=2), Gated()),
@@ -199,6 +200,8 @@ def _of_gates(cls: type[S]) -> dict[str, S]:
         "gated heads, cluster": i16(Q8, 40, 2336, Gate(SILU, 32, 1e-6), sms=4, cluster=2),
         "gained residual": i16(Q4_K, 19, 768, SigmoidScaled(), Residual(0.5)),
         "gained": cls.of(F32, 9, 37, SigmoidScaled()),
+        "own vectors": i16(Q4_K, 19, 768, OwnVectors(), Bias(), others=OTHERS),
+        "own vectors F32": cls.of(F32, 9, 37, OwnVectors(), others=((F16, 35), (F32, 5)), sms=2),
     }
 
 

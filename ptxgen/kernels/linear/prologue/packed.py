@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.linear.steps import Product, Prologue, Reference
 from urdir.ptxgen.spec import Access, Array, Param
 from urdir.ptxgen.weights.halves import Halves
@@ -19,10 +18,6 @@ class PackedInput(Prologue):
     """x is packed f16 (`weights.packed_few`), in the order of the first matrix' type."""
 
     stem = "packed_input"
-
-    def check(self, product: Product) -> None:
-        if product.gated and not Halves(product.format).stay_whole:
-            raise PtxgenError(f"{product.name}: no gated {product.format.name} of packed_input")
 
     def stored(self, param: Param, product: Product) -> Param:
         if param.name != "x":

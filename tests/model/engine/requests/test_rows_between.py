@@ -104,3 +104,23 @@ def test_greedy_answers_take_steps_that_draw_until_theirs_are_recorded() -> None
     outputs = [shape.output for shape in session.launched]
     assert outputs[:4] == [Output.SAMPLE] * 4
     assert outputs[-4:] == [Output.GREEDY] * 4
+
+
+def test_prompts_are_padded_to_a_graph_until_theirs_is_recorded() -> None:
+    """Those of 20 tokens to 64, which is recorded; after some of them 32 rows are wished for."""
+    shapes = ShapeBuckets.of(chunks_of(exact=False), CONTEXT, 4, 16)
+    ready: set[int] = {64, 256}
+
+    def prepare(shape: StepShape) -> bool:
+        ready.add(shape.prompt)
+        return False
+
+    session = PaperSession(shapes, CONTEXT, 4, lambda of: not of.prompt or of.prompt in ready)
+    session.steps.prepare = prepare
+    request = Request(prompt=(1,) * 20, settings=GREEDY, limit=4, ignore_end=True)
+    with session.answers() as loop:
+        for _ in range(6):
+            run(loop, [(request, 0)])
+    prompts = [shape.prompt for shape in session.launched if shape.prompt]
+    assert prompts[:4] == [64] * 4
+    assert prompts[-1] == 32

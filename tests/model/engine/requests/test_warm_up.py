@@ -182,9 +182,11 @@ def test_one_users_first_request_needs_nothing_more() -> None:
     needed = set(first_shapes(shapes))
     for tokens in (1, 17, 128, 255):
         prompt = Batch((), (Segment(0, 0, tokens, chooses=True),))
-        assert shapes.of_batch(prompt, tokens, Output.SAMPLE) in needed
+        shape = shapes.of_batch(prompt, tokens, Output.SAMPLE)
+        padded = (replace(shape, rows=n, prompt=n) for n in shapes.chunks if n >= shape.rows)
+        assert needed.intersection(padded)
     assert {shapes.decode(1, 256, Output.SAMPLE, steps) for steps in (1, AT_ONCE)} <= needed
-    assert len(needed) < 12
+    assert len(needed) < 6
 
 
 def test_it_takes_no_place_of_others(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from urdir.model.serve.page import _page
-from urdir.model.text.answers import find_answer_format
 
 pytestmark = pytest.mark.slow
 
@@ -167,7 +166,7 @@ def test_settings_show_the_defaults_of_the_server(page: Browser, server: Any) ->
 
 def test_a_call_is_shown_and_answered(page: Browser, server: Any) -> None:
     model = server.service.model
-    model.answer_format = find_answer_format(model.template.source)
+    model.answer_format = model.template.form
     page.click("#open-settings")
     page.run(f"(() => {{ byId('tools').value = {json.dumps(json.dumps(TOOLS))}; }})()")
     page.click("#settings button.main")

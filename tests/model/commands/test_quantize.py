@@ -1,0 +1,36 @@
+"""`urdir quantize`: of a file and of a folder, by the processor and by a device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+Cli = Callable[..., tuple[int, str, str]]
+
+
+@pytest.mark.parametrize("name", ["golden/nano-llama-q8_0.gguf", "safetensors/llama-bf16"])
+def test_files_of_processor_and_device_are_equal(
+    data: Path, tmp_path: Path, cli: Cli, device_name: str, name: str
+) -> None:
+    first, second = tmp_path / "first.gguf", tmp_path / "second.gguf"
+    code, out, _ = cli("quantize", data / name, first, "--type", "q8_0")
+    assert (code, out.partition(":")[0]) == (0, str(first))
+    code, _, _ = cli("quantize", data / name, second, "--type", "q8_0", "--device", device_name)
+    assert code == 0
+    assert first.read_bytes() == second.read_bytes()
+
+
+def test_a_folders_file_runs_as_the_folder(
+    data: Path, tmp_path: Path, cli: Cli, device_name: str
+) -> None:
+    folder, out = data / "safetensors" / "qwen2-f16-sharded", tmp_path / "made.gguf"
+    assert cli("quantize", folder, out, "--type", "q8_0")[0] == 0
+    asked = ("-p", "a", "-n", "2", "--temp", "0", "--device", device_name)
+    code, wanted, _ = cli("run", "-m", folder, "--quantize", "q8_0", *asked)
+    assert code == 0
+    assert cli("run", "-m", out, *asked)[:2] == (0, wanted)
+    code, _, err = cli("quantize", folder, out)
+    assert code == 1
+    assert "exists already" in err

@@ -1,0 +1,212 @@
+"""Folders of encoders as transformers and sentence-transformers write them, made of llama.cpp's
+references: the same weights give the same embeddings and scores."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import gguf as reference
+import numpy as np
+import pytest
+
+from tests.model.engine.encoding.test_encoders import DIFFERENCE, DISTANCE, distance
+from urdir.model.engine.encoding.budget import EncoderSettings
+from urdir.model.engine.encoding.encoder import Encoder
+from urdir.model.errors import UnsupportedError
+from urdir.model.families.config import Config
+from urdir.model.files.gguf import Gguf
+from urdir.model.files.pretrained.model import SafetensorsModel
+from urdir.model.memory.weights import Weights
+
+Values = dict[str, Any]
+
+_SIZES = {
+    "num_hidden_layers": "block_count",
+    "max_position_embeddings": "context_length",
+    "hidden_size": "embedding_length",
+    "intermediate_size": "feed_forward_length",
+    "num_attention_heads": "attention.head_count",
+}
+_BERT = {
+    "token_embd": "embeddings.word_embeddings",
+    "token_types": "embeddings.token_type_embeddings",
+    "position_embd": "embeddings.position_embeddings",
+    "token_embd_norm": "embeddings.LayerNorm",
+    "attn_q": "attention.self.query",
+    "attn_k": "attention.self.key",
+    "attn_v": "attention.self.value",
+    "attn_output": "attention.output.dense",
+    "attn_output_norm": "attention.output.LayerNorm",
+    "ffn_up": "intermediate.dense",
+    "ffn_down": "output.dense",
+    "layer_output_norm": "output.LayerNorm",
+}
+_MODERN = {
+    "token_embd": "model.embeddings.tok_embeddings",
+    "token_embd_norm": "model.embeddings.norm",
+    "output_norm": "model.final_norm",
+    "attn_norm": "attn_norm",
+    "attn_qkv": "attn.Wqkv",
+    "attn_output": "attn.Wo",
+    "ffn_norm": "mlp_norm",
+    "ffn_up": "mlp.Wi",
+    "ffn_down": "mlp.Wo",
+    "cls": "head.dense",
+    "cls.norm": "head.norm",
+    "cls.output": "classifier",
+}
+
+
+def _renamed(names: Mapping[str, str], layers: str) -> Callable[[str], str]:
+    def of(name: str) -> str:
+        prefix = ""
+        if name.startswith("blk."):
+            _, number, name = name.split(".", 2)
+            prefix = f"{layers}.{number}."
+        base, _, suffix = name.rpartition(".")
+        return f"{prefix}{names[base]}.{suffix}"
+
+    return of
+
+
+def _bert(values: Values) -> Values:
+    names = {f"{name}": f"bert.{to}" for name, to in _BERT.items() if "embd" in name}
+    names |= {"token_types": "bert.embeddings.token_type_embeddings"}
+    names |= {"cls": "bert.pooler.dense", "cls.output": "classifier"}
+    of = _renamed({**_BERT, **names}, "bert.encoder.layer")
+    found = {of(name): value for name, value in values.items()}
+    return found | {"bert.embeddings.position_ids": np.arange(4.0)}
+
+
+def _roberta(values: Values) -> Values:
+    values = dict(values)
+    positions = values["position_embd.weight"]
+    values["position_embd.weight"] = np.concatenate([np.ones_like(positions[:2]), positions])
+    names = {"cls": "classifier.dense", "cls.output": "classifier.out_proj"}
+    of = _renamed({**_BERT, **names}, "roberta.encoder.layer")
+    return {of(name): value for name, value in values.items()}
+
+
+def _modern(values: Values) -> Values:
+    of = _renamed(_MODERN, "model.layers")
+    return {of(name): np.atleast_2d(value) if name == "cls.output.weight" else value
+            for name, value in values.items()}  # fmt: skip
+
+
+def _labels(count: int) -> dict[str, Any]:
+    return {"id2label": {str(number): f"label_{number}" for number in range(count)}}
+
+
+_CASES: dict[str, list[tuple[str, Callable[[Values], Values], dict[str, Any]]]] = {
+    "bert-labels3": [
+        ("bert", _bert, {"hidden_act": "gelu_new", "layer_norm_eps": 1e-5, "architectures":
+                         ["BertForSequenceClassification"], "type_vocab_size": 2, **_labels(3)}),
+        ("roberta", _roberta, {"hidden_act": "gelu_new", "layer_norm_eps": 1e-5, "architectures":
+                               ["RobertaForSequenceClassification"], "pad_token_id": 1,
+                               "max_position_embeddings": 258, **_labels(3)}),
+    ],
+    "modern-bert-rerank": [
+        ("modernbert", _modern, {"hidden_activation": "gelu_pytorch_tanh", "norm_eps": 1e-5,
+                                 "local_attention": 12, "global_rope_theta": 10000.0,
+                                 "local_rope_theta": 5000.0, "classifier_pooling": "mean",
+                                 "architectures": ["ModernBertForSequenceClassification"],
+                                 **_labels(1)}),
+    ],
+}  # fmt: skip
+_PARAMS = [(name, number) for name, cases in _CASES.items() for number in range(len(cases))]
+
+
+@pytest.fixture
+def stored(reference_file: Callable[[str], Path]) -> Callable[[str], tuple[Values, dict[str, Any]]]:
+    """The tensors of a golden, and the fields of its sizes."""
+
+    def read(name: str) -> tuple[Values, dict[str, Any]]:
+        path = reference_file(name)
+        values = {
+            tensor.name: np.asarray(reference.quants.dequantize(tensor.data, tensor.tensor_type))
+            for tensor in reference.GGUFReader(path).tensors
+        }
+        with Gguf(path) as file:
+            sizes = {
+                of: file.metadata.require(f"{file.architecture}.{key}", int)
+                for of, key in _SIZES.items()
+            }
+        return values, sizes
+
+    return read
+
+
+def _published(values: Values) -> dict[str, Any]:
+    return {name: ("F32", np.ascontiguousarray(of, np.float32)) for name, of in values.items()}
+
+
+@pytest.mark.parametrize(("name", "number"), _PARAMS)
+def test_a_folder_gives_the_scores_and_embeddings_of_the_golden(
+    name: str,
+    number: int,
+    stored: Callable[[str], tuple[Values, dict[str, Any]]],
+    make_folder: Callable[..., Path],
+    reference_golden: Callable[[str, str], Path],
+    device: Any,
+) -> None:
+    kind, change, fields = _CASES[name][number]
+    values, sizes = stored(name)
+    folder = make_folder({**sizes, "model_type": kind, **fields}, _published(change(values)))
+    with np.load(reference_golden("encoders", name)) as file:
+        golden = dict(file)
+    ends = np.cumsum(golden["lengths"]).tolist()
+    texts = [golden["tokens"][a:b].tolist() for a, b in zip([0, *ends[:-1]], ends, strict=True)]
+    with SafetensorsModel(folder) as model:
+        config = Config.of(model)
+        with (
+            Weights.load(model, config, device) as weights,
+            Encoder(device, weights, EncoderSettings(64, 64, exact=True)) as encoder,
+        ):
+            assert encoder.embedding.labels == tuple(fields["id2label"].values())
+            scores, means = encoder.encode(texts), encoder.encode(texts, "mean")
+    assert np.abs(scores - golden["score"].reshape(scores.shape)).max() < DIFFERENCE
+    if "embedding_mean" in golden:
+        assert distance(means, golden["embedding_mean"]) < DISTANCE
+
+
+@pytest.mark.parametrize(("mode", "pooling"), [("cls_token", "cls"), ("lasttoken", "last")])
+def test_a_folder_of_sentence_transformers_says_how_it_pools(
+    mode: str,
+    pooling: str,
+    stored: Callable[[str], tuple[Values, dict[str, Any]]],
+    make_folder: Callable[..., Path],
+) -> None:
+    values, sizes = stored("bert-labels3")
+    folder = make_folder({**sizes, "model_type": "bert"}, _published(_bert(values)))
+    config = {"pooling_mode_mean_tokens": False, f"pooling_mode_{mode}": True}
+    (folder / "1_Pooling").mkdir()
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UnsupportedError, match="classifier"):
+        SafetensorsModel(folder)
+    kept = {name: of for name, of in _bert(values).items() if not name.startswith("classifier")}
+    other = make_folder({**sizes, "model_type": "bert"}, _published(kept))
+    (folder / "1_Pooling").rename(other / "1_Pooling")
+    with SafetensorsModel(other) as model:
+        embedding = Config.of(model).embedding_of_texts
+    assert embedding is not None
+    assert embedding.pooling == pooling
+    assert embedding.scorer is None
+
+
+def test_another_pooling_and_matrices_after_it_are_refused(
+    stored: Callable[[str], tuple[Values, dict[str, Any]]], make_folder: Callable[..., Path]
+) -> None:
+    values, sizes = stored("bert-labels3")
+    kept = {name: of for name, of in _bert(values).items() if not name.startswith("classifier")}
+    folder = make_folder({**sizes, "model_type": "bert"}, _published(kept))
+    (folder / "1_Pooling").mkdir()
+    config = {"pooling_mode_mean_tokens": True, "pooling_mode_max_tokens": True}
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UnsupportedError, match=r"pooling 'pooling_mode_mean_tokens \+ pooling"):
+        SafetensorsModel(folder)
+    (folder / "2_Dense").mkdir()
+    with pytest.raises(UnsupportedError, match="matrices after pooling"):
+        SafetensorsModel(folder)
