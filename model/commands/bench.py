@@ -212,10 +212,6 @@ def _run_embed(args: argparse.Namespace) -> int:
         engine_options(args, _source(args), longest), chunk=options.chunk(args), embeddings=True
     )
     with open_engine(wanted) as engine:
-<<<<<<< HEAD
-        rows = list(embed_rows(engine.encoder, args.embed, args.repetitions))
-        made = _conditions(engine.device, engine.name, _rates(engine.device))
-=======
         encoder, device, rates = engine.encoder, engine.device, _rates(engine.device)
         rows = list(embed_rows(encoder, args.embed, args.repetitions))
         launches = [
@@ -224,7 +220,6 @@ def _run_embed(args: argparse.Namespace) -> int:
             for row in embed_profile(encoder, device, texts, tokens, rates.read)
         ]
         made = _conditions(device, engine.name, rates)
->>>>>>> main
     part = report.Section("embeddings", report.EMBED_COLUMNS, (EmbedRow,))
     profiled = report.Section("profile", report.PROFILE_COLUMNS, (ProfileRow,))
     parts: list[tuple[report.Section, Sequence[Any]]] = [(part, rows)]
