@@ -135,6 +135,7 @@ def _attention(config: Config) -> Features:
     yield any(m.latent for m in mixers), "MLA"
     yield any(m.indexer for m in mixers), "indexer"
     yield any(m.follows_indexer for m in mixers), "shared indexers"
+    yield any(m.indexer and m.indexer.pool > 1 for m in mixers), "pools of keys"
     yield bool(others) and 0 < len(mixers) < config.n_layers, "attention in some layers"
     yield len(mixers) == len(others) == config.n_layers, "parallel attention"
     yield any(m.q.bias for m in mixers), "QKV biases"
@@ -225,6 +226,7 @@ def _more(config: Config) -> Features:
     yield any(layer.output_scale for layer in config.layers), "layer scale"
     yield bool(config.saved_streams), "saved streams"
     yield config.banked(config.n_layers) > 0, "banked streams"
+    yield config.has_streams, "hyper-connections"
     sources = [m.q.matrix.name for m in config.attentions]
     yield len(set(sources)) < len(sources), "looped layers"
     yield bool(config.unused_tensors), "unused tensors"

@@ -73,8 +73,12 @@ class Indexer:
 
     ``q`` (heads * dim, latent q) reads the normed latent vector of queries, ``k`` (dim, hidden) and
     ``weights`` (heads, hidden) read what attention reads. The one key head is normed, and q and k
-    rotate. Positive factors of all scores, and a Hadamard rotation of q and k, change no choice and
-    are left out.
+    rotate as ``rope`` says. Positive factors of all scores, and a Hadamard rotation of q and k,
+    change no choice and are left out.
+
+    With a ``pool`` above 1 so many tokens side by side have one key, the sum of theirs weighted by
+    value: by the softmax of ``gate`` (dim, hidden) x plus the ``places`` (pool, dim) of the tokens.
+    Whole pools are selected, ``most`` tokens in all, beside the last tokens, which are no pool yet.
     """
 
     heads: int
@@ -84,7 +88,15 @@ class Indexer:
     k: Linear
     k_norm: Normalization
     weights: Linear
-    rope: RopeConfig
+    rope: RopeConfig | None
+    pool: int = 1
+    gate: Linear | None = None
+    places: StoredVector | None = None
+
+    @property
+    def width(self) -> int:
+        """The most tokens that a row attends to."""
+        return self.most + self.pool - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +162,14 @@ class Attention:
     def ropes(self) -> tuple[RopeConfig, ...]:
         """The rotations of heads, and of an indexer."""
         own = () if self.rope is None else (self.rope,)
-        return own if self.indexer is None else (*own, self.indexer.rope)
+        if self.indexer is None or self.indexer.rope is None:
+            return own
+        return (*own, self.indexer.rope)
+
+    @property
+    def key_is_latent(self) -> bool:
+        """Whether the key of a latent vector is that vector alone: nothing rotates."""
+        return self.latent is not None and self.key_dim == self.value_dim
 
     @property
     def scores(self) -> Scores:

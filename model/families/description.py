@@ -81,7 +81,9 @@ class Description:
     ``embedding_norm``. It is saved as ``saves``, and ``adds`` (hidden,) is added. Logits are
     ``output`` of ``output_norm`` of the stream, times ``logit_scale``, then c * tanh(. / c) for a
     ``softcap`` c > 0. With ``recalls``, banked streams are mixed in before that, as in `Block`.
-    Logits of the tokens from ``hides[0]`` to before ``hides[1]`` are the lowest number (Chameleon).
+    If blocks have hyper-connections, the stream is copied to several first, whose mean counts in
+    the end. Logits of the tokens from ``hides[0]`` to before ``hides[1]`` are the lowest number
+    (Chameleon).
 
     Models that make embeddings or scores of texts say so in ``embedding_of_texts``. Encoders (not
     `is_causal`) make nothing else: their ``output`` is the embedding, which has no meaning.
@@ -152,6 +154,12 @@ class Description:
         heads = (head.layer.attention for head in self.nextn)
         mixers = (*self.attentions, *(mixer for mixer in heads if mixer is not None))
         return tuple(dict.fromkeys(rope for mixer in mixers for rope in mixer.ropes))
+
+    @property
+    def has_streams(self) -> bool:
+        """Whether the residual has several streams (`HyperConnection`)."""
+        blocks = (block for layer in self.layers for block in layer.blocks)
+        return any(block.hyper is not None for block in blocks)
 
     @property
     def is_causal(self) -> bool:

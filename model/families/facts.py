@@ -87,6 +87,7 @@ def _block(block: Block) -> list[Facts]:
         norm_of_sum=_norm(block.post_norm),
         scale_of_sum=_other_than(block.scale, 1.0),
         recalls_streams=block.recalls is not None,
+        hyper_connection=block.hyper is not None,
         banks_stream=block.banks,
         sum_with_stream=block.sums_stream,
     )
@@ -163,6 +164,7 @@ def _attention(of: Attention) -> Facts:
         selects=of.indexer and of.indexer.most,
         index_heads=of.indexer and of.indexer.heads,
         index_dim=of.indexer and of.indexer.dim,
+        index_pool=_other_than(of.indexer.pool if of.indexer else 1, 1),
         selects_as_before=of.follows_indexer,
         norm_of_result=_norm(of.norm),
     )

@@ -45,14 +45,15 @@ def latent_attention(
     """MLA of a layer.
 
     ``shared`` values of the key are common to all heads and not part of the latent vector: the
-    rotated ones, if any rotate. ``rank`` is that of the query projection (0: full).
+    rotated ones, if any rotate; 0: the latent vector is the key. ``rank`` is that of the query
+    projection (0: full).
 
     ``scale`` defaults to 1 / sqrt(key dimension); ``options`` are fields of `Attention`.
     """
     hidden, norm, latent = file.hidden, latent_norm(file), file.size("attention.kv_lora_rank")
     key_dim, value_dim = latent_head_dims(file)
     own = key_dim - shared
-    if own < 1 or shared < 1:
+    if own < 1 or shared < 0:
         raise ConfigError(
             f"heads of {key_dim} values ({file.key('attention.key_length_mla')}), of which "
             f"{shared} rotate (rope.dimension_count): some must not rotate"
@@ -68,17 +69,17 @@ def latent_attention(
         key_dim=shared + latent,
         value_dim=latent,
         scale=file.own("score_scale", float, scale or 1.0 / math.sqrt(key_dim)),
-        q=queries.part(own, shared, key_dim),
-        k=down.part(latent, shared),
+        q=queries.part(own, shared, key_dim) if shared else queries,
+        k=down.part(latent, shared) if shared else vector,
         v=vector,
         o=file.linear("attn_output", layer, hidden, heads * value_dim, bias="absent"),
         latent=Latent(
             down=vector,
             norm=file.norm("attn_kv_a_norm", layer, norm, latent),
-            q_still=queries.part(0, own, key_dim),
+            q_still=queries.part(0, own, key_dim) if shared else queries,
             absorb=absorb,
             expand=expand,
-            keys=keys,
+            keys=keys if shared else None,
             q_down=file.linear("attn_q_a", layer, rank, hidden, bias="absent") if rank else None,
             q_norm=file.norm("attn_q_a_norm", layer, norm, rank) if rank else None,
         ),

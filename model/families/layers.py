@@ -46,6 +46,20 @@ class Branch:
 
 
 @dataclass(frozen=True, slots=True)
+class HyperConnection:
+    """How a block reads and writes the streams of a residual that has several (`kernels.streams`):
+    by weights made of ``mixes`` (24, streams * hidden) times the ``norm`` of all streams together,
+    with ``scale`` (3,), ``base`` (24,), and ``iterations`` and ``eps`` of the Sinkhorn balance."""
+
+    norm: Normalization
+    mixes: Linear
+    scale: StoredVector
+    base: StoredVector
+    iterations: int
+    eps: float
+
+
+@dataclass(frozen=True, slots=True)
 class Block:
     """x += post_norm(scale * sum of the branches).
 
@@ -56,12 +70,15 @@ class Block:
     With ``recalls`` the branches read a weighted sum of x and the streams banked by earlier blocks
     (`Recall`); x itself is unchanged. A block that ``banks`` stores x and restarts the stream with
     its own result.
+
+    A ``hyper`` connection reads and writes a residual of several streams.
     """
 
     branches: tuple[Branch, ...]
     post_norm: Normalization | None = None
     scale: float = 1.0
     stream_norm: Normalization | None = None
+    hyper: HyperConnection | None = None
     recalls: Normalization | None = None
     banks: bool = False
     sums_stream: bool = False

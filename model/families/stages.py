@@ -57,6 +57,8 @@ def _check(config: Config) -> None:
         reason = "layers that share a cache"
     elif any(mixer.follows_indexer for mixer in config.attentions):
         reason = "layers that attend to what earlier ones selected"
+    elif config.has_streams:
+        reason = "several residual streams"
     elif config.layer_embeddings is not None:
         reason = "embeddings of each layer"
     elif any(isinstance(of, TimeMix) and of.residual for of in config.recurrents):

@@ -20,13 +20,13 @@ class AttendLatent(Op):
 
     The value of a row is the norm of ``latent``; its key is ``k``, turned, beside that vector, and
     both go into the cache of ``layer``. Queries are ``q`` (heads, n), turned, beside what
-    `Latent.absorb` makes of ``q_still``; without that all of a head turns. Rows attend to the
-    tokens that are ``selected``, if given.
+    `Latent.absorb` makes of ``q_still``; without that all of a head turns, and without ``q`` and
+    ``k`` none. Rows attend to the tokens that are ``selected``, if given.
     """
 
     word = "attend_latent"
-    q: Tensor
-    k: Tensor
+    q: Tensor | None
+    k: Tensor | None
     latent: Tensor
     q_still: Tensor | None
     mixer: Attention
@@ -34,8 +34,8 @@ class AttendLatent(Op):
     selected: Tensor | None = None
 
     def __post_init__(self) -> None:
-        heads = self.mixer.heads
-        self._check(self.q.width % heads == 0, f"not {heads} query heads")
+        heads, q = self.mixer.heads, self.q or self.q_still
+        self._check(q is not None and q.width % heads == 0, f"not {heads} query heads")
         self._check(self.latent.width == self.mixer.value_dim, "the latent vector differs")
 
     @property
@@ -50,21 +50,26 @@ class AttendLatent(Op):
 
     def evaluate(self, at: Evaluation, *x: Floats) -> Floats:
         mixer, of, rows = self.mixer, self.of, len(x[0])
+        names = [name for name in self._names() if getattr(self, name) is not None]
+        given = dict(zip(names, x, strict=True))
         weight = None if of.norm.weight is None else at.vector(of.norm.weight)
-        latent = of.norm.norm(x[2], weight)[:, None]
-        q = self._turned(at, x[0].reshape(rows, mixer.heads, -1))
-        k = self._turned(at, x[1][:, None])
+        k = latent = of.norm.norm(given["latent"], weight)[:, None]
         if of.absorb is not None:
-            still = x[3].reshape(rows, mixer.heads, -1)
-            q = np.concatenate([q, _by_head(at, of.absorb, still)], axis=2)
-            k = np.concatenate([k, latent], axis=2)
+            still = given["q_still"].reshape(rows, mixer.heads, -1)
+            q = _by_head(at, of.absorb, still)
+        if self.q is not None:
+            turned = self._turned(at, given["q"].reshape(rows, mixer.heads, -1))
+            k_turned = self._turned(at, given["k"][:, None])
+            whole = of.absorb is None
+            q = turned if whole else np.concatenate([turned, q], axis=2)
+            k = k_turned if whole else np.concatenate([k_turned, latent], axis=2)
         if mixer.temperature is not None:
             q = q * mixer.temperature(at.positions)[:, None, None]
         at.cached[self.layer] = k, latent
         seen = None
         if self.selected is not None:
             seen = np.zeros((rows, rows + 1), np.bool_)
-            seen[np.arange(rows)[:, None], x[-1].astype(int)] = True
+            seen[np.arange(rows)[:, None], given["selected"].astype(int)] = True
             seen = seen[:, :-1]
         return attention(at, mixer.scores, mixer.sinks, q, k, latent, selected=seen).reshape(
             rows, -1

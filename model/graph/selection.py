@@ -14,17 +14,20 @@ from urdir.model.graph.tensor import Tensor
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Select(Op):
-    """y (rows, most) u32 = the tokens with the highest index scores of each row.
+    """y (rows, width) u32 = the tokens with the highest index scores of each row.
 
     ``q`` (rows, heads * dim) and ``k`` (rows, dim), normed, are turned; k goes into the index cache
-    of ``layer``. ``weights`` (rows, heads). While evaluated, y are positions in order, and the
-    number of rows where a row has fewer tokens; on the device slots in the layer's cache.
+    of ``layer``. ``weights`` (rows, heads); ``gate`` (rows, dim), of keys that are pooled.
+
+    While evaluated, y are positions in order, and the number of rows where a row has fewer tokens;
+    on the device slots in the layer's cache.
     """
 
     word = "select"
     q: Tensor
     k: Tensor
     weights: Tensor
+    gate: Tensor | None
     indexer: Indexer
     layer: int
 
@@ -35,18 +38,33 @@ class Select(Op):
 
     def evaluate(self, at: Evaluation, *x: Floats) -> Floats:
         of, rows = self.indexer, len(x[0])
-        table = at.turns(of.rope)
-        turn = of.rope.rotation.turn
-        q = turn(x[0].reshape(rows, of.heads, of.dim), at.positions, table)
-        k = turn(x[1][:, None], at.positions, table)[:, 0]
-        products = np.maximum(np.einsum("rhd,kd->rhk", q, k), 0)
+        q, k = x[0].reshape(rows, of.heads, of.dim), x[1][:, None]
+        if of.rope is not None:
+            table = at.turns(of.rope)
+            q, k = (of.rope.rotation.turn(each, at.positions, table) for each in (q, k))
+        keys = k[:, 0] if of.places is None else pooled(k[:, 0], x[3], at.vector(of.places))
+        products = np.maximum(np.einsum("rhd,kd->rhk", q, keys), 0)
         scores = np.einsum("rhk,rh->rk", products, x[2])
-        scores[at.positions[None, :] > at.positions[:, None]] = -np.inf
-        chosen = np.full((rows, of.most), float(rows))
+        chosen = np.full((rows, of.width), float(rows))
         for row, position in enumerate(at.positions.tolist()):
-            best = np.argsort(-scores[row, : position + 1], kind="stable")[: of.most]
-            chosen[row, : len(best)] = np.sort(best)
+            count = (position + 1) // of.pool
+            best = np.argsort(-scores[row, :count], kind="stable")[: of.most // of.pool]
+            tokens = np.sort(best)[:, None] * of.pool + np.arange(of.pool)
+            tail = np.arange(count * of.pool, position + 1)
+            tokens = np.concatenate([tokens.ravel(), tail])
+            chosen[row, : len(tokens)] = tokens
         return chosen
+
+
+def pooled(keys: Floats, gates: Floats, places: Floats) -> Floats:
+    """Keys (pools, dim) of whole pools of tokens, of those of tokens (rows, dim)."""
+    dim = keys.shape[1]
+    places = places.reshape(-1, dim)
+    whole = len(keys) // len(places) * len(places)
+    logits = gates[:whole].reshape(-1, *places.shape) + places
+    weights = np.exp(logits - logits.max(axis=1, keepdims=True))
+    made: Floats = (weights * keys[:whole].reshape(logits.shape)).sum(axis=1) / weights.sum(axis=1)
+    return made
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -14,6 +14,7 @@ from urdir.model.graph.ops import (
     Product,
     Scale,
 )
+from urdir.model.graph.streams import JoinStreams
 from urdir.model.graph.tensor import STREAM, Tensor
 from urdir.model.layers.builder import LayerOps, StepOps
 from urdir.model.layers.layer import recalled, save
@@ -59,6 +60,8 @@ def _layer_embeddings(step: StepOps, of: LayerEmbeddings, x: Tensor) -> Tensor:
 
 def output_stream(step: StepOps, x: Tensor) -> Tensor:
     """The stream that the output's norm is of."""
+    if step.config.has_streams:
+        return step.graph.add(JoinStreams("streams.mean", step.stream(x.rows), x))
     last = LayerOps(step, step.config.n_layers - 1)
     return recalled(last, "output_recall", step.config.recalls, x)
 

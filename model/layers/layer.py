@@ -4,10 +4,17 @@ from __future__ import annotations
 
 from urdir.model.families.attention import Attention
 from urdir.model.families.feed_forward import Dense, Mixture
-from urdir.model.families.layers import Block, Branch, LayerConfig, LayerEmbedding
+from urdir.model.families.layers import (
+    Block,
+    Branch,
+    HyperConnection,
+    LayerConfig,
+    LayerEmbedding,
+)
 from urdir.model.families.recurrent import Recurrent
 from urdir.model.families.stored import Linear
 from urdir.model.graph.ops import Add, Columns, Copy, Gate, Recall, ScaleBy
+from urdir.model.graph.streams import ReadStreams, WriteStreams
 from urdir.model.graph.tensor import BRANCH, STREAM, Tensor
 from urdir.model.layers.attention import attention, cached_keys
 from urdir.model.layers.builder import LayerOps, StepOps
@@ -59,6 +66,7 @@ def begins_with_attention(layer: LayerConfig) -> bool:
     return (
         alone
         and not has_end(layer)
+        and first.hyper is None
         and not any(block.recalls for block in layer.blocks)
         and isinstance(branch.network, Attention)
         and not branch.reads_layer_input
@@ -94,6 +102,8 @@ def _reads_other_rows(branch: Branch) -> bool:
 def _block(at: LayerOps, block: Block, x: Tensor, start: Tensor) -> Tensor:
     """x += scale * the networks' results, one after the other, or x += norm(their sum)."""
     x = at.norm("stream_norm", x, block.stream_norm, STREAM)
+    if block.hyper is not None:
+        return _hyper_block(at, block, block.hyper, x)
     if block.post_norm is not None:
         at.residual = x if block.sums_stream else None
         for branch in block.branches:
@@ -114,6 +124,22 @@ def _block(at: LayerOps, block: Block, x: Tensor, start: Tensor) -> Tensor:
         _add_branch(at, branch, read, start, block.scale)
     assert at.residual is not None
     return at.residual
+
+
+def _hyper_block(at: LayerOps, block: Block, of: HyperConnection, x: Tensor) -> Tensor:
+    """The streams x after a block that reads a weighted sum of them."""
+    is_ffn = isinstance(block.branches[0].network, Dense | Mixture)
+    label = "hc_ffn" if is_ffn else "hc_attn"
+    normed = at.norm(f"{label}_norm", x, of.norm, "normed streams")
+    mixes = at.product(label, normed, of.mixes, "mixes")
+    read = Tensor("streams read", x.rows, at.config.hidden)
+    read = at.graph.add(ReadStreams(at.name(f"{label}_read"), read, x, mixes, of))
+    at.residual = None
+    for branch in block.branches:
+        _add_branch(at, branch, read, read, block.scale)
+    assert at.residual is not None
+    y = Tensor(STREAM, x.rows, x.width)
+    return at.graph.add(WriteStreams(at.name(f"{label}_write"), y, x, at.residual, mixes, of))
 
 
 def _add_branch(at: LayerOps, branch: Branch, x: Tensor, start: Tensor, scale: float) -> None:

@@ -38,14 +38,16 @@ def _attend(
 ) -> tuple[AttendLatent, Tensor | None]:
     """The attention of the products of x, and those of the gate."""
     assert mixer.k is not None
-    # a head all of which turns is not put together
-    whole = of.q_still is None
-    wanted = [("k" if whole else "k rotated", mixer.k), ("latent", of.down)]
-    queries = [("q" if whole else "q rotated", mixer.q)]
+    # a head all of which turns is not put together, nor one that does not turn
+    whole, still = of.q_still is None, mixer.key_is_latent
+    key, query = ("k", "q") if whole else ("k rotated", "q rotated")
+    wanted = [*([] if still else [(key, mixer.k)]), ("latent", of.down)]
+    queries = [] if still else [(query, mixer.q)]
     queries += [] if of.q_still is None else [("q still", of.q_still)]
     wanted += queries if of.q_down is None else [("latent q", of.q_down)]
     if (indexer := mixer.indexer) is not None:
         wanted += [("index k", indexer.k), ("index weights", indexer.weights)]
+        wanted += [] if indexer.gate is None else [("index gate", indexer.gate)]
         queries.append(("index q", indexer.q))
     if mixer.gate is not None:
         wanted.append(("attention gate", mixer.gate.linear))
@@ -56,14 +58,14 @@ def _attend(
     selected = at.step.selected if mixer.follows_indexer else None
     if indexer is not None:
         at.step.selected = selected = _selected(at, kind, indexer, made)
-    q = made[queries[0][0]]
-    width = mixer.output_width if kind is AttendLatent else q.width
+    q, k, latent = made.get(query), made.get(key), made["latent"]
+    width = mixer.output_width if kind is AttendLatent else (q or latent).width
     attend = kind(
         at.name("attention"),
-        Tensor("heads", q.rows, width),
+        Tensor("heads", latent.rows, width),
         q,
-        made[wanted[0][0]],
-        made["latent"],
+        k,
+        latent,
         made.get("q still"),
         mixer,
         at.index,
@@ -77,8 +79,9 @@ def _selected(
 ) -> Tensor:
     """The tokens that rows attend to, or (of `CacheLatent`) their index keys alone in the cache."""
     q, k = made["index q"], at.norm("indexer.k_norm", made["index k"], of.k_norm, "index key")
-    y = Tensor("selected", q.rows, of.most, "u32")
+    y = Tensor("selected", q.rows, of.width, "u32")
     select = Select
     if kind is CacheLatent:
         y, select = Tensor("index queries", q.rows, q.width), CacheIndex
-    return at.graph.add(select(at.name("indexer"), y, q, k, made["index weights"], of, at.index))
+    weights, gate = made["index weights"], made.get("index gate")
+    return at.graph.add(select(at.name("indexer"), y, q, k, weights, gate, of, at.index))

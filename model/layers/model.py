@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from urdir.model.graph.ops import Gather
+from urdir.model.graph.streams import Widen
 from urdir.model.graph.tensor import STREAM, Tensor
 from urdir.model.layers.builder import LayerOps, StepOps
 from urdir.model.layers.ends import output_stream
 from urdir.model.layers.layer import begins_with_attention, layer, layer_keys
+from urdir.ptxgen.kernels.streams import STREAMS
 
 
 def layers(
@@ -18,6 +20,9 @@ def layers(
     In a step with prompts the results of so many rows (``outputs``) are wanted; None: of all.
     """
     config = step.config
+    if config.has_streams:
+        wide = Tensor(STREAM, x.rows, STREAMS * x.width)
+        x = step.graph.add(Widen("streams", wide, x))
     *others, final = range(config.n_layers)
     for index in others:
         x = layer(step, index, x)

@@ -190,7 +190,8 @@ def _absorbed(at: Lowering, of: AttendLatent, rows: Rows, in_parts: bool) -> Lay
 def _in_parts(at: Lowering, of: AttendLatent, rows: Rows | None = None) -> bool:
     """Whether attention itself puts the heads of a latent vector together."""
     layout = at.parts.cache.layout(of.layer)
-    return not (rows or at.rows).attend_to_each_other and layout.values_in_keys
+    parts = layout.values_in_keys and not of.mixer.key_is_latent
+    return parts and not (rows or at.rows).attend_to_each_other
 
 
 def _token(mixer: Attention) -> OwnToken:

@@ -34,8 +34,10 @@ def append_absorbed(at: Lowering, of: AttendLatent, rows: int, in_parts: bool) -
     if of.of.absorb is not None:
         label, matrix = of.name("attn_k_b"), at.matrix(of.of.absorb)
         still, to = at.work["q still"], at.work["q absorbed"]
+        if alone := of.mixer.key_is_latent:
+            to = at.work["q"]
         PerRow(at, rows).append_in_turn(label, matrix, of.mixer.heads, still, to)
-        if not in_parts:
+        if not (in_parts or alone):
             _append_joined(at, of, "q", rows * of.mixer.heads, "q absorbed")
 
 
@@ -51,6 +53,9 @@ def append_latent_key(at: Lowering, of: AttendLatent) -> None:
     """The value, which is the norm of the latent vector, and the key."""
     value = Tensor("v", of.latent.rows, of.latent.width)
     norm = Norm(of.name("attn_kv_a_norm"), value, of.latent, of.of.norm)
+    if of.mixer.key_is_latent:
+        append_norm(at, norm.label, norm, at.work["k"])
+        return
     append_norm(at, norm.label, norm, at.work["v"])
     if of.q_still is not None:
         _append_joined(at, of, "k", of.latent.rows, "v")

@@ -14,12 +14,13 @@ from urdir.model.lower import (
     rwkv,
     selection,
     stream,
+    streams,
 )
 from urdir.model.lower.rule import RuleBook
 
 _ROOMS = (
     *(adapters, moe, selection, latent, attention, linear),
-    *(recurrent, rwkv, collectives, stream, blocks),
+    *(recurrent, rwkv, collectives, stream, streams, blocks),
 )
 #: What a step is lowered by.
 RULES = RuleBook([rule for room in _ROOMS for rule in room.RULES])

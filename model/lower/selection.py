@@ -18,8 +18,10 @@ from urdir.ptxgen.kernels.attention.index_scores import IndexScores
 from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
 from urdir.ptxgen.kernels.attention.latent_decode import LatentDecode
 from urdir.ptxgen.kernels.attention.own_token import OwnToken
+from urdir.ptxgen.kernels.attention.pool_keys import PoolKeys
 from urdir.ptxgen.kernels.attention.prepare_tokens import PrepareTokens
 from urdir.ptxgen.kernels.attention.select_keys import select_keys
+from urdir.ptxgen.kernels.join import Join
 
 if TYPE_CHECKING:
     from urdir.driver.memory import Slice
@@ -37,7 +39,7 @@ def lower_select(at: Lowering, ops: Sequence[Op]) -> bool:
     step has more tokens than it would select, all attend to all."""
     (of,) = ops
     assert isinstance(of, Select)
-    sparse = at.rows.keys > of.indexer.most
+    sparse = at.rows.keys > of.indexer.width
     _append_index_tokens(at, of, of.indexer.heads if sparse else 0)
     if sparse:
         _append_selection(at, of)
@@ -64,7 +66,7 @@ def append_selected(at: Lowering, of: AttendLatent, attention: LayerAttention) -
     append_latent_key(at, of)
     append_keys_alone(at.plan, attention)
     rows, rope = at.rows, attention.token.rope
-    norm = of.of.norm.norm
+    norm, alone = of.of.norm.norm, of.mixer.key_is_latent
     kernel = chosen_attention(
         of.mixer.heads,
         attention.layout.chosen(rows.count, of.selected.width),
@@ -72,7 +74,7 @@ def append_selected(at: Lowering, of: AttendLatent, attention: LayerAttention) -
         attention.scores,
         attention.sm_count,
         attention.target,
-        None if at.exact or not norm.weight else OwnToken(latent_norm=norm, appends=False),
+        None if at.exact or alone or not norm.weight else OwnToken(latent_norm=norm, appends=False),
     )
     in_parts = isinstance(kernel, LatentDecode)
     append_absorbed(at, of, rows.count, in_parts)
@@ -97,22 +99,35 @@ def append_selected(at: Lowering, of: AttendLatent, attention: LayerAttention) -
 
 def _append_index_tokens(at: Lowering, of: Select, heads: int) -> None:
     """Index keys of the rows, turned, into the cache; queries turned, if ``heads`` of them."""
-    layout, rows = at.parts.cache.shape.index_layout(of.layer), at.rows
-    kernel = PrepareTokens(heads, layout, rows.count, OwnToken(of.indexer.rope.rotation))
-    arguments = {
-        **_cache(at, of),
-        **rows.arguments,
-        "q": at.place(of.q),
-        "k": at.place(of.k),
-        "frequencies": at.parts.weights.rope_tables[of.indexer.rope],
-    }
+    indexer, rows, shape = of.indexer, at.rows, at.parts.cache.shape
+    layout, given = shape.index_layout(of.layer), {**_cache(at, of), **rows.arguments}
+    given |= {"q": at.place(of.q), "k": at.place(of.k)}
+    if indexer.pool > 1:
+        assert of.gate is not None
+        raw, given["k"] = at.parts.cache.arguments(of.layer)["r_cache"], at.work["index raw"]
+        parts = {"a": at.place(of.k), "b": at.place(of.gate)}
+        join = Join(rows.count, indexer.dim, indexer.dim)
+        at.launch(join, f"{of.label}.raw", **parts, y=given["k"])
+        layout, given["k_cache"] = shape.index_layout(of.layer, "raw"), raw
+    token = OwnToken(None if indexer.rope is None else indexer.rope.rotation)
+    if indexer.rope is not None:
+        given["frequencies"] = at.parts.weights.rope_tables[indexer.rope]
+    kernel = PrepareTokens(heads, layout, rows.count, token)
     names = [param.name for param in kernel.params]
-    at.launch(kernel, f"{of.label}.tokens", **{name: arguments[name] for name in names})
+    at.launch(kernel, f"{of.label}.tokens", **{name: given[name] for name in names})
+    if indexer.places is not None:
+        at.launch(
+            PoolKeys(layout, indexer.pool, rows.count),
+            f"{of.label}.pools",
+            **(_cache(at, of) | rows.arguments),
+            places=at.vector(indexer.places),
+            raw=given["k_cache"],
+        )
 
 
 def _append_selection(at: Lowering, of: Select) -> None:
     """Scores of all tokens, and the slots of the highest, some rows after others."""
-    rows, most, keys = at.rows, of.indexer.most, at.rows.keys
+    rows, indexer, keys = at.rows, of.indexer, at.rows.keys // of.indexer.pool
     layout, index = at.parts.cache.layout(of.layer), at.parts.cache.shape.index_layout(of.layer)
     cache = _cache(at, of)
     table = {"block_table": cache["block_table"]} if layout.is_paged else {}
@@ -121,8 +136,9 @@ def _append_selection(at: Lowering, of: Select) -> None:
     for first in range(0, rows.count, each):
         count = min(each, rows.count - first)
         ctas = max(1, _CTAS_PER_SM * at.limits.sms // count)
-        kernel = IndexScores(index, of.indexer.heads, count, keys, ctas, rounds)
-        select = select_keys(layout, count, keys, most, at.limits.sms, at.limits.target)
+        kernel = IndexScores(index, indexer.heads, count, keys, ctas, rounds, indexer.pool)
+        shape = (layout, count, keys, indexer.most, indexer.pool)
+        select = select_keys(*shape, at.limits.sms, at.limits.target)
 
         def part(place: Slice, width: int = 1, first: int = first, count: int = count) -> Slice:
             return place.slice(4 * first * width, 4 * count * width)
@@ -144,7 +160,7 @@ def _append_selection(at: Lowering, of: Select) -> None:
             **(table | where),
             first=first,
             scores=scores.slice(0, 4 * count * keys),
-            slots=part(at.place(of.y), most),
+            slots=part(at.place(of.y), indexer.width),
             last=part(at.work[LAST]),
             row=part(at.work[ROW]),
         )

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Literal, Self
 
 from urdir.model.errors import SettingsError
-from urdir.model.families.attention import Attention, Indexer
+from urdir.model.families.attention import Attention
 from urdir.model.families.config import Config
 from urdir.model.memory.device_state import mailbox_slots
 from urdir.model.memory.session_settings import SessionSettings
@@ -87,20 +87,26 @@ class Window:
 @dataclass(frozen=True)
 class CachedLayer:
     """The keys and values of one layer. A token attends to the last ``span`` tokens (0: all). In
-    pages, a ``window`` says which tokens are stored; None: all. A layer with an indexer has its
-    keys in the same slots, in an array of layout ``index``."""
+    pages, a ``window`` says which tokens are stored; None: all.
+
+    A layer with an indexer has its keys in the same slots, in an array of layout ``index``; if they
+    are pooled, that has the keys of pools, at their last tokens, and ``raw`` has keys and gates of
+    tokens.
+    """
 
     layout: KvLayout
     span: int
     window: Window | None = None
     index: KvLayout | None = None
+    raw: KvLayout | None = None
 
     @property
     def arrays(self) -> dict[str, KvLayout]:
         """The layouts of "keys" and "values" (only of keys if these contain the values), and of
-        keys of an "index"."""
+        keys of an "index", "raw" ones too if they are pooled."""
         arrays = dict(zip(("keys", "values"), self.layout.caches.values(), strict=False))
-        return arrays if self.index is None else arrays | {"index": self.index}
+        more = {"index": self.index, "raw": self.raw}
+        return arrays | {name: layout for name, layout in more.items() if layout is not None}
 
 
 @dataclass(frozen=True)
@@ -144,8 +150,12 @@ class CacheShape:
         layers = {}
         for index, layer in self.layers.items():
             count = pages if layer.window is None else layer.window.pages(layer.layout, pages)
-            own = layer.index and replace(layer.index, pages=count)
-            layers[index] = replace(layer, layout=replace(layer.layout, pages=count), index=own)
+            layers[index] = replace(
+                layer,
+                layout=replace(layer.layout, pages=count),
+                index=layer.index and replace(layer.index, pages=count),
+                raw=layer.raw and replace(layer.raw, pages=count),
+            )
         return replace(self, layers=layers)
 
     def after(self, first: int) -> Self:
@@ -168,11 +178,9 @@ class CacheShape:
         """The layout of the keys and values that a layer uses."""
         return self.layers[self.owners[layer]].layout
 
-    def index_layout(self, layer: int) -> KvLayout:
-        """The layout of the keys of a layer's indexer."""
-        layout = self.layers[self.owners[layer]].index
-        assert layout is not None
-        return layout
+    def index_layout(self, layer: int, kind: Literal["index", "raw"] = "index") -> KvLayout:
+        """The layout of the keys of a layer's indexer; of tokens' keys and gates, if pooled."""
+        return self.layers[self.owners[layer]].arrays[kind]
 
     @cached_property
     def groups(self) -> Sequence[tuple[int, ...]]:
@@ -241,11 +249,11 @@ def table_name(group: int) -> str:
     return f"block table {group}"
 
 
-def _index(of: Indexer, layout: KvLayout) -> KvLayout:
-    """The cache of an indexer's keys, in the slots of the layer's own: f32 beside keys in f32, else
-    f16."""
+def _index(dim: int, layout: KvLayout) -> KvLayout:
+    """The cache of an indexer's vectors, in the slots of the layer's own: f32 beside keys in f32,
+    else f16."""
     dtype: KvDtype = "f32" if layout.dtype == "f32" else "f16"
-    return replace(layout, head_dim=of.dim, value_dim=0, dtype=dtype, values_in_keys=True)
+    return replace(layout, head_dim=dim, value_dim=0, dtype=dtype, values_in_keys=True)
 
 
 def _layer(
@@ -285,8 +293,10 @@ def _layer(
     )
     layout = in_pages(layout, page_len, settings.pages)
     if not (is_short and page_len):
-        index = None if mixer.indexer is None else _index(mixer.indexer, layout)
-        return CachedLayer(layout, span, index=index)
+        if (of := mixer.indexer) is None:
+            return CachedLayer(layout, span)
+        raw = _index(2 * of.dim, layout) if of.pool > 1 else None
+        return CachedLayer(layout, span, index=_index(of.dim, layout), raw=raw)
     window = Window.of(span, rows, mailbox_slots(settings.drafts), page_len)
     pages = window.pages(layout, settings.pages)
     return CachedLayer(replace(layout, pages=pages), span, window)

@@ -15,7 +15,7 @@ import numpy as np
 from urdir.model.families.attention import Attention, Indexer, Latent, QkNorm
 from urdir.model.families.config import Config
 from urdir.model.families.feed_forward import Dense, Mixture, Router
-from urdir.model.families.layers import Block, LayerConfig, Network
+from urdir.model.families.layers import Block, HyperConnection, LayerConfig, Network
 from urdir.model.families.recurrent import (
     Convolution,
     KimiDelta,
@@ -63,9 +63,11 @@ class Reference:
             x = x + self.vector(c.adds)
         keys_and_values: list[Any] = []
         self._banked.clear()
+        if c.has_streams:
+            x = np.repeat(x[:, None], 4, axis=1)
         for index, layer in enumerate(c.layers):
             x = self._layer(layer, index, x, positions, keys_and_values, extra)
-        x = self._recalled(c.recalls, x)
+        x = x.mean(axis=1) if c.has_streams else self._recalled(c.recalls, x)
         logits = self.linear(c.output, self.norm(c.output_norm, x)) * c.logit_scale
         logits = c.softcap * np.tanh(logits / c.softcap) if c.softcap else logits
         if c.hides is not None:
@@ -129,6 +131,9 @@ class Reference:
         caches.append(None)
         start = x
         for block in layer.blocks:
+            if block.hyper is not None:
+                x = self._in_streams(block, block.hyper, x, positions, caches)
+                continue
             x = self.norm(block.stream_norm, x)
             read = self._recalled(block.recalls, x)
             if block.banks:
@@ -148,6 +153,26 @@ class Reference:
             scale = 1.0 if layer.adds_scale is None else self.vector(layer.adds_scale)
             x = x + self._saved[layer.adds] * scale
         return x
+
+    def _in_streams(
+        self, block: Block, of: HyperConnection, x: Floats, positions: Any, caches: Any
+    ) -> Floats:
+        """The streams x (rows, 4, hidden) after a block, each row by itself."""
+        mixes = self.linear(of.mixes, self.norm(of.norm, x.reshape(len(x), -1)))
+        scale, base = self.vector(of.scale), self.vector(of.base)
+        pre = _sigmoid(mixes[:, :4] * scale[0] + base[:4]) + of.eps
+        post = 2 * _sigmoid(mixes[:, 4:8] * scale[1] + base[4:8])
+        read = np.stack([row @ streams for row, streams in zip(pre, x, strict=True)])
+        made = self._block(block, read, read, positions, caches)
+        streams = []
+        for row, y in enumerate(made):
+            comb = _softmax((mixes[row, 8:] * scale[2] + base[8:]).reshape(4, 4)) + of.eps
+            for turn in range(of.iterations):
+                if turn:
+                    comb = comb / (comb.sum(1, keepdims=True) + of.eps)
+                comb = comb / (comb.sum(0, keepdims=True) + of.eps)
+            streams.append(comb.T @ x[row] + np.outer(post[row], y))
+        return np.stack(streams)
 
     def _block(self, block: Block, x: Floats, start: Floats, positions: Any, caches: Any) -> Floats:
         total: Floats = np.zeros_like(x)
@@ -508,6 +533,8 @@ class Reference:
         turned = self.linear(a.q, source).reshape(rows, a.heads, -1)
         turned = self._turned(a, turned, "q", positions)
         k_turned = self._turned(a, self.linear(a.k, x)[:, None], "k", positions)
+        if a.key_is_latent:
+            turned, k_turned = turned[:, :, :0], k_turned[:, :, :0]
         k_turned, latents = self.stored(layer, k_turned, latent[:, None])
         latent = latents[:, 0]
         q, k = turned, np.repeat(k_turned, a.heads, axis=1)
@@ -526,16 +553,24 @@ class Reference:
 
     def _selected(self, of: Indexer, x: Floats, source: Floats, positions: Any) -> Any:
         """Which tokens (rows, tokens) an indexer selects."""
-        table = turns_table(of.rope.frequencies(None))
         q = self.linear(of.q, source).reshape(len(x), of.heads, of.dim)
         k = self.norm(of.k_norm, self.linear(of.k, x))[:, None]
-        q, k = (of.rope.rotation.turn(each, positions, table) for each in (q, k))
-        weights = self.linear(of.weights, x)
+        if of.rope is not None:
+            table = turns_table(of.rope.frequencies(None))
+            q, k = (of.rope.rotation.turn(each, positions, table) for each in (q, k))
+        weights, keys = self.linear(of.weights, x), k[:, 0]
+        if of.gate is not None and of.places is not None:
+            gates, places = self.linear(of.gate, x), self.vector(of.places).reshape(of.pool, -1)
+            pools = [range(at, at + of.pool) for at in range(0, len(x) - of.pool + 1, of.pool)]
+            keys = [(_softmax((gates[p] + places).T).T * keys[p]).sum(0) for p in map(list, pools)]
         seen = np.zeros((len(x), len(x)), np.bool_)
         for row in range(len(x)):
-            scores = [weights[row] @ np.maximum(q[row] @ k[key, 0], 0) for key in range(row + 1)]
-            best = sorted(range(row + 1), key=lambda key: (-scores[key], key))
-            seen[row, best[: of.most]] = True
+            count = (row + 1) // of.pool
+            scores = [weights[row] @ np.maximum(q[row] @ keys[key], 0) for key in range(count)]
+            best = sorted(range(count), key=lambda key: (-scores[key], key))
+            for key in best[: of.most // of.pool]:
+                seen[row, key * of.pool : (key + 1) * of.pool] = True
+            seen[row, count * of.pool : row + 1] = True
         return seen
 
     @staticmethod

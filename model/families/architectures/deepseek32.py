@@ -10,6 +10,7 @@ MTP heads attend to all tokens. llama.cpp: `src/models/` deepseek32.cpp, glm-dsa
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from urdir.model.errors import ConfigError, UnsupportedError
 from urdir.model.families.architectures.deepseek2 import scaled_rope
@@ -25,14 +26,16 @@ from urdir.model.families.reader import Reader
 from urdir.model.families.rope import RopeConfig
 from urdir.model.families.scored_experts import scored_experts
 from urdir.ptxgen.kernels.attention.index_scores import MOST_DIM, MOST_HEADS
+from urdir.ptxgen.kernels.attention.pool_keys import MOST_POOL
 from urdir.ptxgen.kernels.attention.select_keys import MOST_KEYS
 from urdir.ptxgen.kernels.norm import Norm
 from urdir.ptxgen.kernels.rotation import RopeStyle
 
 #: Tensors of an indexer, which layers without one may have.
-_INDEXER = (
+INDEXER = (
     *("indexer.k_norm.weight", "indexer.k_norm.bias", "indexer.proj.weight"),
     *("indexer.attn_k.weight", "indexer.attn_q_b.weight"),
+    *("indexer_compressor_gate.weight", "indexer_compressor_ape.weight"),
 )
 #: The epsilon of the norm of index keys where a file names none.
 _INDEX_EPS = 1e-6
@@ -51,11 +54,16 @@ def glm_dsa(file: Reader) -> Description:
     usual = [True] * len(layers)
     if file.size("context_length") >= _LONG:
         usual = [layer < 2 or layer % 4 == 2 for layer in layers]
+    return _sparse(file, "interleaved", own_indexers(file, usual))
+
+
+def own_indexers(file: Reader, usual: list[bool]) -> list[bool]:
+    """Whether each layer has an indexer; as ``usual`` where the file does not say so."""
     key = "attention.indexer.types"
     own = file.by_layer(key, bool) if file.has_key(key) else usual
     if not own[0]:
         raise ConfigError(f"{file.key(key)}: the first layer has no indexer, nor any before it")
-    return _sparse(file, "interleaved", own)
+    return own
 
 
 def _sparse(file: Reader, style: RopeStyle, own: list[bool]) -> Description:
@@ -73,7 +81,7 @@ def _sparse(file: Reader, style: RopeStyle, own: list[bool]) -> Description:
         attention,
         unless_dense(file, network),
         nextn=NextnKind(rms_norm(file), passes_normed=True),
-        unused=_INDEXER,
+        unused=INDEXER,
     )
 
 
@@ -86,16 +94,18 @@ def _attention(file: Reader, layer: int, style: RopeStyle, own: bool | None) -> 
         *(file, layer, heads, rope.dim, rank),
         rope=rope,
         scale=scale,
-        indexer=_indexer(file, layer, replace(rope, style=style), rank) if own else None,
+        indexer=indexer(file, layer, replace(rope, style=style), rank) if own else None,
         follows_indexer=own is False,
     )
 
 
-def _indexer(file: Reader, layer: int, rope: RopeConfig, rank: int) -> Indexer:
+def indexer(file: Reader, layer: int, rope: RopeConfig | None, rank: int) -> Indexer:
+    """The indexer of a layer whose queries have that ``rank``; pools of tokens, if
+    attention.indexer.kpool says so."""
     heads, dim, most = (
         file.size(f"attention.indexer.{name}") for name in ("head_count", "key_length", "top_k")
     )
-    if rope.dim > dim:
+    if rope is not None and rope.dim > dim:
         raise ConfigError(
             f"{file.key('attention.indexer.key_length')} is {dim}, but {rope.dim} values rotate"
         )
@@ -116,7 +126,28 @@ def _indexer(file: Reader, layer: int, rope: RopeConfig, rank: int) -> Indexer:
         k_norm=file.norm("indexer.k_norm", layer, norm, dim, bias="required"),
         weights=file.linear("indexer.proj", layer, heads, file.hidden, bias="absent"),
         rope=rope,
+        **_pools(file, layer, dim, most),
     )
+
+
+def _pools(file: Reader, layer: int, dim: int, most: int) -> dict[str, Any]:
+    """Fields of an indexer of pools of tokens."""
+    if (pool := file.count("attention.indexer.kpool")) <= 1:
+        return {}
+    if pool > MOST_POOL or most % pool:
+        raise UnsupportedError(
+            f"{file.key('attention.indexer.kpool')} is {pool}: supported are pools of up to "
+            f"{MOST_POOL} tokens, and whole ones ({most} tokens are selected)"
+        )
+    if not file.optional("attention.indexer.kpool_select_tail", bool, False):
+        raise UnsupportedError(
+            f"{file.key('attention.indexer.kpool_select_tail')}: without the last tokens"
+        )
+    return {
+        "pool": pool,
+        "gate": file.linear("indexer_compressor_gate", layer, dim, file.hidden, bias="absent"),
+        "places": file.vector("indexer_compressor_ape.weight", layer, pool, dim),
+    }
 
 
 ARCHITECTURES = {"deepseek32": deepseek32, "glm-dsa": glm_dsa}

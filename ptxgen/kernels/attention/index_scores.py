@@ -29,6 +29,9 @@ class IndexScores(KernelSpec):
     scores of ``keys`` positions, a bucket, are cut into tiles of 128, which its ``ctas`` CTAs take
     in turn. With ``rounds`` queries are rounded to f16 and tensor cores multiply, from sm_80 on. A
     row with a position from ``max_len`` on has -inf alone.
+
+    With a ``pool`` above 1 key n is that of tokens n * pool ... and lies in the slot of the last of
+    them (`PoolKeys`); a row sees pools up to its position.
     """
 
     layout: KvLayout
@@ -37,6 +40,7 @@ class IndexScores(KernelSpec):
     keys: int
     ctas: int = 1
     rounds: bool = True
+    pool: int = 1
 
     name = "index_scores"
     template = ("urdir.templates", "attention/index_scores.ptx.j2")
@@ -50,7 +54,8 @@ class IndexScores(KernelSpec):
                 f"index_scores: {self.heads} heads of {layout.head_dim} values: up to {MOST_HEADS} "
                 f"of {MOST_DIM}"
             )
-        if not 1 <= self.rows <= 65535 or self.ctas < 1 or not 1 <= self.keys <= layout.max_len:
+        fits = 1 <= self.keys * self.pool <= layout.max_len
+        if not 1 <= self.rows <= 65535 or self.ctas < 1 or not fits:
             raise PtxgenError(
                 f"index_scores: {self.rows} rows of {self.keys} keys of {layout.max_len}, "
                 f"{self.ctas} CTAs for each"
@@ -117,9 +122,10 @@ class IndexScores(KernelSpec):
     def reference(self, **inputs: Any) -> dict[str, Array]:
         scores = np.full((self.rows, self.keys), -np.inf, np.float32)
         for row in np.flatnonzero(inputs["position"] < self.layout.max_len).tolist():
-            count = min(int(inputs["position"][row]) + 1, self.keys)
+            count = min((int(inputs["position"][row]) + 1) // self.pool, self.keys)
             sequence, table = int(inputs["sequence"][row]), inputs.get("block_table")
-            k = self.layout.read(inputs["k_cache"], sequence, np.arange(count), table)[0]
+            tokens = np.arange(count) * self.pool + self.pool - 1
+            k = self.layout.read(inputs["k_cache"], sequence, tokens, table)[0]
             products = inputs["q"][row].astype(np.float64) @ k.T.astype(np.float64)
             scores[row, :count] = inputs["weights"][row] @ np.maximum(products, 0)
         return {"scores": scores}
@@ -127,14 +133,14 @@ class IndexScores(KernelSpec):
     def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
         """Rows at random places; the last of several is a padding row."""
         inputs, layout = super().make_inputs(rng), self.layout
-        positions = rng.integers(0, self.keys, self.rows)
-        positions[0] = self.keys - 1
+        positions = rng.integers(0, self.keys * self.pool, self.rows)
+        positions[0] = self.keys * self.pool - 1
         if self.rows > 1:
             positions[-1] = layout.max_len + 7
         table = None
         if layout.is_paged:
             inputs["block_table"] = table = layout.random_table(rng)
-        lengths = [self.keys] * layout.sequences
+        lengths = [self.keys * self.pool] * layout.sequences
         sequences = rng.integers(0, layout.sequences, self.rows)
         inputs["k_cache"] = layout.random_cache(rng, lengths, table)
         at = {"sequence": sequences, "position": positions}
@@ -148,6 +154,8 @@ class IndexScores(KernelSpec):
             "f32": cls(keys(2, 1, 300, 64, "f32"), 16, 3, 290, ctas=2, rounds=False),
             "f16 as it is": cls(keys(1, 1, 200, 40, "f16"), 5, 2, 150, rounds=False),
             "odd heads": cls(keys(2, 1, 260, 96, "f16"), 13, 3, 257, ctas=2),
+            "pools": cls(keys(2, 1, 300, 64, "f16"), 9, 3, 70, pool=4),
+            "pools f32": cls(keys(1, 1, 64, 32, "f32", 16, 6), 4, 2, 15, rounds=False, pool=4),
             "DeepSeek V3.2": cls(keys(2, 1, 512, 128, "f16", 64, 17), 64, 3, 390, ctas=3),
         }
 

@@ -35,6 +35,9 @@ class SelectKeys(KernelSpec):
     and ``row`` is ``first`` + r: position and sequence of the row in `KvLayout.chosen`. A padding
     row, with a position from ``max_len`` on, remains one. NaN counts as a high score.
 
+    With a ``pool`` above 1 scores are those of so many tokens each. ``most`` tokens of whole pools
+    are selected, and the last tokens of the row, which are no whole pool.
+
     On sm_90 and newer a ``cluster`` of CTAs (2, 4 or 8) may share a row. The result is the same.
     """
 
@@ -43,6 +46,7 @@ class SelectKeys(KernelSpec):
     keys: int
     most: int
     cluster: int = 1
+    pool: int = 1
 
     #: Bits of a digit, by which a radix selection narrows scores, from the highest down.
     digits: ClassVar = (11, 11, 10)
@@ -53,10 +57,13 @@ class SelectKeys(KernelSpec):
     def __post_init__(self) -> None:
         if self.layout.kv_heads != 1 or self.layout.capacity:
             raise PtxgenError("select_keys: a cache of one KV head, of all tokens")
-        if not 1 <= self.rows <= 65535 or not 1 <= self.keys <= self.layout.max_len:
+        fits = 1 <= self.keys * self.pool <= self.layout.max_len
+        if not 1 <= self.rows <= 65535 or not fits:
             raise PtxgenError(
                 f"select_keys: {self.rows} rows of {self.keys} keys of {self.layout.max_len}"
             )
+        if self.pool < 1 or self.most % self.pool:
+            raise PtxgenError(f"select_keys: {self.most} tokens in pools of {self.pool}")
         if not 1 <= self.most <= MOST_KEYS:
             raise PtxgenError(f"select_keys: {self.most} keys of a row: 1 to {MOST_KEYS}")
         if self.cluster not in (1, 2, 4, 8) or (self.cluster > 1 and self.keys <= FEW_KEYS):
@@ -74,10 +81,20 @@ class SelectKeys(KernelSpec):
             *table,
             Param("sequence", "u32", ("rows",), Access.IN),
             Param("position", "u32", ("rows",), Access.IN),
-            Param("slots", "u32", ("rows", "most"), Access.OUT),
+            Param("slots", "u32", ("rows", "width"), Access.OUT),
             Param("last", "u32", ("rows",), Access.OUT),
             Param("row", "u32", ("rows",), Access.OUT),
         )
+
+    @property
+    def pools(self) -> int:
+        """Pools that a row selects at most."""
+        return self.most // self.pool
+
+    @property
+    def width(self) -> int:
+        """Slots of a row at most."""
+        return self.most + self.pool - 1
 
     @property
     def targets(self) -> tuple[str, ...]:
@@ -105,12 +122,15 @@ class SelectKeys(KernelSpec):
         )
 
     def reference(self, **inputs: Any) -> dict[str, Array]:
-        slots = np.zeros((self.rows, self.most), np.uint32)
+        slots = np.zeros((self.rows, self.width), np.uint32)
         last = np.full(self.rows, NO_POSITION, np.uint32)
         for row in np.flatnonzero(inputs["position"] < self.layout.max_len).tolist():
-            scores = inputs["scores"][row, : int(inputs["position"][row]) + 1]
+            count = int(inputs["position"][row]) + 1
+            scores = inputs["scores"][row, : count // self.pool]
             ranked = np.where(np.isnan(scores), np.inf, scores)
-            chosen = np.sort(np.argsort(-ranked, kind="stable")[: self.most])
+            best = np.sort(np.argsort(-ranked, kind="stable")[: self.pools])
+            pools = best[:, None] * self.pool + np.arange(self.pool)
+            chosen = np.concatenate([pools.ravel(), np.arange(count - count % self.pool, count)])
             sequence, table = int(inputs["sequence"][row]), inputs.get("block_table")
             slots[row, : chosen.size] = self.layout.slots_of(sequence, chosen, table)[0]
             last[row] = chosen.size - 1
@@ -123,10 +143,10 @@ class SelectKeys(KernelSpec):
         scores = np.round(4 * rng.standard_normal((self.rows, self.keys))) / 4
         scores[0] = np.maximum(scores[0], 0)
         scores[-1] *= rng.choice([1e-9, 1.0, 1e9], self.keys)
-        positions = rng.integers(0, self.keys, self.rows)
-        positions[0] = self.keys - 1
+        positions = rng.integers(0, self.keys * self.pool, self.rows)
+        positions[0] = self.keys * self.pool - 1
         if self.rows > 2:
-            positions[1:3] = min(self.keys, self.most) // 2, self.layout.max_len
+            positions[1:3] = min(self.keys, self.pools) * self.pool // 2, self.layout.max_len
         sequences = rng.integers(0, self.layout.sequences, self.rows)
         table = {"block_table": self.layout.random_table(rng)} if self.layout.is_paged else {}
         at = {"sequence": sequences, "position": positions}
@@ -145,6 +165,8 @@ class SelectKeys(KernelSpec):
             "odd": cls(latent(2, 1, 1600, 576, "f16"), 5, 1301, 257),
             "pages": cls(latent(3, 1, 512, 576, "bf16", 16, 70), 3, 512, 100),
             "long": cls(latent(1, 1, 20000, 576, "f16"), 2, 12345, 2048),
+            "pools": cls(KvLayout(2, 1, 600, 64, "f16"), 5, 141, 64, pool=4),
+            "few pools": cls(latent(2, 1, 32, 576, "f16", 16, 5), 4, 8, 9, pool=3),
             "cluster": cls(latent(2, 1, 8192, 576, "f16", 16, 1100), 4, 8000, 2048, cluster=2),
             "odd cluster": cls(latent(1, 1, 9000, 576, "f16"), 2, 8191, 1000, cluster=4),
         }
@@ -154,14 +176,14 @@ class SelectKeys(KernelSpec):
 
     def bytes_moved(self) -> int:
         """Scores, read once, and slots."""
-        return 4 * self.rows * (self.keys + self.most)
+        return 4 * self.rows * (self.keys + self.width)
 
 
 def select_keys(
-    layout: KvLayout, rows: int, keys: int, most: int, sm_count: int, target: str
+    layout: KvLayout, rows: int, keys: int, most: int, pool: int, sm_count: int, target: str
 ) -> SelectKeys:
     """The kernel on a device of native ``target``: with clusters, where they are resident."""
-    spec = SelectKeys(layout, rows, keys, most)
+    spec = SelectKeys(layout, rows, keys, most, pool=pool)
     if keys <= ALONE_KEYS:
         return spec
     for cluster in (8, 4, 2):

@@ -1,0 +1,38 @@
+"""Hyper-connections (mHC, arXiv 2512.24880), read from a file.
+
+Keys, under the architecture's name: hyper_connection.count (4), sinkhorn_iterations and epsilon.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from urdir.model.errors import UnsupportedError
+from urdir.model.families.layers import HyperConnection, LayerConfig
+from urdir.model.families.parts import rms_norm
+from urdir.model.families.reader import Reader
+from urdir.model.families.stored import Normalization
+from urdir.ptxgen.kernels.streams import MIXES, STREAMS
+
+
+def with_streams(file: Reader, index: int, layer: LayerConfig) -> LayerConfig:
+    """The layer with hyper-connections of its attention and of its FFN, tensors hc_attn_fn, base,
+    scale, and hc_ffn_fn, base, scale."""
+    blocks = zip(("attn", "ffn"), layer.blocks, strict=True)
+    own = (replace(block, hyper=_connection(file, index, name)) for name, block in blocks)
+    return replace(layer, blocks=tuple(own))
+
+
+def _connection(file: Reader, index: int, name: str) -> HyperConnection:
+    if (count := file.size("hyper_connection.count")) != STREAMS:
+        raise UnsupportedError(
+            f"{file.key('hyper_connection.count')} is {count}: {STREAMS} streams are supported"
+        )
+    return HyperConnection(
+        norm=Normalization(replace(rms_norm(file), weight=False)),
+        mixes=file.linear(f"hc_{name}_fn", index, MIXES, STREAMS * file.hidden, bias="absent"),
+        scale=file.vector(f"hc_{name}_scale.weight", index, 3),
+        base=file.vector(f"hc_{name}_base.weight", index, MIXES),
+        iterations=file.size("hyper_connection.sinkhorn_iterations"),
+        eps=file.amount("hyper_connection.epsilon"),
+    )

@@ -1,0 +1,90 @@
+"""Operations of hyper-connections: a residual of several streams, side by side in a row."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from urdir.model.families.layers import HyperConnection
+from urdir.model.graph.evaluation import Evaluation, Floats
+from urdir.model.graph.ops import Op
+from urdir.model.graph.tensor import Tensor
+from urdir.ptxgen.kernels.streams import MIXES, STREAMS, weights_of
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Widen(Op):
+    """y (rows, 4 * width) = x in each stream."""
+
+    word = "widen"
+    x: Tensor
+
+    def __post_init__(self) -> None:
+        self._check(self.y.width == STREAMS * self.x.width, "not four streams")
+
+    def evaluate(self, at: Evaluation, *x: Floats) -> Floats:
+        return np.tile(x[0], (1, STREAMS))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class JoinStreams(Op):
+    """y (rows, width) = the mean of the streams x."""
+
+    word = "join_streams"
+    x: Tensor
+
+    def __post_init__(self) -> None:
+        self._check(self.x.width == STREAMS * self.y.width, "not four streams")
+
+    def evaluate(self, at: Evaluation, *x: Floats) -> Floats:
+        made: Floats = _apart(x[0]).mean(axis=1)
+        return made
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ReadStreams(Op):
+    """y (rows, width) = the streams x, weighted by ``mixes`` (rows, 24) as the block reads them."""
+
+    word = "read_streams"
+    x: Tensor
+    mixes: Tensor
+    of: HyperConnection
+
+    def __post_init__(self) -> None:
+        self._check(self.x.width == STREAMS * self.y.width, "not four streams")
+        self._check(self.mixes.width == MIXES, f"not {MIXES} mixes")
+
+    def evaluate(self, at: Evaluation, *x: Floats) -> Floats:
+        made: Floats = np.einsum("rs,rsc->rc", _weights(at, self.of, x[1])[0], _apart(x[0]))
+        return made
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WriteStreams(Op):
+    """y = the streams x mixed with each other, plus ``made`` (rows, width), the block's result, in
+    each, all weighted by ``mixes``."""
+
+    word = "write_streams"
+    x: Tensor
+    made: Tensor
+    mixes: Tensor
+    of: HyperConnection
+
+    def __post_init__(self) -> None:
+        self._check_same(self.x)
+        self._check(self.x.width == STREAMS * self.made.width, "not four streams")
+
+    def evaluate(self, at: Evaluation, *x: Floats) -> Floats:
+        _, post, comb = _weights(at, self.of, x[2])
+        mixed = np.einsum("rsd,rsc->rdc", comb, _apart(x[0]))
+        made: Floats = (mixed + post[:, :, None] * x[1][:, None]).reshape(x[0].shape)
+        return made
+
+
+def _apart(x: Floats) -> Floats:
+    return x.reshape(len(x), STREAMS, -1)
+
+
+def _weights(at: Evaluation, of: HyperConnection, mixes: Floats) -> tuple[Floats, Floats, Floats]:
+    return weights_of(mixes, at.vector(of.scale), at.vector(of.base), of.iterations, of.eps)

@@ -1,0 +1,116 @@
+"""Index keys of pools of tokens: sums of those of their tokens, weighted by value (GLM 5.3)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
+from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, Tolerance, ceil_div
+
+#: Tokens of a pool at most.
+MOST_POOL = 64
+
+
+@dataclass(frozen=True)
+class PoolKeys(KernelSpec):
+    """The key of a row's pool of ``pool`` tokens, if the row is the pool's last token: the sum of
+    keys, weighted value by value by the softmax of gates + ``places`` (pool, dim) over tokens.
+
+    Keys and gates of all tokens, dim values each side by side, are in the cache ``raw``; the pool's
+    key goes to the slot of its last token in ``k_cache``, which has the same slots.
+    """
+
+    raw: KvLayout
+    pool: int
+    rows: int = 1
+
+    name = "pool_keys"
+    template = ("urdir.templates", "attention/pool_keys.ptx.j2")
+
+    def __post_init__(self) -> None:
+        raw = self.raw
+        if raw.kv_heads != 1 or not raw.values_in_keys or raw.capacity or raw.head_dim % 16:
+            raise PtxgenError("pool_keys: keys and gates of one head, of all tokens")
+        if not 1 < self.pool <= MOST_POOL or not 1 <= self.rows <= 65535:
+            raise PtxgenError(f"pool_keys: {self.rows} rows, pools of {self.pool} tokens")
+
+    @property
+    def layout(self) -> KvLayout:
+        """The layout of pools' keys."""
+        return replace(self.raw, head_dim=self.raw.head_dim // 2)
+
+    @property
+    def dim(self) -> int:
+        """Values of a key."""
+        return self.layout.head_dim
+
+    @property
+    def params(self) -> tuple[Param, ...]:
+        return (
+            Param("places", "f32", ("pool", "dim"), Access.IN),
+            Param("raw", self.raw.element_dtype, self.raw.shape, Access.IN),
+            # only some slots of a cache are written: INOUT, not OUT
+            *self.layout.params(Access.INOUT),
+            Param("sequence", "u32", ("rows",), Access.IN),
+            Param("position", "u32", ("rows",), Access.IN),
+        )
+
+    @property
+    def launch_shape(self) -> LaunchShape:
+        return LaunchShape(grid=(self.rows, 1, 1), block=(32 * ceil_div(self.dim // 8, 32), 1, 1))
+
+    @property
+    def tolerance(self) -> Tolerance:
+        return Tolerance(rtol=1e-5 if self.raw.dtype == "f32" else 1e-3)
+
+    def reference(self, **inputs: Any) -> dict[str, Array]:
+        cache, places = inputs["k_cache"].copy(), inputs["places"].astype(np.float64)
+        for row, position in enumerate(inputs["position"].tolist()):
+            if position >= self.raw.max_len or (position + 1) % self.pool:
+                continue
+            sequence, table = int(inputs["sequence"][row]), inputs.get("block_table")
+            tokens = np.arange(position + 1 - self.pool, position + 1)
+            both = self.raw.read(inputs["raw"], sequence, tokens, table)[0].astype(np.float64)
+            keys, logits = both[:, : self.dim], both[:, self.dim :] + places
+            weights = np.exp(logits - logits.max(axis=0))
+            made = (weights * keys).sum(axis=0) / weights.sum(axis=0)
+            self.layout.write(cache, sequence, [position], made[None, None], table)
+        return {"k_cache": cache}
+
+    def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
+        """The last tokens of different pools, one of them not the last, and a padding row."""
+        inputs, raw = super().make_inputs(rng), self.raw
+        pools = rng.permutation(raw.max_len // self.pool)[: self.rows]
+        positions = np.resize(pools, self.rows) * self.pool + self.pool - 1
+        if self.rows > 2:
+            positions[1:3] = raw.max_len + 3, positions[1] - 1
+        if raw.is_paged:
+            inputs["block_table"] = raw.random_table(rng)
+        lengths, table = [raw.max_len] * raw.sequences, inputs.get("block_table")
+        inputs["raw"] = raw.random_cache(rng, lengths, table)
+        inputs["k_cache"] = self.layout.random_cache(rng, lengths, table, byte=0)
+        sequences = np.zeros(self.rows)
+        at = {"sequence": sequences, "position": positions}
+        return inputs | {name: of.astype(np.uint32) for name, of in at.items()}
+
+    @classmethod
+    def examples(cls) -> Mapping[str, PoolKeys]:
+        raw = partial(KvLayout, values_in_keys=True)
+        return {
+            "f16": cls(raw(1, 1, 40, 128, "f16"), 4, 4),
+            "f32": cls(raw(1, 1, 50, 144, "f32"), 5, 3),
+            "pages": cls(raw(1, 1, 64, 256, "f16", 16, 9), 4, 3),
+        }
+
+    def flops(self) -> int:
+        return 6 * self.rows * self.dim
+
+    def bytes_moved(self) -> int:
+        """Keys and gates of a row's pool, each read once a token of it."""
+        return self.rows * (self.raw.token_nbytes + self.layout.token_nbytes // self.pool)
