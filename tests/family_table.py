@@ -181,6 +181,7 @@ def _networks(config: Config) -> Features:
             yield True, _named(network)
             yield network.divisors is not None, "divisors"
             yield network.norm is not None, "norm of inner values"
+            yield network.deviations is not None, "sparse gates in some layers"
         elif isinstance(network, Mixture):
             yield from _mixture(network)
         elif isinstance(network, ChannelMix):
@@ -224,6 +225,7 @@ def _more(config: Config) -> Features:
     yield config.hides is not None, "hidden logits"
     yield config.layer_embeddings is not None, "per-layer embeddings"
     yield any(layer.output_scale for layer in config.layers), "layer scale"
+    yield bool(config.streams), "several streams (AltUp, LAuReL)"
     yield bool(config.saved_streams), "saved streams"
     yield config.banked(config.n_layers) > 0, "banked streams"
     yield config.has_streams, "hyper-connections"

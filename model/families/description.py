@@ -82,8 +82,9 @@ class Description:
     ``output`` of ``output_norm`` of the stream, times ``logit_scale``, then c * tanh(. / c) for a
     ``softcap`` c > 0. With ``recalls``, banked streams are mixed in before that, as in `Block`.
     If blocks have hyper-connections, the stream is copied to several first, whose mean counts in
-    the end. Logits of the tokens from ``hides[0]`` to before ``hides[1]`` are the lowest number
-    (Chameleon).
+    the end. Further ``streams`` begin as products of the stream, as long as it, and end as those of
+    ``merges``, of which the mean with the stream is taken. Logits of the tokens from ``hides[0]``
+    to before ``hides[1]`` are the lowest number (Chameleon).
 
     Models that make embeddings or scores of texts say so in ``embedding_of_texts``. Encoders (not
     `is_causal`) make nothing else: their ``output`` is the embedding, which has no meaning.
@@ -109,6 +110,8 @@ class Description:
     embedding_of_texts: Embedding | None = None
     recalls: Normalization | None = None
     hides: tuple[int, int] | None = None
+    streams: tuple[Linear, ...] = ()
+    merges: tuple[Linear, ...] = ()
     ignored_keys: tuple[str, ...] = ()  # of the file, unknown to the architecture
     unused_tensors: tuple[str, ...] = ()  # of the file, not used for plain decoding
     share: Share | None = None

@@ -61,6 +61,7 @@ def model_facts(description: Description) -> Facts:
         logit_scale=_other_than(description.logit_scale, 1.0),
         softcap=description.softcap,
         hidden_logits=description.hides and list(description.hides),
+        streams=len(description.streams),
         saves=description.saves,
         adds=description.adds and description.adds.name,
         token_type=description.token_type is not None,
@@ -246,6 +247,7 @@ def _dense(of: Dense) -> Facts:
         bias=of.up.bias is not None,
         divisors=of.divisors is not None,
         norm_of_inner=_norm(of.norm),
+        deviations=of.deviations,
     )
 
 
@@ -277,6 +279,7 @@ def _end(layer: LayerConfig) -> Facts:
     """What a layer does after its blocks."""
     return _known(
         embedding=layer.embedding is not None,
+        altup=layer.altup is not None,
         output_scale=layer.output_scale is not None,
         output_norm=_norm(layer.output_norm),
         saves=layer.saves,

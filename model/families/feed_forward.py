@@ -15,6 +15,8 @@ class Dense:
     """down(f(gate x) * up x), or down(f(up x)) without a gate; see `Activation`.
 
     ``divisors`` (width,) divide the activated values (MPT), a ``norm`` normalises them (BitNet).
+    With ``deviations`` the gates stay that are so many standard deviations above their mean, less
+    that bound (Gemma 3n).
     """
 
     up: Linear
@@ -23,6 +25,7 @@ class Dense:
     activation: Activation
     divisors: StoredVector | None = None
     norm: Normalization | None = None
+    deviations: float | None = None
 
     @property
     def width(self) -> int:

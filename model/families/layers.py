@@ -95,8 +95,24 @@ class LayerEmbedding:
 
 
 @dataclass(frozen=True, slots=True)
+class AltUp:
+    """Alternating updates of several streams (AltUp, arXiv 2301.13310), of which the layer's blocks
+    update the first; `layers.altup` has the formulas. ``laurel`` is a second branch beside
+    attention: n + norm(up(down n)), n being attention's input."""
+
+    router: Linear  # (streams, hidden)
+    router_norm: Normalization
+    predict: Linear  # (streams * streams, streams)
+    correct: Linear  # (streams, streams)
+    correct_scale: StoredVector  # (hidden,)
+    laurel: tuple[Linear, Linear]
+    laurel_norm: Normalization
+
+
+@dataclass(frozen=True, slots=True)
 class LayerConfig:
-    """One layer: its blocks, then these operations on the stream, in this order.
+    """One layer: its blocks, then these operations on the stream, in this order. With ``altup``
+    there are several streams, all of which but the first read the embedding.
 
     ``embedding`` adds a per-layer embedding; ``output_scale`` (1,) multiplies; ``output_norm``
     replaces the stream by its norm; ``saves`` stores it under a name; ``adds`` adds a stored
@@ -110,6 +126,7 @@ class LayerConfig:
     saves: str | None = None
     adds: str | None = None
     adds_scale: StoredVector | None = None
+    altup: AltUp | None = None
 
     @property
     def networks(self) -> tuple[Network, ...]:

@@ -116,7 +116,8 @@ class _Cutter:
 
     def _dense(self, of: Dense) -> Dense:
         """Cut the inner values, if possible."""
-        inner = None if of.norm is not None else self.cut.inner(of.width, of.down)
+        whole = of.norm is not None or of.deviations is not None
+        inner = None if whole else self.cut.inner(of.width, of.down)
         if inner is None:
             return of
         return replace(

@@ -23,8 +23,8 @@ from urdir.model.graph.tensor import BRANCH, PART, STREAM, Tensor
 @dataclass(slots=True)
 class StepOps:
     """The graph of a step of ``rows`` rows, and what layers keep for later ones: streams under
-    names (``saved``), ``banked`` streams, the layers' own ``embeddings``, and which tokens the last
-    indexer ``selected``."""
+    names (``saved``), ``banked`` streams, the layers' own ``embeddings``, which tokens the last
+    indexer ``selected``, and the ``streams`` beside the first one."""
 
     config: Config
     rows: int
@@ -33,6 +33,7 @@ class StepOps:
     banked: list[Tensor] = field(default_factory=list)
     embeddings: Tensor | None = None
     selected: Tensor | None = None
+    streams: list[Tensor] = field(default_factory=list)
 
     def tensor(self, name: str, width: int, rows: int | None = None) -> Tensor:
         """A new tensor of the step's rows."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from urdir.model.families.feed_forward import Dense
 from urdir.model.families.stored import Linear
+from urdir.model.graph.altup import Sparsify
 from urdir.model.graph.ops import Activate, Gate
 from urdir.model.graph.tensor import BRANCH, Tensor
 from urdir.model.layers.builder import LayerOps
@@ -21,6 +22,9 @@ def dense(
     if network.gate is not None:
         gate = at.product(label, x, network.gate, "gate")
         up = at.product(label, x, network.up, "up")
+        if network.deviations is not None:
+            y = Tensor("sparse gate", gate.rows, gate.width)
+            gate = at.graph.add(Sparsify(at.name("ffn_gate.sparse"), y, gate, network.deviations))
         at.graph.add(Gate(activation, inner, gate, up, network.activation))
     else:
         up = at.product(label, x, network.up, "activated")

@@ -16,6 +16,7 @@ from urdir.model.graph.ops import (
 )
 from urdir.model.graph.streams import JoinStreams
 from urdir.model.graph.tensor import STREAM, Tensor
+from urdir.model.layers.altup import further_streams, merged
 from urdir.model.layers.builder import LayerOps, StepOps
 from urdir.model.layers.layer import recalled, save
 
@@ -31,6 +32,7 @@ def embedding(step: StepOps) -> Tensor:
         x = graph.add(Norm("token_embd_norm", step.stream(), x, config.embedding_norm))
     if config.layer_embeddings is not None:
         step.embeddings = _layer_embeddings(step, config.layer_embeddings, x)
+    step.streams = further_streams(step, x)
     if config.saves is not None:
         save(step, f"saves.{config.saves}", config.saves, x)
     if config.adds is not None:
@@ -63,7 +65,7 @@ def output_stream(step: StepOps, x: Tensor) -> Tensor:
     if step.config.has_streams:
         return step.graph.add(JoinStreams("streams.mean", step.stream(x.rows), x))
     last = LayerOps(step, step.config.n_layers - 1)
-    return recalled(last, "output_recall", step.config.recalls, x)
+    return recalled(last, "output_recall", step.config.recalls, merged(step, x))
 
 
 def head(step: StepOps, x: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ from urdir.model.families.stored import Linear
 from urdir.model.graph.ops import Add, Columns, Copy, Gate, Recall, ScaleBy
 from urdir.model.graph.streams import ReadStreams, WriteStreams
 from urdir.model.graph.tensor import BRANCH, STREAM, Tensor
+from urdir.model.layers.altup import altup_layer
 from urdir.model.layers.attention import attention, cached_keys
 from urdir.model.layers.builder import LayerOps, StepOps
 from urdir.model.layers.dense import activation, dense, linear
@@ -40,6 +41,12 @@ def layer(
     step.graph.begin_layer()
     config = of or step.config.layers[index]
     at, start = LayerOps(step, index, outputs), x
+    if config.altup is not None:
+        x, read = altup_layer(at, config, config.altup, x)
+        if config.embedding is not None:
+            made = _of_embedding(at, config.embedding, read)
+            step.streams = [at.add("post_norm", other, made) for other in step.streams]
+        return x
     for block in config.blocks:
         x = _block(at, block, x, start)
         at.outputs = None
@@ -78,7 +85,7 @@ def begins_with_attention(layer: LayerConfig) -> bool:
 def has_end(layer: LayerConfig) -> bool:
     """Whether anything happens after the blocks."""
     ends = (layer.embedding, layer.output_scale, layer.output_norm, layer.saves, layer.adds)
-    return any(end is not None for end in ends)
+    return layer.altup is not None or any(end is not None for end in ends)
 
 
 def recalled(at: LayerOps, label: str, block_norm: object, x: Tensor) -> Tensor:
@@ -193,7 +200,7 @@ def _feed_forward(
 def _end(at: LayerOps, config: LayerConfig, x: Tensor) -> Tensor:
     """Everything after the blocks, in the order that `LayerConfig` says."""
     if config.embedding is not None:
-        x = _add_embedding(at, config.embedding, x)
+        x = at.add("post_norm", x, _of_embedding(at, config.embedding, x))
     if config.output_scale is not None:
         y = Tensor(STREAM, x.rows, x.width)
         x = at.graph.add(ScaleBy(at.name("layer_output_scale"), y, x, config.output_scale))
@@ -216,8 +223,8 @@ def save(step: StepOps, label: str, name: str, x: Tensor) -> None:
     step.saved[name] = step.graph.add(Copy(label, y, x))
 
 
-def _add_embedding(at: LayerOps, of: LayerEmbedding, x: Tensor) -> Tensor:
-    """x += norm(proj(f(gate x) * e)), with the token's embedding e for this layer."""
+def _of_embedding(at: LayerOps, of: LayerEmbedding, x: Tensor) -> Tensor:
+    """norm(proj(f(gate x) * e)), with the token's embedding e for this layer."""
     gate = at.product("inp_gate", x, of.gate, "layer gate")
     every = at.step.embeddings
     assert every is not None
@@ -227,4 +234,4 @@ def _add_embedding(at: LayerOps, of: LayerEmbedding, x: Tensor) -> Tensor:
     gated = Tensor("layer gate", x.rows, gate.width)
     at.graph.add(Gate(label, gated, gate, mine, of.activation))
     made = at.product("proj", gated, of.proj, BRANCH)
-    return at.add("post_norm", x, at.norm("post_norm", made, of.norm))
+    return at.norm("post_norm", made, of.norm, "normed embedding")

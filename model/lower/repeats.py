@@ -60,7 +60,7 @@ class Kinds:
 
     def _kind(self, parts: LayerParts, index: int, layer: LayerConfig) -> Kind:
         blocks = layer.blocks
-        apart = layer.embedding or layer.saves or layer.adds
+        apart = layer.altup or layer.embedding or layer.saves or layer.adds
         if apart or any(block.banks or block.recalls for block in blocks):
             return Kind(None, ())
         stored = [of for of in stored_in(layer) if of not in self._tables]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from urdir.model.lower import (
     adapters,
+    altup,
     attention,
     blocks,
     collectives,
@@ -20,7 +21,7 @@ from urdir.model.lower.rule import RuleBook
 
 _ROOMS = (
     *(adapters, moe, selection, latent, attention, linear),
-    *(recurrent, rwkv, collectives, stream, streams, blocks),
+    *(altup, recurrent, rwkv, collectives, stream, streams, blocks),
 )
 #: What a step is lowered by.
 RULES = RuleBook([rule for room in _ROOMS for rule in room.RULES])

@@ -102,7 +102,7 @@ def append_norm_after(
 
 def normed_place(at: Lowering, norm: Norm) -> Slice:
     """Where a norm is completed for the products that read it."""
-    if norm.y.is_stream:
+    if norm.y.name != "normed":
         return at.place(norm.y)
     at.completed = norm.x, norm.of
     return at.work["normed"]

@@ -15,7 +15,7 @@ import numpy as np
 from urdir.model.families.attention import Attention, Indexer, Latent, QkNorm
 from urdir.model.families.config import Config
 from urdir.model.families.feed_forward import Dense, Mixture, Router
-from urdir.model.families.layers import Block, HyperConnection, LayerConfig, Network
+from urdir.model.families.layers import AltUp, Block, HyperConnection, LayerConfig, Network
 from urdir.model.families.recurrent import (
     Convolution,
     KimiDelta,
@@ -47,6 +47,7 @@ class Reference:
         self._saved: dict[str, Floats] = {}
         self._banked: list[Floats] = []
         self._values: Floats = np.zeros(0)
+        self._streams: list[Floats] = []
 
     def logits(self, tokens: Any) -> Floats:
         """Logits (tokens, vocab) after every token of one sequence."""
@@ -58,6 +59,7 @@ class Reference:
             x = x + self.matrix(c.positions)[positions]
         x = self.norm(c.embedding_norm, x)
         extra = self._layer_embeddings(tokens, x)
+        self._streams = [self._as_long(self.linear(of, x), x) for of in c.streams]
         self._save(c.saves, x)
         if c.adds is not None:
             x = x + self.vector(c.adds)
@@ -67,7 +69,14 @@ class Reference:
             x = np.repeat(x[:, None], 4, axis=1)
         for index, layer in enumerate(c.layers):
             x = self._layer(layer, index, x, positions, keys_and_values, extra)
-        x = x.mean(axis=1) if c.has_streams else self._recalled(c.recalls, x)
+        if c.has_streams:
+            x = x.mean(axis=1)
+        else:
+            merged = [
+                self._as_long(self.linear(of, stream), x)
+                for of, stream in zip(c.merges, self._streams, strict=True)
+            ]
+            x = self._recalled(c.recalls, sum(merged, x) / (1 + len(merged)))
         logits = self.linear(c.output, self.norm(c.output_norm, x)) * c.logit_scale
         logits = c.softcap * np.tanh(logits / c.softcap) if c.softcap else logits
         if c.hides is not None:
@@ -129,6 +138,8 @@ class Reference:
         extra: Floats | None,
     ) -> Floats:
         caches.append(None)
+        if layer.altup is not None:
+            return self._altup_layer(layer, layer.altup, index, x, positions, caches, extra)
         start = x
         for block in layer.blocks:
             if block.hyper is not None:
@@ -173,6 +184,50 @@ class Reference:
                 comb = comb / (comb.sum(0, keepdims=True) + of.eps)
             streams.append(comb.T @ x[row] + np.outer(post[row], y))
         return np.stack(streams)
+
+    @staticmethod
+    def _as_long(x: Floats, target: Floats) -> Floats:
+        lengths = [np.sqrt((of**2).sum(1, keepdims=True)) for of in (target, x)]
+        return x * lengths[0] / lengths[1]
+
+    def _altup_layer(
+        self,
+        layer: LayerConfig,
+        of: AltUp,
+        index: int,
+        x: Floats,
+        positions: Any,
+        caches: Any,
+        extra: Any,
+    ) -> Floats:
+        """Google's modeling_gemma3n, Gemma3nTextDecoderLayer, as llama.cpp has it."""
+
+        def modalities(of_x: Floats) -> Floats:
+            return np.tanh(self.linear(of.router, self.norm(of.router_norm, of_x) / x.shape[1]))
+
+        streams = np.stack([x, *self._streams])
+        count = len(streams)
+        coefs = self.linear(of.predict, modalities(x)).reshape(len(x), count, count)
+        predicted = streams + np.einsum("tij,jte->ite", coefs, streams)
+        active = predicted[0]
+        (attends,), (network,) = (block.branches for block in layer.blocks)
+        n = self.norm(attends.norm, active)
+        assert isinstance(attends.network, Attention)
+        made = self.norm(attends.post_norm, self._attention(attends.network, n, positions, caches))
+        laurel = self.linear(of.laurel[1], self.linear(of.laurel[0], n))
+        m = (active + made + n + self.norm(of.laurel_norm, laurel)) / np.sqrt(2.0)
+        assert isinstance(network.network, Dense)
+        ffn = self._dense(network.network, self.norm(network.norm, m))
+        activated = m + self.norm(network.post_norm, ffn)
+        weights = self.linear(of.correct, modalities(activated)) + 1.0
+        corrected = predicted + weights.T[:, :, None] * (activated - active)
+        assert layer.embedding is not None
+        e = layer.embedding
+        first = corrected[0] * self.vector(of.correct_scale)
+        gated = e.activation(self.linear(e.gate, first)) * extra[:, index]
+        added = self.norm(e.norm, self.linear(e.proj, gated))
+        self._streams = [stream + added for stream in corrected[1:]]
+        return corrected[0]
 
     def _block(self, block: Block, x: Floats, start: Floats, positions: Any, caches: Any) -> Floats:
         total: Floats = np.zeros_like(x)
@@ -222,7 +277,12 @@ class Reference:
         if of.gate is None:
             hidden = of.activation(up)
         else:
-            hidden = of.activation.gated(self.linear(of.gate, x), up)
+            gate = self.linear(of.gate, x)
+            if of.deviations is not None:
+                bound = gate.mean(1, keepdims=True)
+                bound = bound + of.deviations * gate.std(1, ddof=1, keepdims=True)
+                gate = np.maximum(gate - bound, 0.0)
+            hidden = of.activation.gated(gate, up)
         if of.divisors is not None:
             hidden = hidden / self.vector(of.divisors)
         hidden = self.norm(of.norm, hidden)

@@ -44,7 +44,7 @@ def gemma4(file: Reader) -> Description:
 
     def layer(index: int) -> LayerConfig:
         found = gemma4_layer(file, index, ropes, windowed[index], sources[index])
-        embedding = _layer_embedding(file, index, norm, width) if width else None
+        embedding = layer_embedding(file, index, norm, width) if width else None
         return replace(found, embedding=embedding)
 
     description = model(
@@ -52,10 +52,10 @@ def gemma4(file: Reader) -> Description:
         layer,
         file.norm("output_norm", None, norm),
         embedding_scale=math.sqrt(file.hidden),
-        layer_embeddings=_layer_embeddings(file, norm, width) if width else None,
+        layer_embeddings=layer_embeddings(file, norm, width) if width else None,
         softcap=file.amount("final_logit_softcapping", 30.0),
     )
-    unused = (*description.unused_tensors, *_unused(file, sources))
+    unused = (*description.unused_tensors, *unused_keys_of(file, sources))
     return replace(description, unused_tensors=unused)
 
 
@@ -178,7 +178,8 @@ def _router(file: Reader, layer: int, norm: Norm) -> Router:
     )
 
 
-def _layer_embedding(file: Reader, layer: int, norm: Norm, width: int) -> LayerEmbedding:
+def layer_embedding(file: Reader, layer: int, norm: Norm, width: int) -> LayerEmbedding:
+    """What a layer makes of its token embedding."""
     return LayerEmbedding(
         file.linear("inp_gate", layer, width, file.hidden, bias="absent"),
         file.linear("proj", layer, file.hidden, width, bias="absent"),
@@ -187,7 +188,8 @@ def _layer_embedding(file: Reader, layer: int, norm: Norm, width: int) -> LayerE
     )
 
 
-def _layer_embeddings(file: Reader, norm: Norm, width: int) -> LayerEmbeddings:
+def layer_embeddings(file: Reader, norm: Norm, width: int) -> LayerEmbeddings:
+    """Token embeddings of all layers."""
     hidden, total = file.hidden, file.layer_count() * width
     vocab = file.stored.get("token_embd.weight", (0,))[0]
     return LayerEmbeddings(
@@ -201,7 +203,7 @@ def _layer_embeddings(file: Reader, norm: Norm, width: int) -> LayerEmbeddings:
     )
 
 
-def _unused(file: Reader, sources: list[int | None]) -> Iterator[str]:
+def unused_keys_of(file: Reader, sources: list[int | None]) -> Iterator[str]:
     """Stored K and V matrices of layers that reuse another layer's cache."""
     for layer, source in enumerate(sources):
         for name in ("attn_k", "attn_v", "attn_k_norm"):

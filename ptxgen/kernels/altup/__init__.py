@@ -1,0 +1,1 @@
+"""Kernels of layers with several streams (Gemma 3n)."""
