@@ -232,6 +232,19 @@ def test_too_little_host_memory_is_refused_with_the_numbers(
         Engine.open(demo_file, device="emulator", placement=Placement(gpu_layers=0))
 
 
+def test_what_the_host_has_left(tmp_path: Path) -> None:
+    assert streamed.host_available(tmp_path) is None
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/meminfo").write_text("MemTotal: 9 kB\nMemAvailable:   7 kB\n")
+    assert streamed.host_available(tmp_path) == 7168
+    group = tmp_path / "sys/fs/cgroup"
+    group.mkdir(parents=True)
+    (group / "memory.current").write_text("1000\n")
+    for most, left in (("max", 7168), ("5000", 4000), ("900", 0)):
+        (group / "memory.max").write_text(f"{most}\n")
+        assert streamed.host_available(tmp_path) == left
+
+
 def test_several_gpus_are_refused(demo_file: Path) -> None:
     with pytest.raises(UnsupportedError, match="for 2 GPUs"):
         Engine.open(demo_file, device="emulator", gpus=2, placement=Placement(gpu_layers=0))
