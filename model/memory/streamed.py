@@ -23,8 +23,10 @@ if TYPE_CHECKING:
 Units = Sequence[tuple[StoredMatrix, ...]]
 
 _SLOT = "slot of streamed layers"
-#: Files of a control group: the most memory that it may have, and what it has.
-_GROUP = ("memory.max", "memory.current")
+#: Files of a control group: the most memory that it may have, what it has, and of what kinds;
+#: those of cached files, which give way.
+_GROUP = ("memory.max", "memory.current", "memory.stat")
+_FILES = ("inactive_file ", "active_file ")
 #: Host memory that is left to others.
 _SPARE_BYTES = 1 << 30
 
@@ -110,8 +112,9 @@ def host_available(root: Path = Path("/")) -> int | None:
         line = next(line for line in lines if line.startswith("MemAvailable:"))
         found.append(int(line.split()[1]) << 10)
     with suppress(OSError, ValueError):  # "max": no limit
-        most, used = ((root / "sys/fs/cgroup" / name).read_text() for name in _GROUP)
-        found.append(max(0, int(most) - int(used)))
+        most, used, stat = ((root / "sys/fs/cgroup" / name).read_text() for name in _GROUP)
+        files = (line.split() for line in stat.splitlines() if line.startswith(_FILES))
+        found.append(max(0, int(most) - int(used) + sum(int(size) for _, size in files)))
     return min(found, default=None)
 
 

@@ -239,7 +239,8 @@ def test_what_the_host_has_left(tmp_path: Path) -> None:
     assert streamed.host_available(tmp_path) == 7168
     group = tmp_path / "sys/fs/cgroup"
     group.mkdir(parents=True)
-    (group / "memory.current").write_text("1000\n")
+    (group / "memory.current").write_text("1500\n")
+    (group / "memory.stat").write_text("anon 7\ninactive_file 300\nactive_file 200\nshmem 4\n")
     for most, left in (("max", 7168), ("5000", 4000), ("900", 0)):
         (group / "memory.max").write_text(f"{most}\n")
         assert streamed.host_available(tmp_path) == left
