@@ -72,7 +72,7 @@ def begins_with_attention(layer: LayerConfig) -> bool:
     branch, networks = first.branches[0], [b for block in others for b in block.branches]
     return (
         alone
-        and not has_end(layer)
+        and not _ends_with_other_rows(layer)
         and first.hyper is None
         and not any(block.recalls for block in layer.blocks)
         and isinstance(branch.network, Attention)
@@ -82,9 +82,9 @@ def begins_with_attention(layer: LayerConfig) -> bool:
     )
 
 
-def has_end(layer: LayerConfig) -> bool:
-    """Whether anything happens after the blocks."""
-    ends = (layer.embedding, layer.output_scale, layer.output_norm, layer.saves, layer.adds)
+def _ends_with_other_rows(layer: LayerConfig) -> bool:
+    """Whether more than a norm of each row happens after the blocks."""
+    ends = (layer.embedding, layer.output_scale, layer.saves, layer.adds)
     return layer.altup is not None or any(end is not None for end in ends)
 
 

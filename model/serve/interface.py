@@ -44,12 +44,14 @@ class Defaults:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What is known of a model's file: its weights' bytes and number, and their usual type."""
+    """What is known of a model's file: its weights' bytes and number, their usual type, and whether
+    it says how texts are pooled."""
 
     architecture: str = ""
     bytes: int = 0
     parameters: int = 0
     type: str = ""
+    pools: bool = False
 
 
 class ServedModel(Protocol):

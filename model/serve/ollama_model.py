@@ -37,7 +37,8 @@ def show(fields: Fields, model: ServedModel, limits: Limits) -> Json:
     check_model(named(fields) or named(fields.named({"model": "name"})), model)
     facts, source = model.facts, model.template.source if model.template else ""
     family = facts.architecture
-    can = ["completion", *(["tools"] if source else []), *(["insert"] if model.fill else [])]
+    can = ["embedding" if facts.pools else "completion"]
+    can += [*(["tools"] if source else []), *(["insert"] if model.fill else [])]
     form = model.template.form if model.template else None
     if form is not None and (form.is_harmony or form.thinks is not None):
         can.append("thinking")

@@ -88,6 +88,7 @@ class EngineModel:
             sum(tensor.nbytes for tensor in tensors),
             sum(math.prod(tensor.shape) for tensor in tensors),
             file_type(file) or "",
+            f"{file.architecture}.pooling_type" in file.metadata,
         )
 
     @cached_property

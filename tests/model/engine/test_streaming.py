@@ -106,8 +106,8 @@ def test_mixtures_with_caches_of_one_two_and_all_experts(
             assert len(copies[slots]) == len(most)
     assert any(copies[2]) == (used <= 2)
     if whole:
-        # with room for all, each is copied once at most; too few for a row: all are streamed
-        assert all(0 < done <= count for done, count in zip(copies[99], most, strict=True))
+        # with room for all, loading has filled it; too few for a row: all are streamed
+        assert not any(copies[99])
         assert any(copies[1]) == (used == 1)
 
 

@@ -32,7 +32,7 @@ ENGINE: Any = SimpleNamespace(
     name="toy",
     tokenizer=None,
     file=SimpleNamespace(metadata={}),
-    template=SimpleNamespace(source=""),
+    template=SimpleNamespace(source="", form=None),
     session=SimpleNamespace(
         context=64,
         shapes=SimpleNamespace(chunks=(64,), alignment=16, walk=None),
@@ -53,11 +53,12 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> list[EngineOptions]:
     """Put `ENGINE` in place of engines; what they are to be opened with."""
     opened: list[EngineOptions] = []
 
-    def load(args: object, wanted: EngineOptions) -> contextlib.nullcontext[None]:
+    def load(wanted: EngineOptions) -> contextlib.nullcontext[None]:
         opened.append(wanted)
         return contextlib.nullcontext()
 
     monkeypatch.setattr(command, "load", load)
+    monkeypatch.setattr(command, "_makes_embeddings", lambda args: False)
     monkeypatch.setattr(command, "begin_warm_up", lambda loading, seconds: None)
     monkeypatch.setattr("urdir.model.engine.engine.Engine", lambda loading: ENGINE)
     return opened

@@ -126,6 +126,7 @@ def test_ollama_cuts_texts_that_are_too_long(embeds: tuple[Post, Engine]) -> Non
     long = "a " * (CONTEXT + 5)
     assert len(post("/api/embed", {"input": long}).json()["embeddings"]) == 1
     assert post("/api/embed", {"input": long, "truncate": False}).status_code == 400
+    assert post("/api/show", {"model": "tiny"}).json()["capabilities"] == ["embedding"]
 
 
 def test_documents_are_ranked(ranks: tuple[Post, Engine]) -> None:

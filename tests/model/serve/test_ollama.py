@@ -155,7 +155,7 @@ def test_refusals_have_ollamas_shape(server: Any, body: Any, named: str) -> None
     assert reply.status_code == 400
     assert f"'{named}'" in reply.json()["error"]
     missing = server.http().post("/api/embed", json={"model": "toy", "input": "Hi"})
-    assert (missing.status_code, "no embeddings" in missing.json()["error"]) == (404, True)
+    assert (missing.status_code, "no embeddings" in missing.json()["error"]) == (400, True)
     assert server.service.requests == []
 
 
