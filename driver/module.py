@@ -27,6 +27,12 @@ from urdir.driver.limits import check_limits
 from urdir.driver.parallel import in_threads
 from urdir.driver.ptx_files import PtxFiles
 
+#: Kernels that threads of this process compile beside launches: the next steps of an answer alone
+#: need them sooner than another process starts. More are of a new shape of a service, whose steps
+#: would wait for the interpreter meanwhile.
+_FEW = 8
+#: Processes that compile these.
+_ONCE = 2
 #: Receives the numbers done and in all.
 Tell = Callable[[int, int], None]
 
@@ -142,14 +148,15 @@ class ModuleCache:
         target, compilers = device.native_target, self.compilers
         keyed = {kernel.key(target): kernel for kernel in kernels}
         unknown = {key: kernel for key, kernel in keyed.items() if self._is_unknown(key)}
-        if compilers is None or self._disk is None:  # only what would hold up launches
+        is_few = compilers is None and len(unknown) <= _FEW
+        if is_few or self._disk is None:  # only what would hold up launches
             if device.is_emulated:
                 return
             unknown = {key: each for key, each in unknown.items() if is_whole(each.ptx(target))}
         if compilers is not None:
             compilers.compile(unknown)
-        elif unknown:
-            with self.compilers_of(device, 1) as once:
+        elif unknown and not device.is_emulated:
+            with self.compilers_of(device, 1 if is_few else _ONCE) as once:
                 once.compile(unknown)
 
     def compilers_of(self, device: OpenDevice, most: int) -> Compilers:

@@ -37,8 +37,10 @@ class Bounds(NamedTuple):
 
     def allow(self, value: Any) -> bool:
         """Whether a value is such a number."""
-        kind = Integral if self.is_whole else Real
-        is_number = isinstance(value, kind) and not isinstance(value, bool)
+        is_number = type(value) is int or (type(value) is float and not self.is_whole)
+        if not is_number:  # of other classes, such as numpy's
+            kind = Integral if self.is_whole else Real
+            is_number = isinstance(value, kind) and not isinstance(value, bool)
         return is_number and self.low <= value <= self.high
 
 

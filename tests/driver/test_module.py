@@ -205,6 +205,21 @@ def test_what_holds_up_launches_is_compiled_apart_once(
     assert apart == [[whole.key("sm_90a")]]
 
 
+def test_many_new_kernels_are_compiled_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside launches, where the device is a GPU and has a cache."""
+    apart: list[int] = []
+    monkeypatch.setattr(Compilers, "compile", lambda _, kernels: apart.append(len(kernels)))
+    kernels = [Add(n=256 * n) for n in range(1, 13)]
+    for folder, is_emulated in ((tmp_path, True), (tmp_path, False), (None, False)):
+        with Device.open("emulator", cache_folder=folder) as device:
+            monkeypatch.setattr(device, "is_emulated", is_emulated)
+            device.compile_beside(kernels[:8])
+            device.compile_beside(kernels)
+    assert apart == [12]
+
+
 def test_other_processes_compile(
     make_kernel: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
