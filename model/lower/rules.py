@@ -20,8 +20,8 @@ from urdir.model.lower import (
 from urdir.model.lower.rule import RuleBook
 
 _ROOMS = (
-    *(adapters, moe, selection, latent, attention, linear),
-    *(altup, recurrent, rwkv, collectives, stream, streams, blocks),
+    *(adapters, moe, selection, latent, attention, rwkv, linear),
+    *(altup, recurrent, collectives, stream, streams, blocks),
 )
 #: What a step is lowered by.
 RULES = RuleBook([rule for room in _ROOMS for rule in room.RULES])

@@ -138,7 +138,7 @@ def lower_own_vectors(at: Lowering, ops: Sequence[Op]) -> bool:
     products = [op for op in ops if isinstance(op, Product)]
     matrices = [at.matrix(op.of) for op in products]
     alike = {(of.cols, of.format.arithmetic) for of in matrices}
-    several = len({op.x for op in products}) < len(products)
+    several = len({op.x for op in products} - {op.y for op in products}) < len(products)
     if products[0].y.rows > 1 or len(alike) > 1 or several or any(op.low for op in products):
         return False
     if any(op.x in at.unmade or op.x in at.packed or op.y.is_stream for op in products):

@@ -16,6 +16,7 @@ from urdir.model.families.config import Config
 from urdir.model.families.feed_forward import Dense, Mixture
 from urdir.model.families.reader import Reader
 from urdir.model.families.registry import describe
+from urdir.model.families.stages import staged
 from urdir.model.families.stored import Linear, stored_in
 from urdir.model.files.metadata import Metadata
 from urdir.model.graph.attention import Attend
@@ -26,6 +27,7 @@ from urdir.model.layers.builder import LayerOps, StepOps
 from urdir.model.layers.ends import embedding, head
 from urdir.model.layers.model import layers as layers_of
 from urdir.model.lower.attention import Prepared
+from urdir.model.memory.recurrent_state import RecurrentShape
 from urdir.ptxgen.kernels.attention.own_token import OwnToken
 
 HIDDEN, HEADS, KV_HEADS, FFN = 64, 4, 2, 96
@@ -422,3 +424,24 @@ def test_a_factor_of_bitnet_multiplies_a_product(
 
 def described_by(model: Any) -> Any:
     return describe(Reader.of(model))
+
+
+def test_later_layers_of_gemma_3n_read_caches_of_their_kind(changed: Any) -> None:
+    sources = [of.shares_cache_of for of in described_by(changed("gemma3n-dense")).attentions]
+    assert sources == [None] * 20 + [18, 18]
+    pattern = np.ones(22, np.int32)
+    model = changed("gemma3n-dense", {"attention.sliding_window_pattern": pattern})
+    with pytest.raises(ConfigError, match="layers 18 and 19 must have a window and none"):
+        described_by(model)
+
+
+def test_layers_that_read_the_first_one_s_values_are_not_split(changed: Any) -> None:
+    with pytest.raises(UnsupportedError, match="values of the first one cannot be split by layers"):
+        staged(described_by(changed("rwkv7-dense")), [1, 1], 1, 2)
+
+
+def test_time_mixing_verifies_no_drafts(changed: Any) -> None:
+    config = described_by(changed("rwkv6-dense"))
+    assert RecurrentShape.of(config, 1).nbytes == 4 * 2 * (2 * 128 + 128 * 64)
+    with pytest.raises(UnsupportedError, match="drafts of a model with time mixing"):
+        RecurrentShape.of(config, 1, drafts=3)

@@ -62,3 +62,19 @@ def test_launches_of_a_layer_of_mamba() -> None:
         prompt = session.shapes.prompt(0, 64, Output.GREEDY)[0]
         own = {f"ssm_{name}" for name in ("in", "conv1d", "x", "dt", "scan", "out")}
         assert launches(session, prompt) == own | {"ssm_in.norm", "ssm_dt.pack", "output_rows"}
+
+
+def test_launches_of_a_layer_of_rwkv_7() -> None:
+    """Nine: the three products of as many mixes are one, and so are those of low rank."""
+    model = SyntheticModel("rwkv7-1.5b", "q4_k_m")
+    config, settings = Config.of(model), SessionSettings(64)
+    with (
+        paper_device("sm_90a", 132) as device,
+        Weights(model, config, device) as weights,
+        Session(device, weights, settings) as session,
+    ):
+        assert launches(session, 1) == {
+            *("time_mix_shift", "time_mix_receptance", "time_mix_low_ranks.down"),
+            *("time_mix_low_ranks", "time_mix", "time_mix_output"),
+            *("channel_mix_shift", "channel_mix_key", "channel_mix_value"),
+        }
