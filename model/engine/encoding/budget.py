@@ -69,7 +69,7 @@ class EncoderSettings:
 
     def rows_shape(self, config: Config) -> TextRowsShape:
         """The rows of the largest steps."""
-        return TextRowsShape(self.rows, text_bucket(self.rows), kinds_of(config))
+        return TextRowsShape(self.rows, text_bucket(self.rows, self.rows), kinds_of(config))
 
 
 class _PaperRows:
