@@ -91,6 +91,11 @@ class EmbeddingService:
             raise ApiError(
                 "the model makes scores, no embeddings: /v1/rerank", code="no_embeddings"
             )
+        most = self._engine.encoder.check_pooling(self._pooling)
+        if asked.dimensions is not None and asked.dimensions > most:
+            raise ApiError(
+                f"'dimensions' must be from 1 to {most}", param="dimensions", code="invalid_value"
+            )
         texts = await asyncio.to_thread(self._tokenized, asked)
         job = _Job(texts)
         self._add(job)
@@ -107,8 +112,11 @@ class EmbeddingService:
         for first, second in asked.pairs:
             made += pair_tokens(engine.tokenizer, engine.file.metadata, first, [second])
         if asked.truncates:
-            most = engine.encoder.context
-            made = [text if len(text) <= most else [*text[: most - 1], text[-1]] for text in made]
+            most, ends = engine.encoder.context, int(engine.tokenizer.adds_eos)
+            made = [
+                text if len(text) <= most else [*text[: most - ends], *text[len(text) - ends :]]
+                for text in made
+            ]
         engine.encoder.check_texts(made)
         return made
 

@@ -23,6 +23,14 @@ from urdir.model.serve.embeddings import Embeds
 from urdir.model.serve.interface import Defaults
 from urdir.model.serve.limits import Limits
 from urdir.model.serve.metrics import ServerMetrics
+from urdir.model.serve.request_fields import (
+    EMBEDDINGS,
+    FIELDS,
+    OLLAMA_EMBED,
+    RERANK,
+    SCORE,
+    Handling,
+)
 from urdir.model.serve.served_model import EngineModel
 
 Post = Callable[[str, Any], httpx.Response]
@@ -107,7 +115,7 @@ def test_requests_that_wait_together_get_their_own(embeds: tuple[Post, Engine]) 
         ("/v1/embeddings", {"input": []}, "input"),
         ("/v1/embeddings", {"input": [[99]]}, "vocabulary"),
         ("/v1/embeddings", {"input": [[]]}, "no tokens"),
-        ("/v1/embeddings", {"input": "a", "dimensions": HIDDEN + 1}, "dimensions"),
+        ("/v1/embeddings", {"input": "a", "dimensions": HIDDEN + 1}, f"1 to {HIDDEN}"),
         ("/v1/embeddings", {"input": "a", "encoding_format": "f16"}, "encoding_format"),
         ("/v1/embeddings", {"input": ["a " * (CONTEXT + 1)]}, "tokens"),
         ("/v1/embeddings", {"input": "a", "model": "other"}, "other"),
@@ -148,6 +156,37 @@ def test_documents_are_ranked(ranks: tuple[Post, Engine]) -> None:
     scored = post("/v1/score", {"text_1": query, "text_2": documents}).json()["data"]
     np.testing.assert_array_equal([each["score"] for each in scored], wanted)
     assert "no embeddings" in post("/v1/embeddings", {"input": "a"}).json()["error"]["message"]
+
+
+#: Good requests, by endpoint of the table of fields.
+BODIES = {
+    EMBEDDINGS: ("/v1/embeddings", {"input": "a"}),
+    OLLAMA_EMBED: ("/api/embed", {"input": "a"}),
+    RERANK: ("/v1/rerank", {"query": "a", "documents": ["a"]}),
+    SCORE: ("/v1/score", {"text_1": "a", "text_2": "a"}),
+}
+
+
+@pytest.mark.parametrize("endpoint", BODIES)
+def test_fields_are_served_refused_or_without_effect_as_the_table_says(
+    embeds: tuple[Post, Engine], ranks: tuple[Post, Engine], endpoint: str
+) -> None:
+    post, _ = embeds if endpoint in (EMBEDDINGS, OLLAMA_EMBED) else ranks
+    path, body = BODIES[endpoint]
+    fields = [field for field in FIELDS if endpoint in field.endpoints]
+    assert {field.handling for field in fields} >= {Handling.SERVED, Handling.NO_EFFECT}
+    passing: Any = {}
+    for field in fields:
+        if field.handling is Handling.NO_EFFECT:
+            passing[field.name] = [[{}]]
+            continue
+        wrong = post(path, {**body, field.name: [[{}]]})
+        assert wrong.status_code == 400, field.name
+        assert field.name in str(wrong.json()["error"])
+        if field.handling is Handling.REFUSED:
+            assert field.note in wrong.json()["error"]["message"]
+            passing[field.name] = field.neutral[-1] if field.neutral else None
+    assert post(path, {**body, **passing}).status_code == 200
 
 
 def _service(engine: Engine) -> EmbeddingService:
