@@ -279,7 +279,9 @@ def _open_encoder(
         or options.device_memory is not None,
     }
     if wanted := [name for name, is_wanted in refused.items() if is_wanted]:
-        raise UnsupportedError(f"embeddings with {', '.join(wanted)}: leave that out")
+        raise UnsupportedError(
+            f"embeddings with {', '.join(wanted)} are not supported: leave that out"
+        )
     device = devices[0]
     settings = EncoderSettings.of(
         config,
