@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from tests.model.tiny_encoder import CONTEXT, HIDDEN, write_encoder
-from urdir.model.engine.encoding.budget import EncoderSettings
+from urdir.model.engine.encoding.budget import DEFAULT_TEXT, LARGEST_STEP, EncoderSettings
 from urdir.model.engine.encoding.encoder import Encoder
 from urdir.model.engine.encoding.step import MOST_TEXTS, text_bucket
 from urdir.model.engine.engine import Engine
@@ -41,6 +42,19 @@ def test_a_step_has_no_more_texts_than_rows_and_than_kernels_take(rows: int) -> 
     assert all(texts <= of <= most for texts, of in enumerate(counts, 1))
     assert len(set(counts)) < 9
     PoolRows(cols=8, height=rows, rows=most)  # refuses more than a grid has
+
+
+def test_texts_are_as_long_as_kernels_have_rows(engine: Engine) -> None:
+    long = replace(engine.config, context_length=131072)
+    for settings in (
+        EncoderSettings.of(long, 0),
+        EncoderSettings.of(long, LARGEST_STEP),
+        EncoderSettings.of(long, None, 100_000),
+    ):
+        assert settings.rows == LARGEST_STEP
+    assert EncoderSettings.of(long, None).context == DEFAULT_TEXT
+    with pytest.raises(SettingsError, match="131072 tokens: up to"):
+        EncoderSettings.of(long, 131072)
 
 
 @pytest.mark.parametrize("texts", [[1, 2, 3], [[]], [[16]], [[-1]], [[2.5]], [None]])
