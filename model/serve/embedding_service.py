@@ -227,7 +227,7 @@ class EmbeddingService:
         self.refuse()
 
     async def adapters(self, scales: Mapping[int, float] | None) -> tuple[AdapterScale, ...]:
-        """There are none."""
+        """No LoRA adapters."""
         return ()
 
     async def metrics(self) -> Metrics:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,9 @@ from urdir.model.engine.encoding.budget import DEFAULT_TEXT, LARGEST_STEP, Encod
 from urdir.model.engine.encoding.encoder import Encoder
 from urdir.model.engine.encoding.step import MOST_TEXTS, text_bucket
 from urdir.model.engine.engine import Engine
-from urdir.model.errors import SettingsError
+from urdir.model.errors import SettingsError, UnsupportedError
+from urdir.model.families.placement import Placement
+from urdir.model.memory.draft_settings import DraftSettings
 from urdir.ptxgen.kernels.pool_rows import PoolRows
 
 
@@ -61,3 +64,21 @@ def test_texts_are_as_long_as_kernels_have_rows(engine: Engine) -> None:
 def test_texts_that_are_none_are_refused(engine: Engine, texts: Any) -> None:
     with pytest.raises(SettingsError, match=r"^text 0 "):
         engine.embed(texts)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"device_memory": 1 << 30}, "host memory"),
+        ({"placement": Placement(gpu_layers=1)}, "host memory"),
+        ({"drafts": DraftSettings()}, "drafts"),
+        ({"max_adapters": 2}, "adapters"),
+        ({"gpus": 2}, "several GPUs"),
+    ],
+)
+def test_options_without_effect_are_refused(
+    tmp_path: Path, options: dict[str, Any], says: str
+) -> None:
+    path = write_encoder(tmp_path / "tiny.gguf")
+    with pytest.raises(UnsupportedError, match=f"embeddings with .*{says}"):
+        Engine.open(path, device="emulator", cache_folder=None, **options)
