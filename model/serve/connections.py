@@ -109,6 +109,8 @@ async def accept(
             while len(beginning) > _HANDSHAKES:
                 await asyncio.wait(beginning, return_when=asyncio.FIRST_COMPLETED)
     finally:
+        for task in beginning:
+            task.cancel()
         await asyncio.gather(*beginning, return_exceptions=True)
 
 

@@ -157,6 +157,7 @@ class Server(uvicorn.Server):
             self.force_exit = self.is_interrupted = True
             return
         self.should_exit = True
+        log.info("to end: finish open requests")
         print("\nfinishing open requests; press Ctrl-C again to abort them", file=sys.stderr)
         if self._drain_seconds is not None:
             asyncio.get_running_loop().call_later(self._drain_seconds, self._abort)
