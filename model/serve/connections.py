@@ -109,8 +109,8 @@ async def accept(
             while len(beginning) > _HANDSHAKES:
                 await asyncio.wait(beginning, return_when=asyncio.FIRST_COMPLETED)
     finally:
-        for task in beginning:
-            task.cancel()
+        for each in beginning:
+            each.cancel()
         await asyncio.gather(*beginning, return_exceptions=True)
 
 

@@ -30,18 +30,17 @@ from urdir.model.text.constraints import Constraint
 QUEUE = 1024
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)  # two may be alike
 class _Job:
     """Texts of a request, as tokens, and its result."""
 
     texts: list[Sequence[int]]
-    pooling: Pooling
     result: Future[Floats] = field(default_factory=Future)
 
 
 class EmbeddingService:
     """`AsyncService` of a model that makes embeddings. A thread runs the steps; it takes the texts
-    of all requests that wait, as many as fit a step, those of one pooling together."""
+    of all requests that wait, as many as fit a step."""
 
     def __init__(self, engine: Engine, model: ServedModel, pooling: Pooling | None = None) -> None:
         self.model = model
@@ -74,12 +73,13 @@ class EmbeddingService:
                 "the model makes scores, no embeddings: /v1/rerank", code="no_embeddings"
             )
         texts = await asyncio.to_thread(self._tokenized, asked)
-        job = _Job(texts, self._pooling)
+        job = _Job(texts)
         self._add(job)
         try:
             rows = await asyncio.wrap_future(job.result)
         finally:
-            job.result.cancel()
+            if job.result.cancel():
+                self._remove(job)
         return rows, sum(map(len, texts))
 
     def _tokenized(self, asked: Embeds) -> list[Sequence[int]]:
@@ -103,14 +103,21 @@ class EmbeddingService:
             self._waiting.append(job)
             self._changed.notify_all()
 
+    def _remove(self, job: _Job) -> None:
+        """Remove a job that nobody waits for."""
+        with self._changed:
+            if job in self._waiting:
+                self._waiting.remove(job)
+            self._changed.notify_all()
+
     # ---- the thread of steps ----
 
     def _run(self) -> None:
         while (jobs := self._next()) is not None:
             texts = [text for job in jobs for text in job.texts]
             try:
-                rows = self._engine.encoder.encode(texts, jobs[0].pooling)
-                if jobs[0].pooling != "rank":
+                rows = self._engine.encoder.encode(texts, self._pooling)
+                if self._pooling != "rank":
                     rows = normalized(rows)
             except Exception as error:
                 self._fail(jobs, error)

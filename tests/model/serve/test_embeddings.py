@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,12 @@ import numpy as np
 import pytest
 
 from tests.model.tiny_encoder import BEGIN, CONTEXT, END, HIDDEN, write_encoder
+from urdir.model.engine.encoding.encoder import Floats
 from urdir.model.engine.engine import Engine
 from urdir.model.serve.access import Access
 from urdir.model.serve.app import make_app
 from urdir.model.serve.embedding_service import EmbeddingService
+from urdir.model.serve.embeddings import Embeds
 from urdir.model.serve.interface import Defaults
 from urdir.model.serve.limits import Limits
 from urdir.model.serve.metrics import ServerMetrics
@@ -145,3 +148,42 @@ def test_documents_are_ranked(ranks: tuple[Post, Engine]) -> None:
     scored = post("/v1/score", {"text_1": query, "text_2": documents}).json()["data"]
     np.testing.assert_array_equal([each["score"] for each in scored], wanted)
     assert "no embeddings" in post("/v1/embeddings", {"input": "a"}).json()["error"]["message"]
+
+
+def test_requests_of_clients_that_left_are_not_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Cancelled while they wait they take no step, and a drain does not wait for them."""
+    engine = Engine.open(
+        write_encoder(tmp_path / "tiny.gguf"), device="emulator", chunk=64, cache_folder=None
+    )
+    service = EmbeddingService(engine, EngineModel(engine, ["tiny"], CONTEXT, Defaults()))
+    begun, goes_on, ran = threading.Event(), threading.Event(), list[int]()
+
+    def encode(texts: Sequence[Sequence[int]], pooling: str) -> Floats:
+        ran.append(len(texts))
+        begun.set()
+        assert goes_on.wait(10)
+        return np.ones((len(texts), HIDDEN), np.float32)
+
+    monkeypatch.setattr(engine.encoder, "encode", encode)
+
+    async def run() -> None:
+        first = asyncio.create_task(service.embed(Embeds(lambda *_: {}, ("a",))))
+        await asyncio.to_thread(begun.wait, 10)
+        others = [
+            asyncio.create_task(service.embed(Embeds(lambda *_: {}, (text,)))) for text in "ab"
+        ]
+        while (await service.metrics()).queued < 2:
+            await asyncio.sleep(0.001)
+        for other in others:
+            other.cancel()
+        await asyncio.wait(others)
+        assert (await service.metrics()).queued == 0
+        goes_on.set()
+        await asyncio.wait_for(service.drain(), 10)
+        assert (await first)[0].shape == (1, HIDDEN)
+        await service.close()
+
+    asyncio.run(run())
+    assert ran == [1]
