@@ -272,7 +272,9 @@ def _open_encoder(
 
     check_encodes(config)
     if len(devices) > 1 or options.draft is not None or options.adapters:
-        raise UnsupportedError("embeddings on several GPUs, with drafts or with adapters")
+        raise UnsupportedError(
+            "embeddings are made by one GPU, without drafts or adapters: leave these out"
+        )
     device = devices[0]
     settings = EncoderSettings.of(
         config,

@@ -50,7 +50,7 @@ def serve(
 
     async def run() -> None:
         try:
-            bounds = replace(limits, connections=room(limits.connections))
+            bounds = replace(limits, connections=room(limits.connections, access.tls is not None))
             server = Server(
                 service, access, bounds, exit_on_device_loss, drain_seconds=drain_seconds
             )
