@@ -104,7 +104,7 @@ class EmbeddingService:
             self._changed.notify_all()
 
     def _remove(self, job: _Job) -> None:
-        """Remove a job that nobody waits for."""
+        """Remove a cancelled job."""
         with self._changed:
             if job in self._waiting:
                 self._waiting.remove(job)
