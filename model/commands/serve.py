@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import shlex
 import sys
@@ -268,6 +269,7 @@ def _greet(what: str, host: str, port: int, access: Access) -> None:
     scheme = "https" if access.tls is not None else "http"
     where = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
     print(f"{what}: {where} (Ctrl-C ends)", file=sys.stderr)
+    logging.getLogger("urdir.serve").info("serving %s at %s", what, where)
     if access.hosts is None and not access.api_keys:
         print("anyone who reaches this address may ask (--api-key)", file=sys.stderr)
 
