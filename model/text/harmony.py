@@ -20,6 +20,7 @@ EVIDENCE = (CHANNEL, MESSAGE, START)
 CONTROLS = (CHANNEL, MESSAGE, START, END, "<|constrain|>")
 
 _HEADERS = (CHANNEL, START, " to=functions.")  # the possible starts of a header
+_LONGEST_HEADER = 1000  # with the tag after it; a longer one is content
 _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
 _RECIPIENT = re.compile(r"\bto=functions\.([^\s<]+)")
 
@@ -68,10 +69,15 @@ class HarmonySplitter(Splitter):
         return self._find_end()
 
     def _find_body(self) -> list[Delta] | None:
-        header, found, rest = self._held.partition(MESSAGE)
-        if not found:
+        end = self._held.find(MESSAGE, 0, _LONGEST_HEADER)
+        if end < 0 and len(self._held) < _LONGEST_HEADER:
             return None
-        self._header, self._held = header, rest
+        if end < 0:
+            text, self._held = self._held[:_LONGEST_HEADER], self._held[_LONGEST_HEADER:]
+            self._header = ""
+            return as_content(text)
+        header, self._held = self._held[:end], self._held[end + len(MESSAGE) :]
+        self._header = header
         if recipient := _RECIPIENT.search(header):
             self._call = _Arguments(recipient[1])
         return []
@@ -131,7 +137,7 @@ class _Arguments:
     @property
     def text(self) -> str:
         """What has come."""
-        return self._source.text
+        return self._source.whole
 
     def push(self, text: str, ends: bool) -> Iterator[str]:
         """What more text adds to them. Raises NotACallError."""

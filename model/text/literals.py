@@ -58,6 +58,7 @@ def read_pairs(source: Source, quote: str, assign: str, close: str, level: int =
     """Read keys and values up to ``close`` as the rest of a JSON object."""
     is_first = True
     while not (yield from source.accept(close)):
+        source.put_aside()
         if not is_first:
             yield from source.expect(",")
             if (yield from source.accept(close)):  # Python permits a last comma
@@ -74,6 +75,7 @@ def read_pairs(source: Source, quote: str, assign: str, close: str, level: int =
 def _read_items(source: Source, quote: str, level: int) -> Steps[None]:
     is_first = True
     while not (yield from source.accept("]")):
+        source.put_aside()
         if not is_first:
             yield from source.expect(",")
             yield ", "
@@ -120,6 +122,7 @@ def read_string(source: Source, quote: str = "") -> Steps[None]:
             yield from _read_escape(source)
         elif found := _RUNS[opening].match(source.text, source.at):
             source.at = found.end()
+            source.put_aside()
             yield escaped(found[0])
     source.at += 1
 
@@ -129,13 +132,14 @@ def _read_tagged(source: Source, quote: str) -> Steps[None]:
         cut = len(source.text) - begun(source.rest, (quote,))
         if cut > source.at:
             piece, source.at = source.text[source.at : cut], cut
+            source.put_aside()
             yield escaped(piece)
         if source.is_whole:
             raise NotACallError("a string has no end")
         yield ""
-    if piece := source.text[source.at : end]:
+    piece, source.at = source.text[source.at : end], end + len(quote)
+    if piece:
         yield escaped(piece)
-    source.at = end + len(quote)
 
 
 def _read_escape(source: Source) -> Steps[None]:
