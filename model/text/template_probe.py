@@ -28,7 +28,7 @@ TOOLS: list[Turn] = [
 
 class Probe:
     """What a template makes of a user's turn and an answer; None where it raises an error, or
-    writes more than a template does."""
+    writes half characters or more than a template does."""
 
     def __init__(self, render: Render) -> None:
         self._render = render
@@ -45,7 +45,8 @@ class Probe:
     def _rendered(self, turns: list[Turn], variables: Mapping[str, Any]) -> str | None:
         try:
             text = self._render(turns, TOOLS, variables)
-        except TemplateError:
+            text.encode()
+        except (TemplateError, UnicodeEncodeError):
             return None
         return text if len(text) <= _LONGEST else None
 

@@ -217,6 +217,7 @@ HOSTILE = {
     "names": "fn_alpha" * 8_000 + "key_one=val uno",
     "a long text": " " * (1 << 20) + _WRITTEN,
     "an escaped name": _WRITTEN.replace("fn_a", "\\u0066n_a"),
+    "half a character": "\ud800" + _WRITTEN,
     "escaped arguments": json.dumps({"name": "fn_alpha", "arguments": '{"key_one":"val uno",'
                                      '"key_two":4711}'}),
 }  # fmt: skip
