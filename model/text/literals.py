@@ -8,6 +8,7 @@ may occur in any call.
 from __future__ import annotations
 
 import json
+import math
 import re
 
 from urdir.model.text.source import NotACallError, Source, Steps
@@ -191,7 +192,7 @@ def _read_run(source: Source, pattern: re.Pattern[str]) -> Steps[str]:
 def _as_json(word: str) -> str:
     if (known := _WORDS.get(word.lower())) is not None:
         return known
-    if _NUMBER.fullmatch(word):
+    if _NUMBER.fullmatch(word) and json.loads(word) not in (math.inf, -math.inf):
         return word
     raise NotACallError(f"{word!r:.40} is not a value")
 

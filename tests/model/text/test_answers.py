@@ -314,6 +314,11 @@ def test_much_white_space(name: str, prompt: str, answer: str, expected: list[De
         assert part(FORMATS[name], text, prompt) == part(FORMATS[name], [text], prompt)
 
 
+def test_numbers_that_json_cannot_hold_are_no_arguments() -> None:
+    text = '<tool_call>{"name": "g", "arguments": {"x": -1e999}}</tool_call>'
+    assert part(FORMATS["qwen3"], [text]) == [say(text)]
+
+
 def test_arguments_under_two_names_are_one_call() -> None:
     text = '{"name": "g", "parameters": {"x": 1}, "arguments": {"x": 2}}'
     deltas = part(FORMATS["qwen3"], f"<tool_call>{text}</tool_call>")
