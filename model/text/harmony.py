@@ -118,8 +118,9 @@ class HarmonySplitter(Splitter):
         except (NotACallError, RecursionError):
             if self._numbers.is_open:
                 deltas.append(self._numbers.ended(broken=True))
-            self._call = None
-            return deltas + as_content(f"{self._header}{MESSAGE}{call.text}")
+            text = f"{self._header}{MESSAGE}{call.text}"
+            self._call, self._header = None, ""  # the rest of it is content, too
+            return deltas + as_content(text)
         if ends:
             self._call = None
             deltas.append(self._numbers.ended())

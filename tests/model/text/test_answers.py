@@ -314,6 +314,11 @@ def test_much_white_space(name: str, prompt: str, answer: str, expected: list[De
         assert part(FORMATS[name], text, prompt) == part(FORMATS[name], [text], prompt)
 
 
+def test_a_call_in_the_channel_of_reasoning_that_breaks_off_is_content() -> None:
+    text = '<|channel|>analysis to=functions.f<|message|>{"a": "1" oops, no more'
+    assert part(FORMATS["gpt-oss"], [text]) == part(FORMATS["gpt-oss"], text) == [say(text)]
+
+
 def test_numbers_that_json_cannot_hold_are_no_arguments() -> None:
     text = '<tool_call>{"name": "g", "arguments": {"x": -1e999}}</tool_call>'
     assert part(FORMATS["qwen3"], [text]) == [say(text)]
