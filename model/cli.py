@@ -26,6 +26,8 @@ COMMANDS = (
     "pull",
     "list",
     "quantize",
+    "tokenize",
+    "detokenize",
     "logits",
     "embed",
     "bench",

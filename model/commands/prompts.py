@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from urdir.model.commands.options import UsageError
+from urdir.model.commands.values import whole_number
 from urdir.model.errors import ModelError, SettingsError
 from urdir.model.files.demo import DEMO
 
@@ -99,23 +100,36 @@ def read_text(flag: str, name: str) -> str:
         raise ModelError(f"{flag} {name}: cannot be read: {exc.strerror}") from exc
 
 
-def read_stdin() -> str:
-    """All of stdin. Raises UsageError for a terminal, ModelError as `read_text` does."""
+def read_stdin(
+    missing: str = "no prompt: give it after the model, with -p TEXT or -f FILE, or pipe it in",
+) -> str:
+    """All of stdin. Raises UsageError with ``missing`` for a terminal, ModelError as `read_text`
+    does."""
     if sys.stdin.isatty():
-        raise UsageError(
-            "no prompt: give it after the model, with -p TEXT or -f FILE, or pipe it in"
-        )
+        raise UsageError(missing)
     try:
         binary = getattr(sys.stdin, "buffer", None)
         if binary is None:  # a stand-in for a stream, which has text
             return sys.stdin.read()
-        return _decoded(
-            _read(binary, "the prompt on stdin"), sys.stdin.encoding, "the prompt on stdin"
-        )
+        return _decoded(_read(binary, "the text on stdin"), sys.stdin.encoding, "the text on stdin")
     except OSError as exc:
         raise ModelError(
             f"stdin cannot be read: {exc.strerror}; give the prompt with -p TEXT"
         ) from exc
+
+
+def read_tokens(text: str, flag: str = "--tokens") -> list[int]:
+    """Token ids from "1,2,3", or after an @ from a file with ids between commas or blanks. Raises
+    UsageError, which names ``flag``, and ModelError for a file that cannot be read."""
+    if text.startswith("@"):
+        text = read_text(flag, text[1:])
+    try:
+        tokens = [whole_number(0)(word) for word in text.strip("[] \n").replace(",", " ").split()]
+    except argparse.ArgumentTypeError as exc:
+        raise UsageError(f"{flag}: {exc}; give ids such as 1,2,3") from exc
+    if not tokens:
+        raise UsageError(f"{flag}: no token given; give ids such as 1,2,3")
+    return tokens
 
 
 def unescaped(text: str) -> str:

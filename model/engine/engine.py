@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from urdir.model.engine.requests.async_service import AnswersOnDemand
     from urdir.model.engine.requests.continuations import Continuation
     from urdir.model.engine.requests.request import Ending, Piece, Request
+    from urdir.model.engine.sampling import Logits
     from urdir.model.engine.sampling_settings import SamplingSettings
     from urdir.model.engine.session import Session
     from urdir.model.families.pooling import Pooling
@@ -137,6 +138,27 @@ class Engine(Owner):
         """The chat template, which the engine closes. Raises NoTemplateError without one."""
         return self._texts.template
 
+    def tokenize(self, text: str) -> list[int]:
+        """Token ids of a text, BOS first where the model wants one; names of control tokens are
+        these tokens. Raises ModelError."""
+        return self.tokenizer.encode(text, parse_special=True, add_bos=True)
+
+    def detokenize(self, tokens: Iterable[int]) -> str:
+        """The text of token ids, with the names of control tokens. Raises ModelError for an id
+        outside the vocabulary."""
+        return self.tokenizer.decode(tokens, keep_control=True)
+
+    def logits(self, text: str | Sequence[int]) -> Logits:
+        """The logits after each token of a text, or of token ids: (n_tokens, n_vocab) f32.
+
+        Each token takes a step. Raises ContextFullError, ModelError for no tokens or an unknown
+        one and while an answer is open, DriverError.
+        """
+        from urdir.model.engine.logits import logits_of
+
+        tokens = self.tokenize(text) if isinstance(text, str) else text
+        return logits_of(self.session, tokens)
+
     def chat(
         self,
         messages: Messages,
@@ -173,7 +195,7 @@ class Engine(Owner):
         stops: str | Sequence[str] = (),
     ) -> str:
         """How the model continues a plain text, without a template; see `chat`."""
-        tokens = self.tokenizer.encode(prompt, parse_special=True, add_bos=True)
+        tokens = self.tokenize(prompt)
         return "".join(self.generation(self._request(tokens, settings, limit, stops)).text())
 
     def generation(self, request: Request) -> Generation:
@@ -199,9 +221,7 @@ class Engine(Owner):
         from urdir.model.engine.requests.continuations import continuations
 
         chosen = (settings or self.default_settings).with_seed()
-        encoded = [
-            self.tokenizer.encode(prompt, parse_special=True, add_bos=True) for prompt in prompts
-        ]
+        encoded = [self.tokenize(prompt) for prompt in prompts]
         return continuations(
             self,
             [
@@ -219,7 +239,7 @@ class Engine(Owner):
         stops: str | Sequence[str] = (),
     ) -> AsyncGenerator[Piece | Ending, None]:
         """`generate` for asyncio: the text in pieces; see `generation_async`."""
-        tokens = self.tokenizer.encode(prompt, parse_special=True, add_bos=True)
+        tokens = self.tokenize(prompt)
         return self.generation_async(self._request(tokens, settings, limit, stops))
 
     def generation_async(self, request: Request) -> AsyncGenerator[Piece | Ending, None]:
