@@ -29,6 +29,7 @@ COMMANDS = (
     "tokenize",
     "detokenize",
     "logits",
+    "perplexity",
     "embed",
     "bench",
     "check",

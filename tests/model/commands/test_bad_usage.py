@@ -48,7 +48,7 @@ Cli = Callable[..., tuple[int, str, str]]
         (("check", "--kernel", "add", "--gpus", "2"), "--kernel"),
         (("quantize", "x"), "OUT.gguf"),
         (("embedding", "x"), "urdir embed"),
-        (("perplexity", "x"), "not measured"),
+        (("perplexity", "x"), "one of the arguments"),
         (("run", "--lora-scaled", "x"), "FILE:SCALE"),
         (("run", "--mmproj", "x"), "multi-modal"),
         (("run", "--seed", "1e3", "-p", "x"), "--seed"),
