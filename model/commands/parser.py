@@ -20,7 +20,6 @@ from urdir.model.environment import flag_variables
 
 #: Commands of other programs that do not exist here, and what to use instead.
 ABSENT = {
-    "perplexity": "perplexity is not measured; urdir logits writes the logits of a text's tokens",
     "embedding": "urdir embed writes embeddings",
     "imatrix": "urdir quantises without an importance matrix",
     "finetune": "urdir runs models, it does not train them",

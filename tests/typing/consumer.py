@@ -52,9 +52,13 @@ from urdir.driver import (
     time_kernel,
 )
 from urdir.model import (
+    AnswerOptions,
+    AsyncReply,
+    ChatOptions,
     ChatTemplate,
     Config,
     ContextFullError,
+    Delta,
     DraftSettings,
     Ending,
     Engine,
@@ -68,6 +72,7 @@ from urdir.model import (
     Piece,
     Placement,
     Reply,
+    ReplyStream,
     Request,
     SamplingSettings,
     Session,
@@ -112,6 +117,30 @@ def answers(engine: Engine) -> Reply:
     print(text, [found.text for found in engine.generate_all(["a", "b"])])
     more = [Message("user", "What is 2 plus 3?"), reply.message, Message("user", "And plus 1?")]
     return engine.chat(more, variables={"enable_thinking": False}, stops=["."])
+
+
+def constrained(engine: Engine, question: Message) -> str:
+    """Answers of a format, in parts."""
+    form: ChatOptions = {"response_format": {"type": "json_object"}, "tool_choice": "none"}
+    stream: ReplyStream = engine.chat([question], stream=True, **form)
+    texts: list[str] = []
+    for delta in stream:
+        part: Delta = delta
+        texts.append(part.content + part.reasoning)
+        if len(texts) > 100:
+            stream.cancel()
+    options: AnswerOptions = {"regex": "yes|no", "limit": 3}
+    rows = engine.logits(engine.tokenize("Once"))
+    text = engine.generate("Once", **options) + engine.detokenize(rows.argmax(1).tolist())
+    return stream.reply.content.join([*texts, text])
+
+
+async def chatted(engine: Engine, question: Message) -> Reply:
+    """A reply for asyncio."""
+    reply: AsyncReply = engine.chat_async([question], grammar='root ::= "yes"')
+    async for delta in reply:
+        print(delta.content)
+    return await reply
 
 
 async def streamed(engine: Engine) -> Ending | None:
