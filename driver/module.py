@@ -26,6 +26,7 @@ from urdir.driver.kernel import Kernel, signature
 from urdir.driver.limits import check_limits
 from urdir.driver.parallel import in_threads
 from urdir.driver.ptx_files import PtxFiles
+from urdir.ptxgen.ptx.origin import digest, origins, remember
 
 #: Kernels that threads of this process compile beside launches: the next steps of an answer alone
 #: need them sooner than another process starts. More are of a new shape of a service, whose steps
@@ -191,7 +192,7 @@ class ModuleCache:
         device.context.make_current()
         self._loaded[text.key] = self._build(text.kernel, text.key, text.ptx, device)
         if self._disk is not None and not text.is_edited:
-            self._disk.remember(text.key, _hash(text.ptx))
+            self._disk.remember(text.key, digest(text.ptx))
 
     def _from_disk(self, kernel: Kernel, key: str, device: OpenDevice) -> LoadedKernel | None:
         """Load a kernel from its cached cubin, without rendering its PTX.
@@ -203,6 +204,7 @@ class ModuleCache:
         if self._disk is None or (ptx_hash := self._disk.ptx_hash(key)) is None:
             return None
         cubin_key = self._cubin_key(ptx_hash)
+        remember(ptx_hash, lambda: origins(kernel.ptx(device.native_target)))
         return self._load_cached(kernel, cubin_key, self._disk.get(cubin_key), device)
 
     def _load_cached(
@@ -220,7 +222,7 @@ class ModuleCache:
 
     def _build(self, kernel: Kernel, key: str, ptx: str, device: OpenDevice) -> LoadedKernel:
         """Load a kernel from its PTX; its cubin may be on disk."""
-        cubin_key = self._cubin_key(_hash(ptx))
+        cubin_key = self._cubin_key(digest(ptx))
         cubin = self._disk.get(cubin_key) if self._disk is not None else None
         found = self._load_cached(kernel, cubin_key, cubin, device)
         if found is None or cubin is None:
@@ -237,10 +239,6 @@ class ModuleCache:
 
     def _cubin_key(self, ptx_hash: str) -> str:
         return hashlib.sha256(f"{ptx_hash}\n{self._identity}".encode()).hexdigest()
-
-
-def _hash(ptx: str) -> str:
-    return hashlib.sha256(ptx.encode()).hexdigest()
 
 
 def _load_image(api: Any, cubin: bytes, kernel: Kernel) -> Any:
