@@ -1,5 +1,7 @@
 from . import diff as diff
 from . import execute as execute
+from .array import DeviceArray as DeviceArray
+from .array import borrow as borrow
 from .bindings import emulated as emulated
 from .compare import Deviation as Deviation
 from .compare import MismatchError as MismatchError

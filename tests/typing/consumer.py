@@ -21,6 +21,7 @@ from urdir.driver import (
     CudaError,
     Deviation,
     Device,
+    DeviceArray,
     DriverError,
     Event,
     Explanation,
@@ -40,6 +41,7 @@ from urdir.driver import (
     RecordedGraph,
     Slice,
     Stream,
+    borrow,
     check_kernel,
     diff,
     emulated,
@@ -197,7 +199,7 @@ def plans(device: Device) -> None:
         plan.fill(buffer, 0, "zero")
         print(plan, plan.table()[0]["label"], [kernel.name for kernel in plan.kernels()])
         execute.run(plan, device, stream)
-        use(stream, buffer)
+        use(stream, buffer, borrow(device, DeviceArray(buffer, "bf16", (2, 2))))
         with execute.record(plan, device) as graph:
             launch(graph, stream)
 
