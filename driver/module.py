@@ -14,6 +14,7 @@ from urdir.driver.apart import Compilers
 from urdir.driver.cache import CubinCache
 from urdir.driver.compile import compile_ptx, image_of, is_whole
 from urdir.driver.context import OpenDevice, Owned
+from urdir.driver.cubin import CubinKernel
 from urdir.driver.errors import (
     CudaError,
     LaunchError,
@@ -129,7 +130,10 @@ class ModuleCache:
                     check_limits(kernel, device.properties)
                     new[key] = kernel
             for key, kernel in new.items():
-                if found := self._from_disk(kernel, key, device):
+                if isinstance(kernel, CubinKernel):
+                    image = _load_image(device.api, kernel.cubin, kernel)
+                    self._loaded[key] = LoadedKernel(device, kernel, image)
+                elif found := self._from_disk(kernel, key, device):
                     self._loaded[key] = found
             unknown = [(kernel, key) for key, kernel in new.items() if self._is_new(key)]
             made = itertools.count(1)
@@ -147,7 +151,8 @@ class ModuleCache:
     def compile_beside(self, kernels: Sequence[Kernel], device: OpenDevice) -> None:
         """Have other processes compile kernels; see `Device.compile_beside`."""
         target, compilers = device.native_target, self.compilers
-        keyed = {kernel.key(target): kernel for kernel in kernels}
+        texts = (kernel for kernel in kernels if not isinstance(kernel, CubinKernel))
+        keyed = {kernel.key(target): kernel for kernel in texts}
         unknown = {key: kernel for key, kernel in keyed.items() if self._is_unknown(key)}
         is_few = compilers is None and len(unknown) <= _FEW
         if is_few or self._disk is None:  # only what would hold up launches

@@ -18,6 +18,7 @@ import urdir.ptxgen
 from urdir.driver import (
     Arena,
     Buffer,
+    CubinKernel,
     CudaError,
     Deviation,
     Device,
@@ -190,6 +191,12 @@ def any_kernel(device: Device, spec: KernelSpec) -> Arrays:
     loaded: LoadedKernel = device.load(kernel)
     print(loaded.resources.registers)
     return run_kernel(device, spec, inputs)
+
+
+def foreign(device: Device, cubin: bytes) -> LoadedKernel:
+    """A kernel of machine code."""
+    params = (Param("x", "f32", (8,), Access.INOUT),)
+    return device.load(CubinKernel(cubin, "entry", params, LaunchShape((1, 1, 1), (32, 1, 1))))
 
 
 def plans(device: Device) -> None:
