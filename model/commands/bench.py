@@ -40,6 +40,7 @@ EXAMPLES = """\
   urdir bench model.gguf -p 0 -npl 1,32 --lora 16x8   each sequence with one of eight adapters
   urdir bench model.gguf --gpus 2            a half of the model on each of two GPUs
   urdir bench model.gguf --profile --plot roofline.png   where the time of a decode step goes
+  urdir bench model.gguf --profile --trace out.json   the same launch by launch, for Perfetto
   urdir bench --kernels -o csv               single matrix-vector products
   urdir bench model.gguf --mixed 64,512 --mixed 256,512   prompts beside answers, and each alone
   urdir bench --shape bge-large --embed 512,128 --embed 1,32   embeddings of many texts, of one
@@ -114,6 +115,12 @@ def add_parser(commands: options.Subparsers) -> None:
         "--plot", type=Path, metavar="FILE.png", help="draw that profile, or --load"
     )
     parser.add_argument(
+        "--trace",
+        type=Path,
+        metavar="FILE.json",
+        help="write that profile of decode steps for ui.perfetto.dev, launch by launch",
+    )
+    parser.add_argument(
         "--draft",
         metavar="WHOSE",
         help="steps verify drafts of the next tokens: ngram drafts what followed the last tokens "
@@ -175,12 +182,16 @@ def run(args: argparse.Namespace) -> int:
 
     if args.plot:
         check_can_plot()
+    others = (args.kernels, args.startup, args.load, args.mixed, args.embed, args.second_turn)
+    if args.trace and any(others):
+        raise options.UsageError("--trace: only decode steps of a model are traced")
     if args.load is True:
         wanted = partial(replace, drafts=_drafts(args), draft=_draft_source(args))
         return bench_load.run_here(args, _source(args), wanted)
     if args.load:
         return bench_load.run(args)
-    if args.gpus is not None and (args.kernels or args.startup or args.profile or args.plot):
+    alone = (args.kernels, args.startup, args.profile, args.plot, args.trace)
+    if args.gpus is not None and any(alone):
         raise options.UsageError("--gpus: of several GPUs only the speed of a model is measured")
     if args.kernels:
         return _run_kernels(args)
@@ -267,6 +278,7 @@ def _run_section(
 def _run_model(args: argparse.Namespace) -> int:
     from urdir.model.measure.bench import BenchCase, BenchRow, FailedRow
     from urdir.model.measure.profile import ProfileRow, plot_roofline
+    from urdir.model.measure.trace import write_trace
 
     case = BenchCase(
         prompts=args.n_prompt,
@@ -281,7 +293,7 @@ def _run_model(args: argparse.Namespace) -> int:
     kinds = (BenchRow, FailedRow)
     rows = report.Section("rows", report.ROW_COLUMNS, kinds, {**report.ROW_ROOM, "test": width})
     profiled = report.Section("profile", report.PROFILE_COLUMNS, (ProfileRow,))
-    has_profile = bool(args.profile or args.plot)
+    has_profile = bool(args.profile or args.plot or args.trace)
     run = _ModelRun(args, printer(args.output, [rows, profiled] if has_profile else [rows]), rows)
     try:
         for part in case.parts():
@@ -293,6 +305,8 @@ def _run_model(args: argparse.Namespace) -> int:
     if run.conditions is not None and args.plot:
         title = f"decode step of {run.conditions.model} on {run.conditions.device}"
         plot_roofline(run.profile, run.conditions.read_gb_per_s * 1e9, title, args.plot)
+    if run.conditions is not None and args.trace:
+        write_trace(args.trace, run.trace, f"{run.conditions.model} on {run.conditions.device}")
     return 1 if run.has_failed or (args.falls and _tell_falls(run.rows)) else 0
 
 
@@ -316,6 +330,7 @@ class _ModelRun:
     rates: Rates | None = None
     conditions: report.Conditions | None = None
     profile: list[ProfileRow] = field(default_factory=list)
+    trace: list[dict[str, Any]] = field(default_factory=list)
     rows: list[BenchRow] = field(default_factory=list)
     has_failed: bool = False
 
@@ -327,8 +342,10 @@ class _ModelRun:
         at all, DriverError if the device is lost."""
         from urdir.driver.errors import DriverError
         from urdir.model.errors import ModelError
-        from urdir.model.measure.bench import FailedRow, bench, profile_step
+        from urdir.model.measure.bench import FailedRow, bench, time_step
+        from urdir.model.measure.profile import summarise
         from urdir.model.measure.streaming import LinkUse
+        from urdir.model.measure.trace import step_events
 
         try:
             engine = _open_engine(self.args, part)
@@ -352,7 +369,9 @@ class _ModelRun:
                 self._note_conditions(engine, rates)
                 self._show(row, progress)
             for count in part.sequences if has_profile else ():
-                self.profile += profile_step(engine.session, rates.read, count)
+                plan, timings = time_step(engine.session, count)
+                self.profile += summarise(plan, timings, rates.read, count)
+                self.trace += step_events(plan, timings, count, _step_name(count))
             self._note_conditions(engine, rates)
 
     def _note_conditions(self, engine: Engine, rates: Rates) -> None:
@@ -368,6 +387,10 @@ class _ModelRun:
             self.printing.add(self.conditions, self.section, [row])
         if self.args.output == "json" or not sys.stdout.isatty():
             progress.note(_line(row))
+
+
+def _step_name(sequences: int) -> str:
+    return "a decode step" + (f" of {sequences} sequences" if sequences > 1 else "")
 
 
 def _line(row: BenchRow | FailedRow) -> str:
