@@ -37,6 +37,9 @@ _BY_LIMIT: Mapping[Limit, tuple[str, ...]] = {
         *("time_mix_extra_dim", "time_decay_extra_dim"),
     ),
     limits.DRAFT_BLOCK: ("block_size",),
+    limits.INDEX_POOL: ("attention.indexer.kpool",),
+    limits.RESIDUAL_STREAMS: ("hyper_connection.count",),
+    limits.BALANCES: ("hyper_connection.sinkhorn_iterations",),
     limits.EXPERTS: (
         *("expert_count", "expert_used_count", "expert_shared_count"),
         *("expert_group_count", "expert_group_used_count", "ssm.group_count"),

@@ -53,6 +53,9 @@ WIDTH = Limit("values of a vector", 1 << 22, "53,248")
 DRAFT_STREAMS = Limit("streams of the model that a draft reads", 16, "5")
 DRAFT_BLOCK = Limit("rows of a block of drafts", 64, "16")
 EXPERTS = Limit("experts of a layer", 65_536, "512")
+INDEX_POOL = Limit("tokens of a pool of index keys", 64, "4")
+RESIDUAL_STREAMS = Limit("streams of a residual", 16, "4")
+BALANCES = Limit("iterations that balance streams", 256, "20")
 
 #: Quantities in a transformers folder.
 JSON_NBYTES = Limit("bytes of a text file", 256 << 20, "34 million, a tokenizer.json")

@@ -264,7 +264,7 @@ def moved_per_step(plan: Plan, length: int, sequences: int = 1) -> int:
         if isinstance(kernel, DecodeAttention):
             others = (u for u in operation.uses() if u.name not in ("k_cache", "v_cache"))
             total += sum(use.stop - use.start for use in others)
-            keys = min(length, kernel.scores.span or length)
+            keys = min(length, kernel.scores.span or length, kernel.layout.max_len)
             total += keys * kernel.layout.pair_nbytes * sequences
         else:
             total += operation.bytes_moved()

@@ -91,7 +91,7 @@ class CachedLayer:
 
     A layer with an indexer has its keys in the same slots, in an array of layout ``index``; if they
     are pooled, that has the keys of pools, at their last tokens, and ``raw`` has keys and gates of
-    tokens.
+    tokens. A token then attends to ``selects`` tokens at most, as in layers that follow (0: all).
     """
 
     layout: KvLayout
@@ -99,6 +99,7 @@ class CachedLayer:
     window: Window | None = None
     index: KvLayout | None = None
     raw: KvLayout | None = None
+    selects: int = 0
 
     @property
     def arrays(self) -> dict[str, KvLayout]:
@@ -134,6 +135,7 @@ class CacheShape:
         for part in [config] if draft is None else [config, draft.config]:
             first = len(owners)
             shared = 0 if draft is not None and draft.shares_cache else first
+            selects = 0
             for index, layer in enumerate(part.layers, first):
                 mixer = layer.attention
                 owner = -1 if mixer is None else index
@@ -141,7 +143,10 @@ class CacheShape:
                     owner = owners[shared + mixer.shares_cache_of]
                 elif mixer is not None:
                     span = mixer.span if part is config else 0
-                    layers[index] = _layer(mixer, settings, max_len, span, rows)
+                    selects = mixer.indexer.width if mixer.indexer else selects
+                    own = _layer(mixer, settings, max_len, span, rows)
+                    sparse = mixer.indexer is not None or mixer.follows_indexer
+                    layers[index] = replace(own, selects=selects) if sparse else own
                 owners.append(owner)
         return cls(layers, tuple(owners), settings.sequences, max_len, settings.page_len)
 
@@ -239,7 +244,8 @@ class CacheShape:
         for owner in self.owners:
             if owner >= 0:
                 cached = self.layers[owner]
-                total += cached.layout.pair_nbytes * min(length, cached.span or length)
+                most = cached.span or cached.selects or length
+                total += cached.layout.pair_nbytes * min(length, most)
                 total += 0 if cached.index is None else cached.index.pair_nbytes * length
         return total
 

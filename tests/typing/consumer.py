@@ -69,6 +69,7 @@ from urdir.model import (
     Message,
     ModelError,
     Piece,
+    Placement,
     Reply,
     Request,
     SamplingSettings,
@@ -258,7 +259,9 @@ def main() -> None:
             together(Plan("nothing"))
         with Engine.open(demo_model()) as engine:
             print(answers(engine), token_by_token(engine), service(engine), weights(Path("x")))
-            print(engine.file.path, sooner(), by_options(EngineOptions(context=0)))
+            print(
+                engine.file.path, sooner(), by_options(EngineOptions(placement=Placement(fit=True)))
+            )
     except (NoDeviceError, NoDriverError, OutOfMemoryError) as exc:
         print(exc)
     except (CudaError, LaunchError, LifetimeError, MismatchError) as exc:

@@ -99,9 +99,11 @@ def _attention(file: Reader, layer: int, style: RopeStyle, own: bool | None) -> 
     )
 
 
-def indexer(file: Reader, layer: int, rope: RopeConfig | None, rank: int) -> Indexer:
-    """The indexer of a layer whose queries have that ``rank``; pools of tokens, if
-    attention.indexer.kpool says so."""
+def indexer(
+    file: Reader, layer: int, rope: RopeConfig | None, rank: int, *, pools: bool = False
+) -> Indexer:
+    """The indexer of a layer whose queries have that ``rank``; with ``pools`` of
+    attention.indexer.kpool tokens, if the file says so."""
     heads, dim, most = (
         file.size(f"attention.indexer.{name}") for name in ("head_count", "key_length", "top_k")
     )
@@ -126,7 +128,7 @@ def indexer(file: Reader, layer: int, rope: RopeConfig | None, rank: int) -> Ind
         k_norm=file.norm("indexer.k_norm", layer, norm, dim, bias="required"),
         weights=file.linear("indexer.proj", layer, heads, file.hidden, bias="absent"),
         rope=rope,
-        **_pools(file, layer, dim, most),
+        **(_pools(file, layer, dim, most) if pools else {}),
     )
 
 

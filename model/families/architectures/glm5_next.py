@@ -45,7 +45,7 @@ def glm5_next(file: Reader) -> Description:
         rank = file.size("attention.q_lora_rank")
         return latent_attention(
             *(file, index, heads, 0, rank),
-            indexer=indexer(file, index, None, rank) if own[index] else None,
+            indexer=indexer(file, index, None, rank, pools=True) if own[index] else None,
             follows_indexer=not own[index],
         )
 

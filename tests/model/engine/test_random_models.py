@@ -105,6 +105,30 @@ CASES = {
         ),
         "Q8_0",
     ),
+    "pools of three tokens, several streams": (
+        Shape(
+            *("glm5-next", 3, 96, 3, 1, 32, 160, 83, False),
+            {
+                **_LATENT,
+                "attention.head_count_kv": np.array([1, 0, 1]),
+                "attention.q_lora_rank": 64,
+                "attention.indexer.head_count": 5,
+                "attention.indexer.key_length": 32,
+                "attention.indexer.top_k": 6,
+                "attention.indexer.kpool": 3,
+                "attention.indexer.kpool_select_tail": True,
+                "kda.head_dim": 32,
+                "kda.gate_lower_bound": -5.0,
+                "ssm.conv_kernel": 3,
+                "rope.dimension_count": None,
+                "hyper_connection.count": 4,
+                "hyper_connection.sinkhorn_iterations": 3,
+                "hyper_connection.epsilon": 1e-6,
+            },
+            ("ffn_gate.weight", "ffn_gate_shexp.weight"),
+        ),
+        "F16",
+    ),
     "latent vectors whose keys are stored beside values": (
         Shape(
             *("minicpm3", 2, 96, 4, 4, 48, 160, 83, True),
@@ -300,6 +324,7 @@ CASES = {
 
 #: What other tests of the default run have, too.
 _FULL = {
+    "pools of three tokens, several streams",  # a golden has them
     "head_dim 80, groups of 3",
     "head_dim 256, six layers, five with rings",
     "delta rule, six heads on three",
@@ -319,6 +344,7 @@ RANKS = {
     "latent vectors of 3 heads, yarn": (3, 1),  # the experts are too narrow
     "latent vectors whose keys are stored beside values": (4, 0),
     "five of the tokens, chosen in one of two layers": (3, 1),
+    "pools of three tokens, several streams": (3, 2),
     "delta rule, six heads on three": (3, 0),
     "delta rule by channel of 3 heads, latent vectors that stand still": (3, 1),
     "delta rule with a floor, gated latent vectors": (2, 0),

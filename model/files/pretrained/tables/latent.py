@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from urdir.model.files.pretrained.family import Family
 from urdir.model.files.pretrained.layouts import Layout, column, exp, negated_exp
@@ -28,6 +29,14 @@ _DELTA = {
 }
 _DECAYS = {"ssm_a": Layout(values=negated_exp, shape=column)}
 
+_INDEXER = {
+    f"self_attn.indexer.{stored}": f"indexer.{name}"
+    for stored, name in (
+        *(("wq_b.weight", "attn_q_b.weight"), ("wk.weight", "attn_k.weight")),
+        *(("k_norm.weight", "k_norm.weight"), ("k_norm.bias", "k_norm.bias")),
+        ("weights_proj.weight", "proj.weight"),
+    )
+}
 DEEPSEEK_V3 = Family(
     "deepseek2",
     keys=_EXPERTS,
@@ -46,6 +55,17 @@ FAMILIES: Mapping[str, Family] = {
         rope="interleaved",
     ),
     "deepseek_v3": DEEPSEEK_V3,
+    "deepseek_v32": replace(
+        DEEPSEEK_V3,
+        architecture="deepseek32",
+        names=_INDEXER,
+        keys={
+            **_EXPERTS,
+            "index_n_heads": "attention.indexer.head_count",
+            "index_head_dim": "attention.indexer.key_length",
+            "index_topk": "attention.indexer.top_k",
+        },
+    ),
     "kimi_k2": DEEPSEEK_V3,
     "glm4_moe_lite": DEEPSEEK_V3,
     "mistral4": Family(
