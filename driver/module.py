@@ -209,7 +209,8 @@ class ModuleCache:
         if self._disk is None or (ptx_hash := self._disk.ptx_hash(key)) is None:
             return None
         cubin_key = self._cubin_key(ptx_hash)
-        remember(ptx_hash, lambda: origins(kernel.ptx(device.native_target)))
+        target = device.native_target
+        remember(ptx_hash, lambda _: origins(kernel.ptx(target)))
         return self._load_cached(kernel, cubin_key, self._disk.get(cubin_key), device)
 
     def _load_cached(

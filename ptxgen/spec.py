@@ -7,6 +7,7 @@ import hashlib
 import inspect
 from collections.abc import Mapping, Sequence
 from enum import Enum
+from functools import partial
 from typing import Any, ClassVar, Self, cast
 
 import numpy as np
@@ -305,7 +306,7 @@ class KernelSpec:
 
         target = Target.parse(self._target(device))
         text = render(self, target)
-        remember(digest(text), lambda: self._template_lines(target, text))
+        remember(digest(text), partial(self._template_lines, target))
         return text
 
     def _template_lines(self, target: Target, text: str) -> Sequence[str]:

@@ -9,8 +9,9 @@ import hashlib
 import re
 from collections.abc import Callable, Sequence
 
-#: Returns a text's template lines: "scale.ptx.j2:12", or "" for lines of the frame.
-Lines = Callable[[], Sequence[str]]
+#: From a text to its template lines: "scale.ptx.j2:12", or "" for lines of the frame. The text is
+#: an argument, so that none is kept in memory.
+Lines = Callable[[str], Sequence[str]]
 
 #: By digest of the text, the oldest first.
 _known: dict[str, Lines] = {}
@@ -34,9 +35,9 @@ def origins(text: str) -> Sequence[str]:
     """The template line of every line of ``text``; empty if unknown."""
     name = digest(text)
     lines = _known.pop(name, None)  # also ends a search that comes back to the same text
-    found = lines() if lines is not None else ()
+    found = lines(text) if lines is not None else ()
     if found:
-        remember(name, lambda: found)
+        remember(name, lambda _: found)
     return found
 
 
