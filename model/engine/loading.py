@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from urdir.model.files.low_rank import Adapter
     from urdir.model.files.model_file import ModelFile
     from urdir.model.memory.draft_settings import DraftSettings
+    from urdir.model.memory.session_settings import SessionSettings
     from urdir.model.memory.weights import Weights
     from urdir.model.text.chat import ChatTemplate
     from urdir.model.text.tokenizer import Tokenizer
@@ -206,19 +207,15 @@ def _open_session(
         given = [adapter for adapter, _ in adapters]
         room = room_for(config, given, element, options.max_adapters, options.max_adapter_rank)
         config = replace(config, adapters=room)
-    config = placed(config, file, devices, options)
+    with_draft = partial(_with_draft, pair, file)
+    config = placed(config, file, devices, options, with_draft)
     shares = shares_of(config, file, len(devices), options.split)
     ranks = [*zip(shares, devices, strict=True)]
     announce(devices[0], file)
-    wanted, model = options.session(*ranks[0], context), None
-    if pair is not None and wanted.drafts is not None:
-        tokens = 0 if pair.file is not None else _first_tokens(wanted.drafts, file, config)
-        model = replace(pair.model, tokens=tokens)
-        wanted = replace(wanted, drafts=pair.settings(wanted.drafts), draft_model=model)
     settings = fitting_settings(
         file,
         ranks,
-        wanted,
+        with_draft(options.session(*ranks[0], context)),
         memory_share=options.memory_share,
         fewer_sequences=options.sequences is None,
     )
@@ -226,6 +223,7 @@ def _open_session(
     _keep_counts(opening, options, file, weights[0])
     loaded = [(each, file) for each in weights]
     drafters: list[Drafter] = []
+    model = settings.draft_model
     if pair is not None and model is not None:
         for own, device in zip(tuple(weights), devices, strict=True):
             if pair.file is not None:
@@ -273,7 +271,12 @@ def _open_encoder(
     check_encodes(config)
     if len(devices) > 1 or options.draft is not None or options.adapters:
         raise UnsupportedError("embeddings on several GPUs, with drafts or with adapters")
+    if options.placement is not None and options.placement.on_host(config):
+        raise UnsupportedError(
+            "embeddings with weights in host memory are not supported: leave all on the GPU"
+        )
     device = devices[0]
+    device.limit_memory(options.device_memory)
     settings = EncoderSettings.of(
         config,
         options.context,
@@ -307,6 +310,15 @@ def _open_adapters(
     return [
         (open_adapter(path, file, interleaved=turned), scale) for path, scale in options.adapters
     ]
+
+
+def _with_draft(pair: Pair | None, file: ModelFile, settings: SessionSettings) -> SessionSettings:
+    """The settings with the draft model of a pair, if the session has drafts of one."""
+    if pair is None or settings.drafts is None:
+        return settings
+    tokens = 0 if pair.file is not None else _first_tokens(settings.drafts, file, pair.config)
+    model = replace(pair.model, tokens=tokens)
+    return replace(settings, drafts=pair.settings(settings.drafts), draft_model=model)
 
 
 def _first_tokens(drafts: DraftSettings, file: ModelFile, config: Config) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -251,6 +252,30 @@ def test_several_gpus_are_refused(demo_file: Path) -> None:
         Engine.open(demo_file, device="emulator", gpus=2, placement=Placement(gpu_layers=0))
 
 
+def test_several_gpus_have_room_for_what_one_has_not(demo_file: Path) -> None:
+    wanted: dict[str, Any] = {"device": "emulator", "context": 64, "chunk": 64, "sequences": 1}
+    with Device.open("emulator") as device, Gguf(demo_file) as gguf:
+        settings = SessionSettings(context=64, chunk=64)
+        needed = Place(gguf, Config.of(gguf), device).plan(settings).total + RESERVE_BYTES
+    wanted |= {"device_memory": needed - 500_000, "placement": Placement(fit=True)}
+    with Engine.open(demo_file, **wanted) as engine:
+        assert engine.weights.streamed
+    with Engine.open(demo_file, gpus=2, **wanted) as engine:
+        assert not engine.weights.streamed
+
+
+def test_room_is_left_for_a_draft_model(reference_file: Callable[[str], Path]) -> None:
+    path, draft = reference_file("target-any"), reference_file("eagle3-d2t.draft")
+    wanted: dict[str, Any] = {"device": "emulator", "context": 64, "chunk": 64, "draft": draft}
+    with pytest.raises(ModelError, match="bytes needed") as caught:
+        Engine.open(path, device_memory=RESERVE_BYTES, **wanted)
+    found = re.search(r"([0-9,]+) bytes needed", str(caught.value))
+    assert found is not None
+    limit = int(found[1].replace(",", "")) - 1000
+    with Engine.open(path, device_memory=limit, placement=Placement(fit=True), **wanted) as engine:
+        assert engine.weights.streamed
+
+
 @pytest.mark.parametrize("kind", ["allocation", "host_allocation"])
 def test_an_allocation_that_fails_frees_the_rest(kind: str) -> None:
     api = bindings.emulated(total_memory=256 << 20)
@@ -338,6 +363,24 @@ def test_caches_begin_with_the_experts_that_were_chosen_most(
     with Engine.open(path, cache_folder=folder, **wanted) as engine:
         caches = [*engine.weights.expert_caches.values()]
         assert [set(cached(cache)) for cache in caches] == held[0]
+
+
+def test_a_load_that_ends_early_counts_no_experts(
+    tmp_path: Path, reference_file: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def upload(weights: Weights, *_: Any) -> None:
+        raise ModelError("the file is gone")
+
+    monkeypatch.setattr(Weights, "upload", upload)
+    with pytest.raises(ModelError, match="is gone"):
+        Engine.open(
+            reference_file("gpt-oss-moe"),
+            device="emulator",
+            context=32,
+            placement=CACHED,
+            cache_folder=tmp_path,
+        )
+    assert not [*(tmp_path / "experts").iterdir()]
 
 
 def cached(cache: ExpertCache) -> list[int]:
