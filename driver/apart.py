@@ -65,7 +65,8 @@ class Compilers:
                 if key not in self._results:
                     self._results[key] = self._threads.submit(self._compiled, kernel)
             results = [self._results[key] for key in kernels]
-        return min([_succeeded(result) for result in results], default=True)
+        done = [_succeeded(result) for result in results]
+        return all(done)
 
     def close(self) -> None:
         """End the processes; what waits for them goes on. Idempotent."""
