@@ -400,7 +400,7 @@ def _keep_counts(
 ) -> None:
     """Read how often cached experts were chosen in earlier runs; it is noted in the end."""
     folder = options.cache_folder
-    if folder is None or not weights.expert_caches:
+    if folder is None or not weights.expert_caches or options.random_routing is not None:
         return
     from urdir.model.cache_folder import user_cache_folder
     from urdir.model.engine.expert_counts import ExpertCounts
