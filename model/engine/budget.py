@@ -28,7 +28,8 @@ from urdir.model.memory.exchange import ExchangeShape
 from urdir.model.memory.recurrent_state import RecurrentShape
 from urdir.model.memory.session_settings import SessionSettings
 from urdir.model.memory.walk import Walk
-from urdir.model.memory.weights import STAGING_BYTES, Weights, weight_sizes
+from urdir.model.memory.weight_sizes import weight_sizes
+from urdir.model.memory.weights import STAGING_BYTES, Weights
 from urdir.model.memory.workspace import WorkspaceShape, kept_shape, outputs_nbytes
 from urdir.ptxgen.spec import ceil_div
 

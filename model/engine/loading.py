@@ -191,7 +191,8 @@ def _open_session(
     from urdir.model.engine.placing import placed
     from urdir.model.engine.session import Session
     from urdir.model.engine.speculation.model_source import Drafter
-    from urdir.model.memory.weights import Weights, shares_of
+    from urdir.model.memory.weight_sizes import shares_of
+    from urdir.model.memory.weights import Weights
 
     context = options.chosen_context(config)
     config = config.at_context(context)

@@ -21,7 +21,7 @@ from urdir.model.families.placement import (
 )
 from urdir.model.families.stored import stored_in
 from urdir.model.memory.streamed import check_host
-from urdir.model.memory.weights import streamed_nbytes, weight_sizes
+from urdir.model.memory.weight_sizes import streamed_nbytes, weight_sizes
 
 if TYPE_CHECKING:
     from urdir.driver.device import Device

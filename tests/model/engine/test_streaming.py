@@ -30,7 +30,8 @@ from urdir.model.files.gguf import Gguf
 from urdir.model.memory import streamed
 from urdir.model.memory.expert_cache import ExpertCache
 from urdir.model.memory.session_settings import SessionSettings
-from urdir.model.memory.weights import Weights, weight_sizes
+from urdir.model.memory.weight_sizes import weight_sizes
+from urdir.model.memory.weights import Weights
 from urdir.ptxgen.kernels.experts.place import parts_of
 
 DATA = Path(__file__).parents[2] / "data"
