@@ -248,9 +248,14 @@ def test_what_the_host_has_left(tmp_path: Path) -> None:
         assert streamed.host_available(tmp_path) == left
 
 
-def test_several_gpus_are_refused(demo_file: Path) -> None:
-    with pytest.raises(UnsupportedError, match="for 2 GPUs"):
-        Engine.open(demo_file, device="emulator", gpus=2, placement=Placement(gpu_layers=0))
+@pytest.mark.parametrize(
+    ("changed", "words"), [({"gpus": 2}, "for 2 GPUs"), ({"embeddings": True}, "embeddings with")]
+)
+def test_where_no_weights_are_in_host_memory(
+    changed: dict[str, Any], words: str, demo_file: Path
+) -> None:
+    with pytest.raises(UnsupportedError, match=words):
+        Engine.open(demo_file, device="emulator", placement=Placement(gpu_layers=0), **changed)
 
 
 def test_several_gpus_have_room_for_what_one_has_not(demo_file: Path) -> None:
