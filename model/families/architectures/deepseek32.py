@@ -58,9 +58,10 @@ def glm_dsa(file: Reader) -> Description:
 
 
 def own_indexers(file: Reader, usual: list[bool]) -> list[bool]:
-    """Whether each layer has an indexer; as ``usual`` where the file does not say so."""
+    """Whether each layer but those for MTP has an indexer; as ``usual`` where the file does not
+    say so."""
     key = "attention.indexer.types"
-    own = file.by_layer(key, bool) if file.has_key(key) else usual
+    own = file.by_layer(key, bool)[: file.layer_count()] if file.has_key(key) else usual
     if not own[0]:
         raise ConfigError(f"{file.key(key)}: the first layer has no indexer, nor any before it")
     return own
