@@ -457,7 +457,7 @@ def test_layers_without_an_indexer_follow_one_with_attention(changed: Any) -> No
         (False, True),
     ]
     kinds["attention.indexer.types"] = np.array([1, 0, 1, 1])
-    with pytest.raises(ConfigError, match="indexer.types: layer 1, the first with attention"):
+    with pytest.raises(ConfigError, match="layer 1, the first with attention, has no indexer"):
         described_by(changed("glm5-next", kinds))
 
 
