@@ -26,8 +26,8 @@ from urdir.ptxgen.kernels.join import Join
 if TYPE_CHECKING:
     from urdir.driver.memory import Slice
 
-#: Bytes of the scores of rows that are selected at once: a long prompt is cut by them, into parts of
-#: multiples of four rows, whose positions are 16-byte aligned.
+#: Bytes of the scores of rows that are selected at once: a long prompt is cut by them, into parts
+#: of multiples of four rows, whose positions are 16-byte aligned.
 SCORES_NBYTES, ALIGNED_ROWS = 64 << 20, 4
 #: CTAs of `IndexScores` on an SM.
 _CTAS_PER_SM = 4

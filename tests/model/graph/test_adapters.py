@@ -95,5 +95,6 @@ def test_adapters_that_have_no_place_are_refused(model: str, name: str, tmp_path
     a = np.zeros((experts, 2, shape[-1]), np.float32)
     b = np.zeros((experts, shape[-2], 2), np.float32)
     adapter = Adapter(Path("some"), config.architecture, {name: LowRank(a, b)})
-    with pytest.raises(UnsupportedError, match=re.escape(f"'{name}': adapters of it are not supported")):
+    refused = re.escape(f"'{name}': adapters of it are not supported")
+    with pytest.raises(UnsupportedError, match=refused):
         room_for(config, [adapter], "f16")
