@@ -15,6 +15,7 @@ from .engine.session import Session as Session
 from .errors import ContextFullError as ContextFullError
 from .errors import ModelError as ModelError
 from .families.config import Config as Config
+from .families.placement import Placement as Placement
 from .files.demo import demo_model as demo_model
 from .files.gguf import Gguf as Gguf
 from .files.gguf import Tensor as Tensor

@@ -7,6 +7,7 @@ after its context enabled peer access, and page-locked memory of all contexts al
 from __future__ import annotations
 
 import bisect
+import ctypes
 from collections.abc import Mapping
 
 import numpy as np
@@ -69,7 +70,16 @@ class UnifiedMemory(Memory):
             raise OutOfMemory(f"the host has no {nbytes} bytes") from exc
         skip = -int(pages.ctypes.data) % _PAGE
         data = pages[skip : skip + nbytes]
-        address = int(data.ctypes.data)
+        self._insert_host(data)
+        return int(data.ctypes.data)
+
+    def register_host(self, address: int, nbytes: int) -> None:
+        """Map memory of the process."""
+        array = (ctypes.c_uint8 * nbytes).from_address(address)
+        self._insert_host(np.ctypeslib.as_array(array))
+
+    def _insert_host(self, data: Array) -> None:
+        address, nbytes = int(data.ctypes.data), data.size
         self._drop_freed(address, address + nbytes)
         self._insert(
             Allocation(
@@ -82,7 +92,6 @@ class UnifiedMemory(Memory):
                 base=np.array(address, np.uint64),
             )
         )
-        return address
 
     def free_host(self, address: int) -> None:
         """Free page-locked memory; raises MemoryRangeError for anything else."""

@@ -103,6 +103,27 @@ def cuMemFreeHost(driver: Driver, p: Any) -> None:
         raise Refused("CUDA_ERROR_INVALID_VALUE", str(exc)) from None
 
 
+@driver_call()
+def cuMemHostRegister(driver: Driver, p: Any, bytesize: Any, Flags: Any) -> None:
+    """Page-lock memory of the process, from then on with the same address on host and device."""
+    address, nbytes = host_address(p), size_t(bytesize)
+    if uint(Flags) & ~7 or not nbytes:
+        raise Refused("CUDA_ERROR_INVALID_VALUE", f"{nbytes} bytes, flags {Flags}")
+    if code := driver.injections.strike("host_allocation"):
+        raise Refused(code, "injected fault")
+    driver.context.memory.register_host(address, nbytes)
+
+
+@driver_call(defers=True)
+def cuMemHostUnregister(driver: Driver, p: Any) -> None:
+    """End what `cuMemHostRegister` did, after everything queued has run."""
+    wait(driver, driver.context.scheduler.finish_all)
+    try:
+        driver.context.memory.free_host(host_address(p))
+    except MemoryRangeError as exc:
+        raise Refused("CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED", str(exc)) from None
+
+
 @driver_call(results=1)
 def cuMemHostGetDevicePointer(driver: Driver, p: Any, Flags: Any) -> Any:
     """The device address of page-locked memory: the same."""

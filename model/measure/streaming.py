@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from urdir.model.measure.bandwidth import link_bandwidth, read_bandwidth
-from urdir.model.memory.weights import streamed_nbytes, weight_sizes
+from urdir.model.memory.weights import expert_nbytes, streamed_nbytes, weight_sizes
 
 if TYPE_CHECKING:
     from urdir.driver.device import Device
@@ -23,11 +23,16 @@ _PROMPT_ROWS = 2048
 
 @dataclass(frozen=True, slots=True)
 class Streaming:
-    """``nbytes`` in host memory, all of which a step copies at ``link`` bytes per second, and
-    ``resident`` ones on the device, read at ``read``. ``measured``: on this machine's GPU."""
+    """``nbytes`` in host memory, which a prompt copies at ``link`` bytes per second, and
+    ``resident`` ones on the device, read at ``read``. ``cached`` of the first are experts that have
+    a cache there, which is not among the second; a token uses ``used`` of these bytes. Rates are
+    ``measured`` on this machine's GPU, or assumed.
+    """
 
     nbytes: int
     resident: int
+    cached: int
+    used: int
     link: float
     read: float
     measured: bool
@@ -35,15 +40,20 @@ class Streaming:
     @classmethod
     def of(cls, file: ModelFile, config: Config, device: Device) -> Streaming:
         """That of a model on a device, whose rates are measured unless it is emulated."""
-        nbytes, resident = streamed_nbytes(file, config), sum(weight_sizes(file, config).values())
+        assert config.streaming is not None
+        alone = replace(config, streaming=replace(config.streaming, experts=0))
+        resident = sum(weight_sizes(file, alone).values())
+        sizes = streamed_nbytes(file, config), resident, *expert_nbytes(file, config)
         if device.is_emulated:
-            return cls(nbytes, resident, ASSUMED_LINK, ASSUMED_READ, False)
-        return cls(nbytes, resident, link_bandwidth(device), read_bandwidth(device), True)
+            return cls(*sizes, ASSUMED_LINK, ASSUMED_READ, False)
+        return cls(*sizes, link_bandwidth(device), read_bandwidth(device), True)
 
-    @property
-    def tokens_per_second(self) -> float:
-        """Tokens of one answer per second, at most: transfers run beside launches."""
-        return 1 / max(self.nbytes / self.link, self.resident / self.read)
+    def tokens_per_second(self, found: float = 1.0) -> float:
+        """Tokens of one answer per second, at most, if this share of the experts that a token uses
+        are on the device. Copies of layers run beside launches, those of experts do not."""
+        layers, missing = self.nbytes - self.cached, (1 - found) * self.used
+        read = (self.resident + self.used) / self.read
+        return 1 / (max(layers / self.link, read) + missing / self.link)
 
     @property
     def prompt_tokens_per_second(self) -> float:
@@ -52,11 +62,14 @@ class Streaming:
 
     def __str__(self) -> str:
         rates = "measured" if self.measured else "assumed, as no GPU was measured"
+        answers = f"{self.tokens_per_second():.3g} tokens/s of an answer"
+        if self.cached:
+            shares = (f"{self.tokens_per_second(x):.3g} with {x:.0%}" for x in (0.9, 0.5))
+            answers += f" with all chosen experts in the cache ({', '.join(shares)} of them)"
         return (
-            f"{self.nbytes / 1e9:,.2f} GB of {(self.nbytes + self.resident) / 1e9:,.2f} GB are "
-            f"streamed from host memory for every step, at {self.link / 1e9:,.1f} GB/s ({rates}): "
-            f"at most {self.tokens_per_second:.3g} tokens/s of an answer and "
-            f"{self.prompt_tokens_per_second:,.0f} of a prompt"
+            f"{self.nbytes / 1e9:,.2f} GB are streamed from host memory beside "
+            f"{self.resident / 1e9:,.2f} GB on the GPU, at {self.link / 1e9:,.1f} GB/s ({rates}): "
+            f"at most {answers}, {self.prompt_tokens_per_second:,.0f} of a prompt"
         )
 
 

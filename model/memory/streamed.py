@@ -4,7 +4,8 @@ which they lie while they are used."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from urdir.driver.memory import ALIGNMENT
@@ -22,6 +23,10 @@ if TYPE_CHECKING:
 Units = Sequence[tuple[StoredMatrix, ...]]
 
 _SLOT = "slot of streamed layers"
+#: Files of a control group: the most memory that it may have, what it has, and of what kinds;
+#: those of cached files, which give way.
+_GROUP = ("memory.max", "memory.current", "memory.stat")
+_FILES = ("inactive_file ", "active_file ")
 #: Host memory that is left to others.
 _SPARE_BYTES = 1 << 30
 
@@ -98,16 +103,19 @@ def slots_in(arena: Mapping[str, Slice]) -> list[Slice]:
     return [of for name, of in arena.items() if name.startswith(_SLOT)]
 
 
-def host_available() -> int | None:
-    """Bytes of host memory that are free without swapping; None where the system does not say."""
-    try:
-        with open("/proc/meminfo", encoding="ascii") as lines:
-            for line in lines:
-                if line.startswith("MemAvailable:"):
-                    return int(line.split()[1]) << 10
-    except OSError:
-        pass
-    return None
+def host_available(root: Path = Path("/")) -> int | None:
+    """Bytes of host memory that are free without swapping, and that the control group permits; None
+    where the system does not say."""
+    found = []
+    with suppress(OSError, ValueError, StopIteration):
+        lines = (root / "proc/meminfo").read_text(encoding="ascii").splitlines()
+        line = next(line for line in lines if line.startswith("MemAvailable:"))
+        found.append(int(line.split()[1]) << 10)
+    with suppress(OSError, ValueError):  # "max": no limit
+        most, used, stat = ((root / "sys/fs/cgroup" / name).read_text() for name in _GROUP)
+        files = (line.split() for line in stat.splitlines() if line.startswith(_FILES))
+        found.append(max(0, int(most) - int(used) + sum(int(size) for _, size in files)))
+    return min(found, default=None)
 
 
 def check_host(nbytes: int) -> None:

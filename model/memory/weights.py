@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from urdir.model.families.config import Config
-from urdir.model.families.placement import cached_mixtures, units
+from urdir.model.families.placement import cached_mixtures, expert_matrices, units
 from urdir.model.families.rope import RopeConfig
 from urdir.model.families.stored import (
     MOST_DISTANCE,
@@ -347,6 +347,16 @@ def weight_sizes(gguf: ModelFile, config: Config) -> dict[str, int]:
 def streamed_nbytes(gguf: ModelFile, config: Config) -> int:
     """Bytes of host memory that a model takes."""
     return sum(_layout(of, gguf).nbytes for unit in units(config) for of in unit)
+
+
+def expert_nbytes(gguf: ModelFile, config: Config) -> tuple[int, int]:
+    """Bytes in host memory of the experts that are cached, and of those that a token uses."""
+    every = used = 0
+    for mixture in cached_mixtures(config):
+        nbytes = sum(_layout(of, gguf).nbytes for of in expert_matrices(mixture))
+        every += nbytes
+        used += nbytes * mixture.router.used // mixture.router.experts
+    return every, used
 
 
 def vector_values(of: StoredVector, tensor: Tensor) -> npt.NDArray[np.float32]:

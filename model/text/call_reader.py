@@ -121,7 +121,7 @@ class CallReader:
 
     def _object(self, keys: Keys) -> Deltas:
         """A call as one object, whatever the order of its keys."""
-        name, held = yield from self._fields(keys, "", None)
+        name, held = yield from self._fields(keys, "", None, _OUTER)
         if not name:
             raise NotACallError("no name")
         if not self._numbers.is_open:
@@ -129,9 +129,10 @@ class CallReader:
             yield self._numbers.more(held or "{}")
 
     def _fields(
-        self, keys: Keys, name: str, held: str | None
+        self, keys: Keys, name: str, held: str | None, outer: tuple[str, ...] = ()
     ) -> Generator[Delta | None, None, tuple[str, str | None]]:
-        """Read the fields of an object; the name, and arguments that came before it."""
+        """Read the fields of an object, and of one under an ``outer`` key; the name, and arguments
+        that came before it."""
         source = self._source
         yield from _waits(source.expect("{"))
         is_first = True
@@ -154,7 +155,7 @@ class CallReader:
                     yield from self._arguments(self._json_object())
                 else:
                     held = yield from _waits(_whole(self._json_object()))
-            elif key in _OUTER and (yield from _waits(source.peek())) == "{":
+            elif key in outer and (yield from _waits(source.peek())) == "{":
                 name, held = yield from self._fields(keys, name, held)
             else:
                 yield from _waits(_whole(read_value(source)))

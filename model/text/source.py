@@ -89,5 +89,6 @@ class Source:
     def held(self, tags: Sequence[str]) -> int:
         """How much of the text may begin one of ``tags`` at its end, white space before it
         included."""
-        before = self.text[: len(self.text) - begun(self.text, tags)]
-        return len(self.text) - max(len(before.rstrip()), self.at)
+        rest = self.rest
+        before = rest[: len(rest) - begun(rest, tags)]
+        return len(rest) - len(before.rstrip())

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from urdir.driver import bindings, memory
 from urdir.driver.device import Device
 from urdir.driver.errors import CudaError, LaunchError
 from urdir.driver.execute import bind, evaluate, profile, record, run
@@ -200,3 +201,42 @@ def test_parts_of_a_slot_come_with_it(streams: Streams) -> None:
         run(plan, streams.device, stream)
         stream.synchronize()
     np.testing.assert_array_equal(streams.result()[: COUNT // 2], streams.values[1, COUNT // 2 :])
+
+
+@pytest.mark.parametrize("nbytes", [NBYTES, (32 << 20) + 4096 + 16])
+def test_much_pinned_memory_is_mapped_by_the_process(
+    device: Device, nbytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "MAPPED_NBYTES", 1 if nbytes == NBYTES else memory.MAPPED_NBYTES)
+    values = np.random.default_rng(0).standard_normal(nbytes // 4).astype(np.float32)
+    pinned = device.pinned(nbytes, "mapped")
+    pinned.view(np.float32, len(values))[:] = values
+    add = Add(n=COUNT)
+    with device.allocate(nbytes, "target") as target, device.create_stream() as stream:
+        target.upload_async(pinned, nbytes, 0, stream)
+        stream.synchronize()
+        np.testing.assert_array_equal(target.download(np.float32), values)
+        plan = Plan("read in place")
+        plan.launch(add, "add", a=pinned, b=pinned, y=target)
+        run(plan, device, stream)
+        stream.synchronize()
+        found = target.download(np.float32, COUNT)
+        np.testing.assert_array_equal(found, 2 * values[:COUNT])
+        target.fill(0)
+        target.download_async(pinned, nbytes, 0, stream)
+        stream.synchronize()
+        assert not pinned.array.any()
+    pinned.close()
+    pinned.close()
+    assert pinned.closed
+
+
+def test_memory_that_cannot_be_registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "MAPPED_NBYTES", 1)
+    api = bindings.emulated()
+    with Device.open("emulator", api=api) as device:
+        api.inject("cuMemHostRegister")
+        with pytest.raises(CudaError, match="cuMemHostRegister 4096 bytes for 'much'"):
+            device.pinned(4096, "much")
+        device.pinned(4096, "much").close()
+    assert api.live() == {}

@@ -297,9 +297,9 @@ def test_many_rows_have_fewer_warps_each(
 
 
 @pytest.mark.parametrize(
-    ("heads", "kv_heads", "norms", "warps"), [(16, 8, 3, 4), (32, 8, 5, 8), (64, 8, 5, 8)]
+    ("heads", "kv_heads", "norms", "warps"), [(16, 8, 3, 4), (32, 8, 5, 4), (64, 8, 5, 4)]
 )
-def test_each_head_with_a_norm_has_a_warp(
+def test_a_warp_finds_the_norms_of_several_heads(
     heads: int, kv_heads: int, norms: int, warps: int
 ) -> None:
     """Those of a tile of queries, and the key."""

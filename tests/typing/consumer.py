@@ -66,6 +66,7 @@ from urdir.model import (
     Message,
     ModelError,
     Piece,
+    Placement,
     Reply,
     Request,
     SamplingSettings,
@@ -249,7 +250,9 @@ def main() -> None:
             together(Plan("nothing"))
         with Engine.open(demo_model()) as engine:
             print(answers(engine), token_by_token(engine), service(engine), weights(Path("x")))
-            print(engine.file.path, sooner(), by_options(EngineOptions(context=0)))
+            print(
+                engine.file.path, sooner(), by_options(EngineOptions(placement=Placement(fit=True)))
+            )
     except (NoDeviceError, NoDriverError, OutOfMemoryError) as exc:
         print(exc)
     except (CudaError, LaunchError, LifetimeError, MismatchError) as exc:

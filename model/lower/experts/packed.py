@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     from urdir.model.lower.registers import Registers
     from urdir.model.lower.sheet import Sheet
 
+#: Pairs of a tile, at least, from so many pairs an expert on: rows of a step choose alike. On an
+#: H200 a step of qwen3-30b-a3b takes 3.75 ms with them and 4.14 without for 64 rows, 3.08 and 3.19
+#: for 32.
+_LEAST_HEIGHT, _MANY_PAIRS = 32, 2
 # One object for equal kernels, with its cached properties.
 _group = lru_cache(maxsize=64)(GroupExperts)
 _pack = lru_cache(maxsize=64)(Pack)
@@ -64,7 +68,10 @@ class PackedExperts:
 
     def _tiles(self, mixture: MixtureLayer) -> Mixture:
         experts, used = mixture.selection.experts, mixture.selection.used
-        return Mixture(experts, used, tile_height(self.rows, experts, used))
+        height = tile_height(self.rows, experts, used)
+        if self.rows * used >= _MANY_PAIRS * experts:
+            height = max(height, _LEAST_HEIGHT)
+        return Mixture(experts, used, height)
 
     def _append_lists(self, label: str, mixture: MixtureLayer, tiles: Mixture, x: Slice) -> Slice:
         """Lists of pairs and tiles, and the packed vectors of the pairs."""

@@ -45,7 +45,7 @@ RUN, WIDER_RUN = 4, 2
 #: CTAs of eight warps, with narrow heads, that an SM holds.
 CTAS_PER_SM = 2
 #: Heads with norms of CTAs with half the warps, at most: more take another round.
-MOST_NORMS = 4
+MOST_NORMS = 6
 #: Minimum keys of a chunk, and for several rows the approximate number (see `FlashDecode`). 32 rows
 #: of 4,128 keys take 123 us in a chunk each, 134 in three, 136 in five; with q8_0 74 and 86.
 LEAST_KEYS, MOST_KEYS = 64, 2048

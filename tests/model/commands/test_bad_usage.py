@@ -47,7 +47,7 @@ Cli = Callable[..., tuple[int, str, str]]
         (("check", "--kernel", "ad"), "did you mean add"),
         (("check", "--kernel", "add", "--gpus", "2"), "--kernel"),
         (("quantize", "x"), "OUT.gguf"),
-        (("embedding", "x"), "not computed"),
+        (("embedding", "x"), "urdir embed writes embeddings"),
         (("perplexity", "x"), "not measured"),
         (("run", "--lora-scaled", "x"), "FILE:SCALE"),
         (("run", "--mmproj", "x"), "multi-modal"),

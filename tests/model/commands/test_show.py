@@ -62,7 +62,7 @@ def test_what_would_be_streamed(cli: Cli) -> None:
     assert not json.loads(cli("show", "demo", "--json")[1])["streamed"]
     code, out, _ = cli("show", "demo", "--gpu", "100M", "-c", "100")
     assert code == 1
-    assert "are streamed from host memory for every step" in out
+    assert "are streamed from host memory beside" in out
     assert "cannot run here: needs" in out
 
 

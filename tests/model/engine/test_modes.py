@@ -96,7 +96,7 @@ def test_commands_read_what_they_pass_on(monkeypatch: pytest.MonkeyPatch, tmp_pa
     }.items():
         monkeypatch.setenv(name, value)
     args = argparse.Namespace(device=None)
-    with opening.open_engine(args, opening.engine_options(args, None, 16)) as engine:
+    with opening.open_engine(opening.engine_options(args, None, 16)) as engine:
         assert engine.host_sampling
         assert engine.device.target == "sm_80"
         assert answer(engine.session, [1], 1)

@@ -47,8 +47,8 @@ def test_a_folder_of_all_kinds(tmp_path: Path, found_in: Any) -> None:
         np.savez(tmp_path / name / "golden.npz", tokens=tokens, **{field: logits})
 
     assert names(found_in(tmp_path, "families")) == {
-        "encoder": "encoder: encoders are not implemented",
-        "encoder-decoder": "encoder-decoder: encoders are not implemented",
+        "encoder": "encoder: there are no logits of every token",
+        "encoder-decoder": "encoder-decoder: encoders with decoders are not implemented",
         "family": "",
     }
     assert names(found_in(tmp_path, "golden")) == {
@@ -71,6 +71,6 @@ def test_a_folder_of_all_kinds(tmp_path: Path, found_in: Any) -> None:
     assert names(found_in(tmp_path, "plain drafts")) == {"simple-c": ""}
     assert names(found_in(tmp_path, "block drafts")) == {"dflash-b": "", "dspark-b": ""}
     assert names(found_in(tmp_path, "folders")) == {
-        "bert": "bert: encoders are not implemented",
+        "bert": "bert: there are no logits of every token",
         "folder": "",
     }

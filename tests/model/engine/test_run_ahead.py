@@ -221,7 +221,7 @@ def test_the_next_bucket_is_ready_before_it_is_needed(
     monkeypatch.setattr(Steps, "make_ready", watched)
     with Session(device, weights, SessionSettings(500)) as session:
         assert answer(session, tokens, 36) == expected
-        prompt = StepShape(256, 256, Output.GREEDY, prompt=256)
+        prompt = StepShape(256, 512, Output.GREEDY, prompt=256)
         assert at_once in ([prompt], [prompt, StepShape(1, 256, Output.GREEDY)])
 
 

@@ -258,7 +258,7 @@ def test_a_norm_that_others_read_is_made(bench: LinearBench, allowed: float) -> 
     values = RMS(xs, **weights)
     bench.compare(stream, values, 1e-5)
     bench.compare(y, values + values @ w.T, allowed)
-    assert kernels[0] == "normalise"
+    assert kernels[0] in ("normalise", "pack")  # which also leaves the values
 
 
 @pytest.mark.parametrize(

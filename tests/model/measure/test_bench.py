@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import csv
 import io
 import json
@@ -443,11 +442,11 @@ def test_sequences_without_room_are_rows(
 ) -> None:
     opened = opening.open_engine
 
-    def short(args: argparse.Namespace, wanted: EngineOptions) -> Engine:
+    def short(wanted: EngineOptions) -> Engine:
         assert wanted.sequences is not None
         if wanted.sequences > 1:
             raise OutOfMemoryError("CUDA_ERROR_OUT_OF_MEMORY", 2, "cuMemAlloc of the cache")
-        return opened(args, wanted)
+        return opened(wanted)
 
     monkeypatch.setattr(bench_command, "open_engine", short)
     code, out, _ = cli("bench", nano, *FAILING, "-o", "json")

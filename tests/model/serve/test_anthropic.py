@@ -180,8 +180,21 @@ def test_tool_choice(server: Any, choice: Any, required: Any) -> None:
 def test_structured_output_and_thinking(server: Any) -> None:
     form = {"format": {"type": "json_schema", "schema": CITY}, "effort": "high"}
     post(server, output_config=form, thinking={"type": "enabled", "budget_tokens": 1024})
-    [request] = server.service.requests
-    assert request.constraint == ("json_schema", CITY, True)
+    server.model.answer_format = HERMES
+    post(server, thinking={"type": "enabled", "budget_tokens": 1024})
+    first, second = server.service.requests
+    assert first.constraint == ("json_schema", CITY, True)
+    assert (second.thoughts.tokens, second.thoughts.ending) == (1024, "</think>")
+
+
+def test_arguments_come_as_they_are_written(server: Any) -> None:
+    server.service.answer, server.model.answer_format = CALLS, HERMES
+    reply = post(server, tools=TOOLS, stream=True)
+    lines = [line for line in reply.text.splitlines() if line.startswith("data: ")]
+    deltas = [json.loads(line[6:]).get("delta", {}) for line in lines]
+    pieces = [d["partial_json"] for d in deltas if d.get("type") == "input_json_delta"]
+    assert len(pieces) > 4
+    assert "".join(pieces) == '{"city": "Ur"}{}'
 
 
 @pytest.mark.parametrize(

@@ -749,3 +749,29 @@ def test_one_of_several_answers_fails_and_the_others_are_cancelled(server: Any) 
         ask(server, n=2)
     server.wait_for(lambda: service.running == 0)
     assert service.cancelled == 1
+
+
+def test_reasoning_is_limited(server: Any) -> None:
+    """By any of the names, or by the server's own limit."""
+    model = server.service.model
+    model.answer_format, usual = HERMES, model.defaults
+    try:
+        for name in ("thinking_budget_tokens", "reasoning_budget_tokens", "thinking_token_budget"):
+            for tokens in (0, 7, -1):
+                ask(server, extra_body={name: tokens})
+                thoughts = server.service.requests[-1].thoughts
+                assert (None if thoughts is None else thoughts.tokens) == (
+                    None if tokens < 0 else tokens
+                )
+        model.defaults = replace(usual, thinking=5)
+        ask(server)
+        thoughts = server.service.requests[-1].thoughts
+        assert thoughts is not None
+        assert (thoughts.tokens, thoughts.ending, thoughts.is_open) == (5, "</think>", False)
+        with pytest.raises(openai.BadRequestError, match="thinking_budget_tokens"):
+            ask(server, extra_body={"thinking_budget_tokens": -2})
+        model.answer_format = AnswerFormat()
+        ask(server)
+        assert server.service.requests[-1].thoughts is None
+    finally:
+        model.defaults = usual

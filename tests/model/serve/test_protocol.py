@@ -116,12 +116,12 @@ def test_metrics(start: Any) -> None:
 @pytest.mark.parametrize(
     ("method", "path", "status", "words"),
     [
-        ("POST", "/v1/embeddings", 404, "no embeddings"),
+        ("POST", "/v1/embeddings", 400, "no embeddings"),
         ("POST", "/v1/audio/speech", 404, "no audio"),
         ("POST", "/v1/images/generations", 404, "no image generation"),
         ("POST", "/v1/moderations", 404, "no moderation"),
         ("GET", "/v1/files", 404, "no files"),
-        ("POST", "/embeddings", 404, "no embeddings"),
+        ("POST", "/embeddings", 400, "no embeddings"),
         ("GET", "/elsewhere", 404, "no such endpoint: GET /elsewhere"),
         ("GET", CHAT, 405, f"no such endpoint: GET {CHAT}"),
     ],

@@ -106,7 +106,7 @@ def random_walk(tokenizer: Tokenizer, matcher: Matcher, form: AnswerFormat) -> s
     raise AssertionError(f"no end: {text[:200]}")
 
 
-@pytest.mark.turns(2)
+@pytest.mark.turns(5)
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("tool", ["f", "g-2"])
 def test_a_required_call_is_one_that_the_parser_reads(
