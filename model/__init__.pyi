@@ -1,11 +1,15 @@
 __version__: str
 
+from .engine.answer_options import AnswerOptions as AnswerOptions
+from .engine.answer_options import ChatOptions as ChatOptions
 from .engine.engine import Engine as Engine
 from .engine.generate import Generation as Generation
 from .engine.generate import Statistics as Statistics
 from .engine.loading import Loading as Loading
 from .engine.options import EngineOptions as EngineOptions
+from .engine.reply import AsyncReply as AsyncReply
 from .engine.reply import Reply as Reply
+from .engine.reply import ReplyStream as ReplyStream
 from .engine.requests.request import Ending as Ending
 from .engine.requests.request import Finish as Finish
 from .engine.requests.request import Piece as Piece
@@ -23,4 +27,5 @@ from .memory.draft_settings import DraftSettings as DraftSettings
 from .memory.session_settings import SessionSettings as SessionSettings
 from .text.chat import ChatTemplate as ChatTemplate
 from .text.chat import Message as Message
+from .text.deltas import Delta as Delta
 from .text.tokenizer import Tokenizer as Tokenizer

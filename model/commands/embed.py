@@ -9,8 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from urdir.model.commands import options
-from urdir.model.commands.logits import read_tokens
+from urdir.model.commands import options, prompts
 from urdir.model.commands.opening import engine_options, open_engine
 from urdir.model.errors import ModelError
 from urdir.model.families.pooling import POOLINGS
@@ -71,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
     if args.model is not None and args.file is not None:
         texts.insert(0, args.file)
         args.file = None
-    tokens = [read_tokens(text) for text in args.tokens]
+    tokens = [prompts.read_tokens(text) for text in args.tokens]
     if bool(texts) == bool(tokens):
         raise options.UsageError("give texts, or the ids of their tokens with --tokens")
     if args.query is not None and tokens:

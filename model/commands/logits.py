@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from urdir.model.commands import options, values
+from urdir.model.commands import options, prompts
 from urdir.model.commands.opening import engine_options, open_device, open_engine
 from urdir.model.errors import ModelError
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     Rows = npt.NDArray[np.float32]
 
 EXAMPLES = """\
+  urdir logits model.gguf -p "Once upon a time" --output logits.npy
   urdir logits model.gguf --tokens 1,150,298 --output logits.npy
   urdir logits model.gguf --tokens @tokens.txt --output logits.npy --exact
   urdir logits model.gguf --lora-scaled adapter.gguf:0.5 --tokens 1,150,298 --output logits.npy
@@ -38,15 +39,15 @@ MTP = "mtp"
 def add_parser(commands: options.Subparsers) -> None:
     """Declare the command."""
     parser = options.add_command(
-        commands, "logits", run, "write the logits of every position of a token sequence", EXAMPLES
+        commands, "logits", run, "write the logits of every position of a text", EXAMPLES
     )
     options.add_file(parser, optional=True)
     options.add_llama_flags(parser, "model")
     options.add_adapters(parser)
     options.add_quantize(parser)
-    parser.add_argument(
-        "--tokens", required=True, metavar="1,2,3|@FILE", help="token ids, or a file of them"
-    )
+    text = parser.add_mutually_exclusive_group(required=True)
+    text.add_argument("--tokens", metavar="1,2,3|@FILE", help="token ids, or a file of them")
+    text.add_argument("-p", "--prompt", metavar="TEXT", help="a text, tokenised as a prompt")
     parser.add_argument(
         "-o",
         "--output",
@@ -70,7 +71,7 @@ def add_parser(commands: options.Subparsers) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Feed the tokens one by one and save the rows."""
-    tokens = read_tokens(args.tokens)
+    tokens = _given_tokens(args)
     output = Path(args.output)
     if not output.parent.is_dir():
         raise ModelError(f"--output {output}: no such folder {output.parent}")
@@ -81,6 +82,19 @@ def run(args: argparse.Namespace) -> int:
         shown = {"shape": shapes["logits"]} if len(shapes) == 1 else {"shapes": shapes}
         print(json.dumps({"output": str(output), **shown}))
     return 0
+
+
+def _given_tokens(args: argparse.Namespace) -> list[int]:
+    """The tokens, read or made of a text."""
+    from urdir.model.engine.texts import open_texts
+
+    if args.tokens is not None:
+        return prompts.read_tokens(args.tokens)
+    with open_texts(options.one_model(args), args.quantize) as texts:
+        tokens = texts.tokenizer.encode(args.prompt, parse_special=True, add_bos=True)
+    if not tokens:
+        raise options.UsageError("-p: an empty text has no tokens")
+    return tokens
 
 
 def _save(output: Path, found: dict[str, Rows]) -> None:
@@ -99,9 +113,7 @@ def _save(output: Path, found: dict[str, Rows]) -> None:
 
 def _logits(args: argparse.Namespace, tokens: list[int]) -> dict[str, Rows]:
     """The logits of the model."""
-    import numpy as np
-
-    from urdir.model.engine.logits import logits_after
+    from urdir.model.engine.logits import logits_of
     from urdir.model.progress import Progress
 
     wanted = replace(
@@ -110,13 +122,9 @@ def _logits(args: argparse.Namespace, tokens: list[int]) -> dict[str, Rows]:
         exact=args.exact,
     )
     with open_engine(wanted) as engine:
-        size = engine.config.vocab_size
-        _check_tokens(tokens, size)
-        rows = np.empty((len(tokens), size), np.float32)
+        _check_tokens(tokens, engine.config.vocab_size)
         with Progress("logits", len(tokens)) as progress:
-            for i, logits in enumerate(logits_after(engine.session, tokens[:1], tokens[1:])):
-                rows[i] = logits
-                progress.advance()
+            rows = logits_of(engine.session, tokens, progress.advance)
     return {"logits": rows}
 
 
@@ -184,9 +192,7 @@ def _of_two(
     settings: SessionSettings,
 ) -> dict[str, Rows]:
     """The logits of a model and of another one with the same vocabulary."""
-    import numpy as np
-
-    from urdir.model.engine.logits import logits_after
+    from urdir.model.engine.logits import logits_of
     from urdir.model.engine.plain_draft import open_alone
     from urdir.model.families.config import Config
     from urdir.model.progress import Progress
@@ -199,31 +205,11 @@ def _of_two(
     found = []
     with open_device(args) as device, Progress("logits", 2 * len(tokens)) as progress:
         for file, config in zip(files, configs, strict=True):
-            rows = []
             with open_alone(file, config, device, settings) as session:
-                for logits in logits_after(session, tokens[:1], tokens[1:]):
-                    rows.append(logits)
-                    progress.advance()
-            found.append(np.stack(rows))
+                found.append(logits_of(session, tokens, progress.advance))
     return dict(zip(("logits", "draft_logits"), found, strict=True))
 
 
 def _check_tokens(tokens: list[int], size: int) -> None:
     if (highest := max(tokens)) >= size:
         raise options.UsageError(f"--tokens: {highest} is outside the vocabulary of {size} tokens")
-
-
-def read_tokens(text: str) -> list[int]:
-    """Token ids from "1,2,3" or, after an @, from a file with ids between commas or blanks."""
-    if text.startswith("@"):
-        try:
-            text = Path(text[1:]).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as exc:
-            raise ModelError(f"--tokens {text}: cannot be read: {exc}") from exc
-    try:
-        tokens = [values.whole_number(0)(word) for word in text.replace(",", " ").split()]
-    except argparse.ArgumentTypeError as exc:
-        raise options.UsageError(f"--tokens: {exc}; give ids such as 1,2,3") from exc
-    if not tokens:
-        raise options.UsageError("--tokens: no token given; give ids such as 1,2,3")
-    return tokens

@@ -188,6 +188,17 @@ def one_model(args: argparse.Namespace) -> str | None:
     return named
 
 
+def model_and_word(args: argparse.Namespace, name: str) -> tuple[str | None, str | None]:
+    """The model, and the word ``name`` after it, of which each may be missing; with a flag for the
+    model the first word is not the model."""
+    word: str | None = getattr(args, name)
+    if args.model is None:
+        return args.file, word
+    if args.file is not None and word is not None:
+        raise UsageError(f"two models: {args.file} and {args.model}")
+    return args.model, args.file
+
+
 def draft(args: argparse.Namespace) -> str | None:
     """Whose drafts steps verify, from --spec-type and -md, as `EngineOptions.draft` has it; None
     for no drafts."""

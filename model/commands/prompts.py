@@ -7,11 +7,15 @@ import codecs
 import re
 import sys
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from urdir.model.commands.options import UsageError
+from urdir.model.commands.values import json_object, whole_number
 from urdir.model.errors import ModelError, SettingsError
 from urdir.model.files.demo import DEMO
+
+if TYPE_CHECKING:
+    from urdir.model.text.formats import Format
 
 #: Maximum size of a prompt: 16 MB have more tokens than any context.
 MOST_BYTES = 16 << 20
@@ -85,6 +89,25 @@ def given_variables(args: argparse.Namespace) -> dict[str, Any]:
     return variables
 
 
+def given_format(args: argparse.Namespace) -> Format | None:
+    """The format of the answer; None for free text."""
+    from urdir.model.text.formats import Format
+
+    if args.grammar is not None:
+        return Format("grammar", args.grammar)
+    if args.grammar_file is not None:
+        return Format("grammar", read_text("--grammar-file", args.grammar_file))
+    if args.json_schema is not None:
+        return Format("json_schema", args.json_schema)
+    if args.json_schema_file is None:
+        return None
+    text = read_text("--json-schema-file", args.json_schema_file)
+    try:
+        return Format("json_schema", json_object(text))
+    except argparse.ArgumentTypeError as exc:
+        raise UsageError(f"--json-schema-file {args.json_schema_file}: {exc}") from None
+
+
 def given_thinking(args: argparse.Namespace) -> int | None:
     """The most tokens of reasoning; None: no limit."""
     return None if args.reasoning_budget < 0 else int(args.reasoning_budget)
@@ -99,23 +122,36 @@ def read_text(flag: str, name: str) -> str:
         raise ModelError(f"{flag} {name}: cannot be read: {exc.strerror}") from exc
 
 
-def read_stdin() -> str:
-    """All of stdin. Raises UsageError for a terminal, ModelError as `read_text` does."""
+def read_stdin(
+    missing: str = "no prompt: give it after the model, with -p TEXT or -f FILE, or pipe it in",
+) -> str:
+    """All of stdin. Raises UsageError with ``missing`` for a terminal, ModelError as `read_text`
+    does."""
     if sys.stdin.isatty():
-        raise UsageError(
-            "no prompt: give it after the model, with -p TEXT or -f FILE, or pipe it in"
-        )
+        raise UsageError(missing)
     try:
         binary = getattr(sys.stdin, "buffer", None)
         if binary is None:  # a stand-in for a stream, which has text
             return sys.stdin.read()
-        return _decoded(
-            _read(binary, "the prompt on stdin"), sys.stdin.encoding, "the prompt on stdin"
-        )
+        return _decoded(_read(binary, "the text on stdin"), sys.stdin.encoding, "the text on stdin")
     except OSError as exc:
         raise ModelError(
             f"stdin cannot be read: {exc.strerror}; give the prompt with -p TEXT"
         ) from exc
+
+
+def read_tokens(text: str, flag: str = "--tokens") -> list[int]:
+    """Token ids from "1,2,3", or after an @ from a file with ids between commas or blanks. Raises
+    UsageError, which names ``flag``, and ModelError for a file that cannot be read."""
+    if text.startswith("@"):
+        text = read_text(flag, text[1:])
+    try:
+        tokens = [whole_number(0)(word) for word in text.strip("[] \n").replace(",", " ").split()]
+    except argparse.ArgumentTypeError as exc:
+        raise UsageError(f"{flag}: {exc}; give ids such as 1,2,3") from exc
+    if not tokens:
+        raise UsageError(f"{flag}: no token given; give ids such as 1,2,3")
+    return tokens
 
 
 def unescaped(text: str) -> str:
@@ -126,8 +162,11 @@ def unescaped(text: str) -> str:
 def _check_model(name: str) -> None:
     """Report what a first word was taken for if it does not name a model."""
     from urdir.model.files.hub import PREFIX
+    from urdir.model.files.source import ollama_hint
 
     if name != DEMO and not name.startswith(PREFIX) and not Path(name).exists():
+        if hint := ollama_hint(name):
+            raise ModelError(f"{name}: no such file: {hint}")
         raise ModelError(
             f"{name}: no such file (the first word is the model: a path, hf:org/repo or demo; "
             "give the prompt with -p, or several words in quotes)"

@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Sequence
 from contextlib import closing
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from urdir.model.commands import options, prompts
+from urdir.model.commands.chat_input import has_terminal
 from urdir.model.commands.opening import answer_options, load
 from urdir.model.commands.options import UsageError
 from urdir.model.commands.report import end_note, print_engine, print_statistics, statistics_dict
@@ -18,8 +19,10 @@ from urdir.model.progress import until_first
 
 if TYPE_CHECKING:
     from urdir.model.engine.generate import Generation
+    from urdir.model.engine.loading import Loading
     from urdir.model.engine.requests.request import Request
-    from urdir.model.text.chat import ChatTemplate, Prompt
+    from urdir.model.text.constraints import Constraint
+    from urdir.model.text.formats import Format
     from urdir.model.text.thought_limit import ThoughtLimit
 
 EXAMPLES = """\
@@ -29,6 +32,8 @@ EXAMPLES = """\
   urdir run -hf org/repo-GGUF:Q8_0 "Hello"            a model on the Hugging Face hub
   urdir run folder --quantize q8_0 "Hello"            safetensors, smaller while loaded
   urdir run model.gguf --gpus 2 "Hello"               a half of the model on each of two GPUs
+  urdir run model.gguf                                on a terminal: a conversation
+  urdir run model.gguf -j '{}' "A pear, as JSON"      JSON; a schema, or --grammar, says more
   urdir run model.gguf --raw "Once upon a time"       no chat template
   echo "Sort 31, 7, 19." | urdir run --temp 0 --json  prompt from stdin, JSON to stdout
 
@@ -64,26 +69,22 @@ def run(args: argparse.Namespace) -> int:
 
     prompts.take_words(args)
     system, template = prompts.given_system(args), prompts.given_template(args)
-    variables = prompts.given_variables(args)
+    form = prompts.given_format(args)
     if args.raw and (system is not None or template is not None):
         raise UsageError("--raw continues the text: without a system message or a chat template")
     prompt = prompts.given_prompt(args)
     if prompt is None:
+        if has_terminal() and not (args.raw or args.json or form):
+            return _chat(args)
         prompt = prompts.read_stdin()
         if not prompt:
             raise UsageError("no prompt: stdin is empty; give it after the model, or with -p TEXT")
     wanted = answer_options(args, chat=not args.raw, chat_template=template)
     with load(wanted) as loading:
-        thoughts = None
         if args.raw:
-            tokens = loading.tokenizer.encode(prompt, parse_special=True, add_bos=True)
+            request = _continued(args, loading, prompt, form)
         else:
-            asked = _rendered(loading.template, system, prompt, variables)
-            tokens = loading.template.tokens(asked)
-            message = args.reasoning_budget_message
-            budget = prompts.given_thinking(args)
-            thoughts = loading.template.form.limit(budget, asked.text, message)
-        request = _request(args, tokens, thoughts, loading.file.metadata)
+            request = _answered(args, loading, system, prompt, form)
         loading.prepare(request)
         engine = Engine(loading)
     with engine:
@@ -100,32 +101,62 @@ def run(args: argparse.Namespace) -> int:
     return 130 if interrupted else 0
 
 
+def _chat(args: argparse.Namespace) -> int:
+    """Hold a conversation with the same flags: there is a terminal, and no prompt."""
+    from urdir.model.commands import chat
+
+    defaults = args.whole("chat").parse(["chat"])
+    return chat.run(argparse.Namespace(**{**vars(defaults), **vars(args), "words": []}))
+
+
+def _continued(
+    args: argparse.Namespace, loading: Loading, prompt: str, form: Format | None
+) -> Request:
+    """The request of a text's continuation."""
+    from urdir.model.engine.answer_options import of_whole_answer
+
+    tokens = loading.tokenizer.encode(prompt, parse_special=True, add_bos=True)
+    return _request(args, loading, tokens, None, of_whole_answer(form))
+
+
+def _answered(
+    args: argparse.Namespace,
+    loading: Loading,
+    system: str | None,
+    prompt: str,
+    form: Format | None,
+) -> Request:
+    """The request of an answer to a conversation's first turn."""
+    from urdir.model.engine.reply import ChatPrompt
+    from urdir.model.text.chat import Message
+
+    turns = [Message("system", system)] if system else []
+    turns.append(Message("user", prompt))
+    variables = prompts.given_variables(args)
+    chat = ChatPrompt.of(loading.template, turns, {"variables": variables})
+    budget, message = prompts.given_thinking(args), args.reasoning_budget_message
+    thoughts = chat.form.limit(budget, chat.rendered.text, message)
+    return _request(args, loading, chat.tokens, thoughts, chat.constraint(form))
+
+
 def _request(
     args: argparse.Namespace,
-    prompt: list[int],
+    loading: Loading,
+    tokens: Sequence[int],
     thoughts: ThoughtLimit | None,
-    metadata: Mapping[str, Any],
+    constraint: Constraint | None,
 ) -> Request:
     from urdir.model.engine.requests.request import Request
 
     return Request(
-        prompt=tuple(prompt),
-        settings=options.sampling_settings(args, metadata=metadata),
+        prompt=tuple(tokens),
+        settings=options.sampling_settings(args, metadata=loading.file.metadata),
         limit=args.n_predict,
         stops=tuple(args.stop),
         ignore_end=args.ignore_eos,
+        constraint=constraint,
         thoughts=thoughts,
     )
-
-
-def _rendered(
-    template: ChatTemplate, system: str | None, prompt: str, variables: Mapping[str, Any]
-) -> Prompt:
-    """A conversation's first turn."""
-    from urdir.model.text.chat import Message
-
-    turns = [Message("system", system)] if system else []
-    return template.render([*turns, Message("user", prompt)], variables=variables)
 
 
 def _stream(generation: Generation, quiet: bool) -> tuple[bool, str]:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Literal, overload
 
 from urdir.model.engine.loading import Loading, answering
 from urdir.model.engine.options import EngineOptions, from_keywords
@@ -14,13 +14,22 @@ from urdir.model.errors import SettingsError, UnsupportedError
 from urdir.model.owner import Owner
 
 if TYPE_CHECKING:
+    from typing import Unpack
+
     from urdir.model.engine.adapters import Adapters
+    from urdir.model.engine.answer_options import AnswerOptions, ChatOptions
     from urdir.model.engine.encoding.encoder import Encoder, Floats
     from urdir.model.engine.generate import Generation
-    from urdir.model.engine.reply import Messages, Reply, ToolDescriptions
+    from urdir.model.engine.reply import (
+        AsyncReply,
+        Messages,
+        Reply,
+        ReplyStream,
+    )
     from urdir.model.engine.requests.async_service import AnswersOnDemand
     from urdir.model.engine.requests.continuations import Continuation
     from urdir.model.engine.requests.request import Ending, Piece, Request
+    from urdir.model.engine.sampling import Logits
     from urdir.model.engine.sampling_settings import SamplingSettings
     from urdir.model.engine.session import Session
     from urdir.model.families.pooling import Pooling
@@ -137,44 +146,88 @@ class Engine(Owner):
         """The chat template, which the engine closes. Raises NoTemplateError without one."""
         return self._texts.template
 
+    def tokenize(self, text: str) -> list[int]:
+        """Token ids of a text, BOS first where the model wants one; names of control tokens are
+        these tokens. Raises ModelError."""
+        return self.tokenizer.encode(text, parse_special=True, add_bos=True)
+
+    def detokenize(self, tokens: Iterable[int]) -> str:
+        """The text of token ids, with the names of control tokens. Raises ModelError for an id
+        outside the vocabulary."""
+        return self.tokenizer.decode(tokens, keep_control=True)
+
+    def logits(self, text: str | Sequence[int]) -> Logits:
+        """The logits after each token of a text, or of token ids: (n_tokens, n_vocab) f32.
+
+        Each token takes a step. Raises ContextFullError, ModelError for no tokens or an unknown
+        one and while an answer is open, DriverError.
+        """
+        from urdir.model.engine.logits import logits_of
+
+        tokens = self.tokenize(text) if isinstance(text, str) else text
+        return logits_of(self.session, tokens)
+
+    @overload
     def chat(
         self,
         messages: Messages,
         *,
-        tools: ToolDescriptions | None = None,
-        variables: Mapping[str, Any] | None = None,
-        settings: SamplingSettings | None = None,
-        limit: int | None = None,
-        stops: str | Sequence[str] = (),
-    ) -> Reply:
-        """The model's answer to a conversation of `Message` objects or dictionaries.
-
-        ``tools`` are descriptions in OpenAI's form, ``variables`` what else the template may read
-        ("enable_thinking"); ``settings`` say how tokens are chosen (`default_settings`),
-        ``limit`` how many at most, ``stops`` at which texts the answer ends. Drawn answers differ
-        from call to call unless the settings have a seed: ``reply.statistics.seed`` repeats the
-        answer. The prefix shared with the previous conversation is read from the cache.
-        Raises TemplateError for malformed messages (`conversation`), SettingsError,
-        ModelError.
-        """
-        from urdir.model.engine.reply import reply_to
-
-        def begin(tokens: Sequence[int], shown: frozenset[str]) -> Generation:
-            return self.generation(self._request(tokens, settings, limit, stops, shown))
-
-        return reply_to(self.template, messages, tools, variables, begin)
-
-    def generate(
+        stream: Literal[False] = False,
+        **options: Unpack[ChatOptions],
+    ) -> Reply: ...
+    @overload
+    def chat(
         self,
-        prompt: str,
+        messages: Messages,
         *,
-        settings: SamplingSettings | None = None,
-        limit: int | None = None,
-        stops: str | Sequence[str] = (),
-    ) -> str:
+        stream: Literal[True],
+        **options: Unpack[ChatOptions],
+    ) -> ReplyStream: ...
+    def chat(
+        self,
+        messages: Messages,
+        *,
+        stream: bool = False,
+        **options: Unpack[ChatOptions],
+    ) -> Reply | ReplyStream:
+        """The model's answer to a conversation of `Message` objects or dictionaries, with
+        ``stream`` as it comes.
+
+        ``options`` are `ChatOptions`: ``settings``, ``limit``, ``stops``, ``tools``,
+        ``tool_choice``, ``variables``, and ``response_format``, ``grammar`` or ``regex``, which
+        apply after the reasoning, and whose place a call may take. Drawn answers differ from call
+        to call unless the settings have a seed: ``reply.statistics.seed`` repeats the answer. The
+        prefix shared with the previous conversation is read from the cache. Raises TemplateError
+        for malformed messages (`conversation`), SettingsError, ConstraintError, ModelError.
+        """
+        from urdir.model.engine.reply import ChatPrompt, ReplyStream
+
+        prompt = ChatPrompt.of(self.template, messages, options)
+        reply = ReplyStream(
+            self.generation(prompt.request(self.default_settings, options)), prompt.parser
+        )
+        if stream:
+            return reply
+        for _ in reply:
+            pass
+        return reply.reply
+
+    def chat_async(
+        self,
+        messages: Messages,
+        **options: Unpack[ChatOptions],
+    ) -> AsyncReply:
+        """`chat` for asyncio: ``await`` the reply whole, or iterate over its deltas; see
+        `generation_async`."""
+        from urdir.model.engine.reply import AsyncReply, ChatPrompt
+
+        prompt = ChatPrompt.of(self.template, messages, options)
+        request = prompt.request(self.default_settings, options)
+        return AsyncReply(request, self.generation_async(request), prompt.parser)
+
+    def generate(self, prompt: str, **options: Unpack[AnswerOptions]) -> str:
         """How the model continues a plain text, without a template; see `chat`."""
-        tokens = self.tokenizer.encode(prompt, parse_special=True, add_bos=True)
-        return "".join(self.generation(self._request(tokens, settings, limit, stops)).text())
+        return "".join(self.generation(self._request(prompt, options)).text())
 
     def generation(self, request: Request) -> Generation:
         """One answer, token by token. One is open at a time."""
@@ -187,10 +240,7 @@ class Engine(Owner):
     def generate_all(
         self,
         prompts: Sequence[str],
-        *,
-        settings: SamplingSettings | None = None,
-        limit: int | None = None,
-        stops: str | Sequence[str] = (),
+        **options: Unpack[AnswerOptions],
     ) -> Iterator[Continuation]:
         """Whole continuations of many prompts, in their order; up to ``sequences`` run at once.
 
@@ -198,29 +248,18 @@ class Engine(Owner):
         reproduce it. Raises what `generate` raises."""
         from urdir.model.engine.requests.continuations import continuations
 
-        chosen = (settings or self.default_settings).with_seed()
-        encoded = [
-            self.tokenizer.encode(prompt, parse_special=True, add_bos=True) for prompt in prompts
-        ]
-        return continuations(
-            self,
-            [
-                self._request(tokens, replace(chosen, nonce=chosen.nonce + number), limit, stops)
-                for number, tokens in enumerate(encoded)
-            ],
-        )
+        chosen = (options.get("settings") or self.default_settings).with_seed()
+        requests = []
+        for number, prompt in enumerate(prompts):
+            options["settings"] = replace(chosen, nonce=chosen.nonce + number)
+            requests.append(self._request(prompt, options))
+        return continuations(self, requests)
 
     def generate_async(
-        self,
-        prompt: str,
-        *,
-        settings: SamplingSettings | None = None,
-        limit: int | None = None,
-        stops: str | Sequence[str] = (),
+        self, prompt: str, **options: Unpack[AnswerOptions]
     ) -> AsyncGenerator[Piece | Ending, None]:
         """`generate` for asyncio: the text in pieces; see `generation_async`."""
-        tokens = self.tokenizer.encode(prompt, parse_special=True, add_bos=True)
-        return self.generation_async(self._request(tokens, settings, limit, stops))
+        return self.generation_async(self._request(prompt, options))
 
     def generation_async(self, request: Request) -> AsyncGenerator[Piece | Ending, None]:
         """One answer for asyncio: pieces as they become known, and an ending last.
@@ -262,23 +301,11 @@ class Engine(Owner):
             raise SettingsError("no room for adapters: open the model with max_adapters")
         return adapters
 
-    def _request(
-        self,
-        tokens: Sequence[int],
-        settings: SamplingSettings | None,
-        limit: int | None,
-        stops: str | Sequence[str],
-        shown: frozenset[str] = frozenset(),
-    ) -> Request:
-        from urdir.model.engine.requests.request import Request
+    def _request(self, prompt: str, options: AnswerOptions) -> Request:
+        from urdir.model.engine.answer_options import AnswerOptions, check_options, make_request
 
-        return Request(
-            prompt=tuple(tokens),
-            settings=settings or self.default_settings,
-            limit=limit,
-            stops=(stops,) if isinstance(stops, str) else tuple(stops),
-            shown=shown,
-        )
+        check_options(options, AnswerOptions)
+        return make_request(self.tokenize(prompt), self.default_settings, options)
 
     @property
     def default_settings(self) -> SamplingSettings:

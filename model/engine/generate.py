@@ -7,6 +7,7 @@ from collections.abc import Callable, Generator
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
+from threading import Event
 
 from urdir.model.engine.requests.answer_loop import AnswerLoop
 from urdir.model.engine.requests.answer_text import AnswerText
@@ -36,6 +37,24 @@ class Statistics:
     generate_seconds: float = 0.0
     finish: Finish = Finish.INTERRUPTED
 
+    @classmethod
+    def of(cls, request: Request) -> Statistics:
+        """Those of an answer that has not begun."""
+        return cls(seed=request.settings.seed or 0, prompt_tokens=len(request.prompt))
+
+    def note(self, item: Piece | Ending, seconds: float) -> None:
+        """Add what came ``seconds`` after the request."""
+        if isinstance(item, Piece):
+            if not self.generated_tokens:
+                self.prompt_seconds = seconds
+            self.generate_seconds = seconds - self.prompt_seconds
+            self.generated_tokens += len(item.choices)
+        else:
+            self.finish = item.finish
+            self.cached_tokens = item.cached_tokens
+            self.drafted_tokens = item.drafted_tokens
+            self.accepted_tokens = item.accepted_tokens
+
     @property
     def tokens_per_second(self) -> float:
         """Tokens per second after the first token; 0 without any."""
@@ -57,11 +76,18 @@ class Generation:
     tokenizer: Tokenizer | None
     request: Request
     choose: Choose | None = None
-    statistics: Statistics = field(default_factory=Statistics)
+    statistics: Statistics = field(init=False)
     tokens: list[int] = field(default_factory=list)
+    _cancelled: Event = field(default_factory=Event, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        self.statistics.seed = self.request.settings.seed or 0
+        self.statistics = Statistics.of(self.request)
+
+    def cancel(self) -> None:
+        """End the answer after the step that runs: `text` and `pieces` end as if it were whole, and
+        it is INTERRUPTED. From any thread, before it begins too; once it has ended, nothing
+        happens."""
+        self._cancelled.set()
 
     def text(self) -> Generator[str, None, None]:
         """Pieces of printable text as they become known; together they are the answer. Raises what
@@ -78,17 +104,11 @@ class Generation:
         Raises ContextFullError when the prompt does not fit, ModelError while another answer is
         open, DriverError.
         """
-        statistics = self.statistics
-        statistics.prompt_tokens = len(self.request.prompt)
         start = time.perf_counter()
         with closing(self._turned()) as pieces:
             for piece in pieces:
-                now = time.perf_counter()
-                if not self.tokens:
-                    statistics.prompt_seconds, start = now - start, now
-                statistics.generate_seconds = now - start
+                self.statistics.note(piece, time.perf_counter() - start)
                 self.tokens += [choice.token for choice in piece.choices]
-                statistics.generated_tokens = len(self.tokens)
                 yield piece
 
     def _turned(self) -> Generator[Piece, None, None]:
@@ -102,7 +122,7 @@ class Generation:
             if self.tokenizer is not None:
                 stop = partial(loop.stop, answer)
                 take = AnswerText(self.tokenizer, self.request, items.append, stop)
-            while True:
+            while not self._cancelled.is_set():
                 try:
                     loop.turn()
                 except Exception as error:
@@ -115,9 +135,7 @@ class Generation:
                     if isinstance(item, Exception):
                         raise item
                     if isinstance(item, Ending):
-                        self.statistics.finish = item.finish
-                        self.statistics.drafted_tokens = item.drafted_tokens
-                        self.statistics.accepted_tokens = item.accepted_tokens
+                        self.statistics.note(item, 0.0)
                         return
                     yield item
                 items.clear()

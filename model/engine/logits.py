@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
+
+import numpy as np
 
 from urdir.model.engine.generate import Generation
 from urdir.model.engine.requests.answer import Answer
@@ -11,6 +13,18 @@ from urdir.model.engine.requests.request import Request
 from urdir.model.engine.sampling import Logits
 from urdir.model.engine.sampling_settings import GREEDY
 from urdir.model.engine.session import Session
+
+
+def logits_of(
+    session: Session, tokens: Sequence[int], advance: Callable[[], object] = lambda: None
+) -> Logits:
+    """The logits after each of ``tokens``, (n_tokens, n_vocab) f32; ``advance`` is called after
+    each step. Raises what `logits_after` raises, and ModelError for no tokens."""
+    rows = np.empty((len(tokens), session.parts.config.vocab_size), np.float32)
+    for place, row in enumerate(logits_after(session, tokens[:1], tokens[1:])):
+        rows[place] = row
+        advance()
+    return rows
 
 
 def logits_after(

@@ -1,19 +1,39 @@
-"""A whole answer to a conversation: text, thoughts and calls of tools apart."""
+"""Answers to conversations, whole or as they come: text, reasoning and tool calls apart."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Generator,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from contextlib import aclosing, closing
 from dataclasses import dataclass
 from typing import Any
 
+from urdir.model.engine.answer_options import (
+    ChatOptions,
+    ToolDescriptions,
+    check_options,
+    make_request,
+)
 from urdir.model.engine.generate import Generation, Statistics
-from urdir.model.errors import TemplateError
-from urdir.model.text.answers import AnswerParser
-from urdir.model.text.chat import ChatTemplate, Message, conversation
-from urdir.model.text.deltas import ToolCall, whole_calls
+from urdir.model.engine.requests.request import Ending, Piece, Request
+from urdir.model.engine.sampling_settings import SamplingSettings
+from urdir.model.errors import ConstraintError, TemplateError
+from urdir.model.owner import Owner
+from urdir.model.text.answers import AnswerFormat, AnswerParser
+from urdir.model.text.chat import ChatTemplate, Message, Prompt, conversation
+from urdir.model.text.constraints import Constraint
+from urdir.model.text.deltas import Delta, ToolCall, whole_calls
+from urdir.model.text.formats import Format
+from urdir.model.text.tool_choice import after_thoughts, required_call
 
 Messages = Sequence[Message | Mapping[str, Any]]
-ToolDescriptions = Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,28 +59,177 @@ class Reply:
         return Message("assistant", self.content, {"tool_calls": calls} if calls else {})
 
 
-def reply_to(
-    template: ChatTemplate,
-    messages: Messages,
-    tools: ToolDescriptions | None,
-    variables: Mapping[str, Any] | None,
-    begin: Callable[[Sequence[int], frozenset[str]], Generation],
-) -> Reply:
-    """Answer a conversation (see `Engine.chat`) with the generation that ``begin`` makes of the
-    prompt's tokens and of the control tokens that belong to the text."""
-    schemas = _schemas(tools)
-    prompt = template.render(conversation(messages, template.source), tools, variables)
-    form = template.form
-    generation = begin(template.tokens(prompt), form.shown)
-    parser = AnswerParser(form, prompt=prompt.text, tools=schemas)
-    deltas = [delta for piece in generation.text() for delta in parser.push(piece)]
-    deltas += parser.finish()
-    return Reply(
-        content="".join(delta.content for delta in deltas),
-        reasoning="".join(delta.reasoning for delta in deltas),
-        tool_calls=tuple(whole_calls(deltas)),
-        statistics=generation.statistics,
-    )
+class ReplyParts:
+    """Collects what an answer consists of while its text comes."""
+
+    def __init__(self, parser: AnswerParser) -> None:
+        self._parser = parser
+        self._deltas: list[Delta] = []
+
+    def push(self, text: str) -> list[Delta]:
+        """More text; the deltas that it completes."""
+        return self._add(self._parser.push(text))
+
+    def finish(self) -> list[Delta]:
+        """The end of the text; the deltas that were withheld."""
+        return self._add(self._parser.finish())
+
+    def _add(self, deltas: list[Delta]) -> list[Delta]:
+        self._deltas += deltas
+        return deltas
+
+    def reply(self, statistics: Statistics) -> Reply:
+        """What has come so far."""
+        return Reply(
+            content="".join(delta.content for delta in self._deltas),
+            reasoning="".join(delta.reasoning for delta in self._deltas),
+            tool_calls=tuple(whole_calls(self._deltas)),
+            statistics=statistics,
+        )
+
+
+class ReplyStream(Owner):
+    """A reply as it comes: iterate over its `Delta` objects, each new content, reasoning or part of
+    a call; ``reply`` is all that has come. Closing it ends the answer."""
+
+    def __init__(self, generation: Generation, parser: AnswerParser) -> None:
+        self._generation = generation
+        self._parts = ReplyParts(parser)
+        self._deltas = self._iterate()
+
+    def __iter__(self) -> Iterator[Delta]:
+        return self._deltas
+
+    def _iterate(self) -> Generator[Delta, None, None]:
+        with closing(self._generation.text()) as pieces:
+            for piece in pieces:
+                yield from self._parts.push(piece)
+        yield from self._parts.finish()
+
+    @property
+    def reply(self) -> Reply:
+        """What has come so far; the whole reply after the last delta."""
+        return self._parts.reply(self._generation.statistics)
+
+    def cancel(self) -> None:
+        """See `Generation.cancel`."""
+        self._generation.cancel()
+
+    def close(self) -> None:
+        """End the answer. Idempotent; not while another thread iterates: see `cancel`."""
+        self._deltas.close()
+
+
+class AsyncReply:
+    """A reply for asyncio: ``await`` it whole, or iterate over its `Delta` objects, after which
+    ``reply`` has it. Once: an answer is computed while it is read."""
+
+    def __init__(
+        self, request: Request, items: AsyncGenerator[Piece | Ending, None], parser: AnswerParser
+    ) -> None:
+        self._statistics = Statistics.of(request)
+        self._items = items
+        self._parts = ReplyParts(parser)
+        self._deltas = self._iterate()
+
+    def __aiter__(self) -> AsyncIterator[Delta]:
+        return self._deltas
+
+    def __await__(self) -> Generator[Any, None, Reply]:
+        return self._whole().__await__()
+
+    async def _whole(self) -> Reply:
+        async with aclosing(self._deltas) as deltas:
+            async for _ in deltas:
+                pass
+        return self.reply
+
+    async def _iterate(self) -> AsyncGenerator[Delta, None]:
+        start = time.perf_counter()
+        async with aclosing(self._items) as items:
+            async for item in items:
+                self._statistics.note(item, time.perf_counter() - start)
+                if isinstance(item, Piece):
+                    for delta in self._parts.push(item.text):
+                        yield delta
+        for delta in self._parts.finish():
+            yield delta
+
+    @property
+    def reply(self) -> Reply:
+        """What has come so far; the whole reply after the last delta."""
+        return self._parts.reply(self._statistics)
+
+    async def aclose(self) -> None:
+        """Cancel what is left. Idempotent."""
+        await self._deltas.aclose()
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    """A conversation as the model reads it, and how its answer is written and read.
+
+    ``schemas`` are the parameters of each tool by its name; ``tool_choice`` is "auto", "none",
+    "required" or the name of a tool.
+    """
+
+    rendered: Prompt
+    tokens: tuple[int, ...]
+    form: AnswerFormat
+    schemas: dict[str, Mapping[str, Any]] | None
+    tool_choice: str
+
+    @classmethod
+    def of(
+        cls,
+        template: ChatTemplate,
+        messages: Messages,
+        options: ChatOptions,
+    ) -> ChatPrompt:
+        """See `Engine.chat`. Raises TemplateError."""
+        check_options(options, ChatOptions)
+        tool_choice = options.get("tool_choice", "auto")
+        tools = None if tool_choice == "none" else options.get("tools")
+        schemas = _schemas(tools)
+        turns = conversation(messages, template.source)
+        rendered = template.render(turns, tools, options.get("variables"))
+        tokens = tuple(template.tokens(rendered))
+        return cls(rendered, tokens, template.form, schemas, tool_choice)
+
+    def request(self, default_settings: SamplingSettings, options: ChatOptions) -> Request:
+        """The request of an answer. Raises as `make_request`."""
+        return make_request(
+            self.tokens,
+            default_settings,
+            options,
+            shown=self.form.shown,
+            constrain=self.constraint,
+        )
+
+    @property
+    def parser(self) -> AnswerParser:
+        """A new parser of one answer."""
+        rendered = self.rendered
+        return AnswerParser(
+            self.form, prompt=rendered.before, begun=rendered.begun, tools=self.schemas
+        )
+
+    def constraint(self, form: Format | None) -> Constraint | None:
+        """The constraint of an answer of a format, which its reasoning precedes and a call may
+        replace, or of one that must be a call; None: free text. Raises ConstraintError."""
+        rendered, tools = self.rendered, self.schemas or {}
+        if self.tool_choice not in ("auto", "none"):
+            if form is not None:
+                raise ConstraintError(
+                    f"tool_choice {self.tool_choice!r} requires a call: an answer of a format is "
+                    "none; leave one of them out"
+                )
+            name = None if self.tool_choice == "required" else self.tool_choice
+            return required_call(self.form, tools, rendered.text, name=name, many=True)
+        if form is None:
+            return None
+        constraint, before, begun = form.constraint(), rendered.before, rendered.begun
+        return after_thoughts(constraint, self.form, before, begun, tools=tools, many=True)
 
 
 def _schemas(tools: ToolDescriptions | None) -> dict[str, Mapping[str, Any]] | None:

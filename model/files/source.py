@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,9 @@ from urdir.model.foreign import foreign, one_line
 if TYPE_CHECKING:
     from urdir.model.files.pretrained.model import SafetensorsModel
 
+_OLLAMA = re.compile(r"[a-z][\w.-]*(/[\w.-]+)?:[\w.-]+|[a-z-]+\d[\w.-]*")
+_HUB_HOST = re.compile(r"(https?://)?(hf\.co|huggingface\.co)/")
+
 
 def open_model(
     source: str | os.PathLike[str], *, quantize: str | None = None
@@ -26,6 +30,18 @@ def open_model(
     """
     with foreign(one_line(str(source)), ModelError):
         return _open(source, quantize)
+
+
+def ollama_hint(name: str) -> str:
+    """What to give in place of a name as ollama has them ("llama3:8b"); "" for other names."""
+    if (match := _HUB_HOST.match(name)) is not None:
+        return f"give {PREFIX}{name[match.end() :]} for a model on the Hugging Face hub"
+    if _OLLAMA.fullmatch(name) is None or name.endswith((".gguf", ".safetensors")):
+        return ""
+    return (
+        "a name as of ollama means no model here; give a GGUF file, a folder, or a model on the "
+        f"Hugging Face hub, such as {PREFIX}ORG/{name.partition(':')[0].upper()}-GGUF:Q4_K_M"
+    )
 
 
 def _open(source: str | os.PathLike[str], quantize: str | None) -> Gguf | SafetensorsModel:
@@ -41,4 +57,6 @@ def _open(source: str | os.PathLike[str], quantize: str | None) -> Gguf | Safete
         raise SettingsError(
             f"{path}: quantize applies to safetensors only; a GGUF file has its types"
         )
+    if not path.exists() and (hint := ollama_hint(str(source))):
+        raise ModelError(f"{source}: no such file: {hint}")
     return Gguf(path)

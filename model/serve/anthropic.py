@@ -15,7 +15,7 @@ from urdir.model.serve.asked import Asked, Begun, render
 from urdir.model.serve.conversations import Conversation, make_conversation
 from urdir.model.serve.errors import ApiError, anthropic_error
 from urdir.model.serve.fields import Fields
-from urdir.model.serve.formats import Format, read_format, read_source
+from urdir.model.serve.formats import read_format, read_source
 from urdir.model.serve.interface import Json, ServedModel
 from urdir.model.serve.limits import Limits
 from urdir.model.serve.messages import read_texts
@@ -25,6 +25,7 @@ from urdir.model.serve.stream import NAMED, Shape
 from urdir.model.serve.tools import Tools, flat_tool, make_tools
 from urdir.model.serve.usage import Usage
 from urdir.model.text.chat import Message
+from urdir.model.text.formats import Format
 
 _NAMES = {"stop": "stop_sequences"}  # of fields that others have, too
 _REASONS = {

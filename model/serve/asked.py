@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 from urdir.model.serve.answer import Answer
 from urdir.model.serve.conversations import Conversation, template_of
-from urdir.model.serve.formats import Format
 from urdir.model.serve.interface import Json, ServedModel
 from urdir.model.serve.parameters import Parameters
 from urdir.model.serve.stream import Shape
 from urdir.model.serve.tokens import check_length, encode_text
 from urdir.model.text.chat import Prompt
 from urdir.model.text.constraints import Constraint
+from urdir.model.text.formats import Format
 from urdir.model.text.thought_limit import ThoughtLimit
 
 Text = str | tuple[int, ...]
@@ -113,10 +113,8 @@ class Begun:
         if form is None:
             return None
         if tools is None:
-            return model.constraint(form.kind, form.source, None)
-        return model.constraint(
-            form.kind, form.source, self.rendered, tools.schemas, tools.parallel
-        )
+            return model.constraint(form, None)
+        return model.constraint(form, self.rendered, tools.schemas, tools.parallel)
 
     def thoughts(self, model: ServedModel, tokens: int | None) -> ThoughtLimit | None:
         """The limit of reasoning of its answers."""

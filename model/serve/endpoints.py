@@ -25,7 +25,6 @@ from urdir.model.serve.embedding_service import EmbeddingService
 from urdir.model.serve.embeddings import Embeds
 from urdir.model.serve.errors import ApiError
 from urdir.model.serve.fields import Fields
-from urdir.model.serve.formats import Format
 from urdir.model.serve.interface import AsyncService, Json, ServedModel
 from urdir.model.serve.json_response import JsonResponse, encode_json, iso_time
 from urdir.model.serve.kept import Kept
@@ -40,6 +39,7 @@ from urdir.model.serve.text_thread import Run, TextThread
 from urdir.model.serve.tokens import check_tokens
 from urdir.model.serve.usage import Usage
 from urdir.model.text.constraints import Constraint
+from urdir.model.text.formats import Format
 
 _Result = TypeVar("_Result")
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from typing import Any
 
 from urdir.model.serve.fields import Fields
-from urdir.model.serve.interface import ConstraintKind, Json
+from urdir.model.serve.interface import Json
 from urdir.model.serve.limits import Limits
+from urdir.model.text.formats import Format, FormatKind
 
 #: Fields of vLLM's "structured_outputs" -> the kind of constraint.
-_STRUCTURED: dict[str, ConstraintKind] = {
+_STRUCTURED: dict[str, FormatKind] = {
     "json": "json_schema",
     "json_object": "json_object",
     "regex": "regex",
@@ -19,7 +19,7 @@ _STRUCTURED: dict[str, ConstraintKind] = {
     "choice": "choice",
 }
 #: Fields of a request: vLLM's old ones, llama-server's.
-_ALONE: dict[str, ConstraintKind] = {
+_ALONE: dict[str, FormatKind] = {
     "guided_json": "json_schema",
     "guided_regex": "regex",
     "guided_grammar": "grammar",
@@ -30,14 +30,6 @@ _ALONE: dict[str, ConstraintKind] = {
 #: Options of a schema for JSON without white space.
 _COMPACT: Json = {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"}
 FORMAT_FIELDS = ("response_format", "structured_outputs", *_ALONE)
-
-
-@dataclass(frozen=True, slots=True)
-class Format:
-    """A constraint that is not compiled yet."""
-
-    kind: ConstraintKind
-    source: Any
 
 
 def read_format(fields: Fields, limits: Limits) -> Format | None:
@@ -70,7 +62,7 @@ def read_response_format(response: Fields, limits: Limits) -> Format | None:
     if response.raw("schema") is not None:  # where llama-server has it
         return read_source(response, "schema", "json_schema", limits)
     if kind == "json_object":
-        return Format("json_object", None)
+        return Format("json_object")
     schema = response.needed_object("json_schema")
     if schema.raw("schema") is None:
         schema.fail("schema", "is missing")
@@ -84,7 +76,7 @@ def _read_structured(structured: Fields, limits: Limits) -> Format | None:
     name = given[0]
     form: Format | None
     if name == "json_object":
-        form = Format("json_object", None) if structured.flag(name) else None
+        form = Format("json_object") if structured.flag(name) else None
     else:
         form = read_source(structured, name, _STRUCTURED[name], limits)
     pattern = _pattern(structured.text("whitespace_pattern"))
@@ -114,7 +106,7 @@ def _spaced(form: Format | None, fields: Fields, name: str, options: Json) -> Fo
     return Format("json_schema", {**schema, "x-guidance": options})
 
 
-def read_source(fields: Fields, name: str, kind: ConstraintKind, limits: Limits) -> Format:
+def read_source(fields: Fields, name: str, kind: FormatKind, limits: Limits) -> Format:
     """Read a schema, a list of texts, an expression or a grammar. Raises ApiError."""
     source: Any
     if kind == "choice":

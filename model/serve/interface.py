@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from urdir.model.engine.adapters import AdapterScale
 from urdir.model.engine.requests.metrics import Metrics
@@ -17,14 +17,13 @@ if TYPE_CHECKING:
     from urdir.model.text.chat import ChatTemplate, Prompt
     from urdir.model.text.constraints import Constraint
     from urdir.model.text.fill import FillTokens
+    from urdir.model.text.formats import Format
     from urdir.model.text.thought_limit import ThoughtLimit
     from urdir.model.text.tokenizer import Tokenizer
     from urdir.model.text.tool_schemas import Tools
 
 Json = dict[str, Any]
 """A JSON object."""
-
-ConstraintKind = Literal["json_object", "json_schema", "regex", "grammar", "choice"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +101,7 @@ class ServedModel(Protocol):
 
     def constraint(
         self,
-        kind: ConstraintKind,
-        source: Any,
+        form: Format,
         prompt: Prompt | None,
         tools: Tools | None = None,
         many: bool = False,
@@ -112,8 +110,7 @@ class ServedModel(Protocol):
         conversation; on the whole answer if ``prompt`` is None. A call of one of ``tools`` may
         replace it; ``many`` allows several.
 
-        ``source`` is a schema, a pattern, a grammar or a list of texts. Thread-safe. Raises
-        ModelError for a source that cannot be one; `AsyncService.check` compiles it.
+        Thread-safe. Raises ModelError for a bad source; `AsyncService.check` compiles it.
         """
 
     def thought_limit(self, tokens: int | None, prompt: Prompt) -> ThoughtLimit | None:

@@ -14,7 +14,7 @@ from urdir.model.serve.asked import Asked
 from urdir.model.serve.conversations import Conversation, make_conversation, template_of
 from urdir.model.serve.errors import ApiError, ollama_error
 from urdir.model.serve.fields import Fields
-from urdir.model.serve.formats import Format, read_source
+from urdir.model.serve.formats import read_source
 from urdir.model.serve.interface import Json, ServedModel
 from urdir.model.serve.json_response import iso_time
 from urdir.model.serve.limits import Limits
@@ -36,6 +36,7 @@ from urdir.model.serve.stream import LINES, Shape
 from urdir.model.serve.tools import Tools, read_tools
 from urdir.model.serve.usage import Usage
 from urdir.model.text.chat import Message
+from urdir.model.text.formats import Format
 
 _EFFORTS = ("low", "medium", "high")
 _REASONS = dict.fromkeys(Reason, "stop") | dict.fromkeys((Reason.LENGTH, Reason.FULL), "length")

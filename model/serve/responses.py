@@ -14,7 +14,7 @@ from urdir.model.serve.asked import Asked, Follows
 from urdir.model.serve.conversations import make_conversation
 from urdir.model.serve.errors import ApiError
 from urdir.model.serve.fields import Fields
-from urdir.model.serve.formats import Format, read_format, read_response_format
+from urdir.model.serve.formats import read_format, read_response_format
 from urdir.model.serve.interface import Json, ServedModel
 from urdir.model.serve.json_reader import JsonReader
 from urdir.model.serve.limits import Limits
@@ -25,6 +25,7 @@ from urdir.model.serve.stream import NAMED, Shape
 from urdir.model.serve.tools import read_tools
 from urdir.model.serve.usage import Usage
 from urdir.model.text.chat import Message
+from urdir.model.text.formats import Format
 
 _NAMES = {"reasoning_effort": "reasoning.effort"}  # of fields that others have, too
 

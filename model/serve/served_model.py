@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from urdir.model.errors import ModelError, TemplateError
 from urdir.model.files.file_type import file_type
-from urdir.model.serve.interface import ConstraintKind, Defaults, Facts
+from urdir.model.serve.interface import Defaults, Facts
 from urdir.model.serve.tokens import longest_token
 from urdir.model.text.answers import AnswerFormat, AnswerParser
 from urdir.model.text.chat import ChatTemplate, Message, Prompt
 from urdir.model.text.constraints import Constraint
 from urdir.model.text.fill import FillTokens
-from urdir.model.text.gbnf import as_lark
+from urdir.model.text.formats import Format
 from urdir.model.text.thought_limit import ThoughtLimit
 from urdir.model.text.tokenizer import Tokenizer
 from urdir.model.text.tool_choice import after_thoughts, required_call
@@ -25,14 +25,6 @@ from urdir.model.text.tool_schemas import Tools
 
 if TYPE_CHECKING:
     from urdir.model.files.model_file import ModelFile
-
-_KINDS: dict[ConstraintKind, Callable[[Any], Constraint]] = {
-    "json_object": lambda _: Constraint.json_object(),
-    "json_schema": Constraint.json_schema,
-    "regex": Constraint.regex,
-    "grammar": lambda grammar: Constraint.lark(as_lark(grammar)),
-    "choice": Constraint.choice,
-}
 
 
 class NamedTexts(Protocol):
@@ -109,14 +101,13 @@ class EngineModel:
 
     def constraint(
         self,
-        kind: ConstraintKind,
-        source: Any,
+        form: Format,
         prompt: Prompt | None,
         tools: Tools | None = None,
         many: bool = False,
     ) -> Constraint:
         """See `ServedModel`."""
-        constraint = _KINDS[kind](source)
+        constraint = form.constraint()
         if prompt is not None:
             constraint = after_thoughts(
                 constraint, self._format, prompt.before, prompt.begun, tools=tools, many=many

@@ -18,9 +18,11 @@ import urdir.ptxgen
 from urdir.driver import (
     Arena,
     Buffer,
+    CubinKernel,
     CudaError,
     Deviation,
     Device,
+    DeviceArray,
     DriverError,
     Event,
     Explanation,
@@ -40,6 +42,7 @@ from urdir.driver import (
     RecordedGraph,
     Slice,
     Stream,
+    borrow,
     check_kernel,
     diff,
     emulated,
@@ -52,9 +55,13 @@ from urdir.driver import (
     time_kernel,
 )
 from urdir.model import (
+    AnswerOptions,
+    AsyncReply,
+    ChatOptions,
     ChatTemplate,
     Config,
     ContextFullError,
+    Delta,
     DraftSettings,
     Ending,
     Engine,
@@ -68,6 +75,7 @@ from urdir.model import (
     Piece,
     Placement,
     Reply,
+    ReplyStream,
     Request,
     SamplingSettings,
     Session,
@@ -112,6 +120,30 @@ def answers(engine: Engine) -> Reply:
     print(text, [found.text for found in engine.generate_all(["a", "b"])])
     more = [Message("user", "What is 2 plus 3?"), reply.message, Message("user", "And plus 1?")]
     return engine.chat(more, variables={"enable_thinking": False}, stops=["."])
+
+
+def constrained(engine: Engine, question: Message) -> str:
+    """Answers of a format, in parts."""
+    form: ChatOptions = {"response_format": {"type": "json_object"}, "tool_choice": "none"}
+    stream: ReplyStream = engine.chat([question], stream=True, **form)
+    texts: list[str] = []
+    for delta in stream:
+        part: Delta = delta
+        texts.append(part.content + part.reasoning)
+        if len(texts) > 100:
+            stream.cancel()
+    options: AnswerOptions = {"regex": "yes|no", "limit": 3}
+    rows = engine.logits(engine.tokenize("Once"))
+    text = engine.generate("Once", **options) + engine.detokenize(rows.argmax(1).tolist())
+    return stream.reply.content.join([*texts, text])
+
+
+async def chatted(engine: Engine, question: Message) -> Reply:
+    """A reply for asyncio."""
+    reply: AsyncReply = engine.chat_async([question], grammar='root ::= "yes"')
+    async for delta in reply:
+        print(delta.content)
+    return await reply
 
 
 async def streamed(engine: Engine) -> Ending | None:
@@ -191,6 +223,12 @@ def any_kernel(device: Device, spec: KernelSpec) -> Arrays:
     return run_kernel(device, spec, inputs)
 
 
+def foreign(device: Device, cubin: bytes) -> LoadedKernel:
+    """A kernel of machine code."""
+    params = (Param("x", "f32", (8,), Access.INOUT),)
+    return device.load(CubinKernel(cubin, "entry", params, LaunchShape((1, 1, 1), (32, 1, 1))))
+
+
 def plans(device: Device) -> None:
     """Plans, graphs and memory."""
     plan = Plan("fill")
@@ -198,7 +236,7 @@ def plans(device: Device) -> None:
         plan.fill(buffer, 0, "zero")
         print(plan, plan.table()[0]["label"], [kernel.name for kernel in plan.kernels()])
         execute.run(plan, device, stream)
-        use(stream, buffer)
+        use(stream, buffer, borrow(device, DeviceArray(buffer, "bf16", (2, 2))))
         with execute.record(plan, device) as graph:
             launch(graph, stream)
 

@@ -118,6 +118,24 @@ SERVED: tuple[Served, ...] = (
         one_of="escape",
     ),
     Served(
+        "--grammar",
+        ("run",),
+        "answer as a grammar in GBNF allows, after any reasoning",
+        {"metavar": "TEXT"},
+        one_of="format",
+    ),
+    Served("--grammar-file", ("run",), "read it from a file", {"metavar": "FILE"}, "format"),
+    Served(
+        "-j --json-schema",
+        ("run",),
+        "answer in JSON as a schema says; {} is any",
+        {"type": values.json_object, "metavar": "SCHEMA"},
+        one_of="format",
+    ),
+    Served(
+        "-jf --json-schema-file", ("run",), "read it from a file", {"metavar": "FILE"}, "format"
+    ),
+    Served(
         "-sys --system-prompt --system",
         ("prompt",),
         "system message",

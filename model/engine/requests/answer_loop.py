@@ -171,7 +171,9 @@ class AnswerLoop(Owner):
         ModelError: see `fail`."""
         launcher = self._launcher
         self._answers.fail_dropped()
-        is_queued = not launcher.is_full and launcher.launch()
+        # the next step would replace logits that the host has not read
+        is_full = launcher.is_full or (self._on_host and bool(launcher))
+        is_queued = not is_full and launcher.launch()
         if launcher and (launcher.is_full or not is_queued):
             for plan in launcher.wait():
                 self._reader.read(plan)

@@ -42,3 +42,16 @@ def test_what_does_not_fit_or_is_no_token_is_refused(engine: Engine) -> None:
     for prompt, given in (([size], []), ([1], [size])):
         with pytest.raises(ModelError, match=f"token id {size} is outside the vocabulary"):
             next(logits_after(engine.session, prompt, given))
+
+
+def test_an_engine_gives_those_of_a_text_or_its_tokens(device_name: str) -> None:
+    with Engine.open(device=device_name, context=16) as engine:
+        tokens = engine.tokenize("Once upon")
+        rows = engine.logits("Once upon")
+        assert rows.shape == (len(tokens), engine.config.vocab_size)
+        expected = [*logits_after(engine.session, tokens[:1], tokens[1:])]
+        np.testing.assert_array_equal(rows, np.stack(expected))
+        np.testing.assert_array_equal(engine.logits(tokens), rows)
+        assert engine.detokenize(tokens) == "Once upon"
+        with pytest.raises(ModelError, match="the prompt is empty"):
+            engine.logits([])

@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import asyncio
+from collections.abc import AsyncGenerator, Iterator
 from dataclasses import replace
 from functools import partial
+from threading import Thread
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from urdir.driver.explainer import explain
 from urdir.driver.plan import Plan
+from urdir.model.engine.answer_options import make_request
 from urdir.model.engine.engine import Engine
 from urdir.model.engine.generate import Generation, Statistics
-from urdir.model.engine.reply import reply_to
-from urdir.model.engine.requests.request import Request
+from urdir.model.engine.reply import AsyncReply, ChatPrompt, Reply, ReplyStream
+from urdir.model.engine.requests.request import Ending, Finish, Piece, Request
 from urdir.model.engine.sampling_settings import SamplingSettings
-from urdir.model.errors import ModelError, SettingsError, TemplateError
+from urdir.model.errors import ConstraintError, ModelError, SettingsError, TemplateError
 from urdir.model.families.config import Config
 from urdir.model.files.demo import demo_model
 from urdir.model.files.gguf import Gguf
+from urdir.model.serve.served_model import EngineModel
 from urdir.model.text.answers import AnswerFormat
 from urdir.model.text.call_form import GENERIC
-from urdir.model.text.chat import Message, conversation
+from urdir.model.text.chat import Message, Prompt, conversation
+from urdir.model.text.formats import Format
 from urdir.model.text.reasoning import THINK_TAGS
 from urdir.ptxgen.kernels.argmax import Argmax
 
@@ -104,7 +109,7 @@ def test_a_generation_tells_its_seed_before_it_begins() -> None:
     assert Generation(session, None, drawn).statistics.seed == drawn.settings.seed
 
 
-def test_thoughts_and_calls_are_fields(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_thoughts_and_calls_are_fields() -> None:
     call = '<tool_call>\n{"name": "add", "arguments": {"a": 2}}\n</tool_call>'
     pieces = ["<think>So", "</think>", "Well.", call[:12], call[12:]]
 
@@ -112,31 +117,121 @@ def test_thoughts_and_calls_are_fields(monkeypatch: pytest.MonkeyPatch) -> None:
         statistics = Statistics(generated_tokens=5)
 
         def text(self) -> Iterator[str]:
-            return iter(pieces)
+            yield from pieces
 
-    prompts: list[Any] = []
+    rendered: list[Any] = []
     template: Any = SimpleNamespace(
         source="{{ tools }}",
         form=AnswerFormat(GENERIC, THINK_TAGS[0]),
-        render=lambda *args: prompts.append(args) or SimpleNamespace(text="prompt"),
+        render=lambda *args: rendered.append(args) or Prompt("prompt", ()),
         tokens=lambda prompt: [1, 2],
     )
-    begun: list[Any] = []
-
-    def begin(*args: Any) -> Any:
-        begun.append(args)
-        return Answer()
-
     tools = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
-    reply = reply_to(template, [QUESTION], tools, {"enable_thinking": True}, begin)
+    variables = {"enable_thinking": True}
+    prompt = ChatPrompt.of(template, [QUESTION], {"tools": tools, "variables": variables})
+    stream = ReplyStream(cast("Any", Answer()), prompt.parser)
+    assert stream.reply.content == ""
+    deltas = list(stream)
+    reply = stream.reply
+    assert len(deltas) > 4
+    assert asyncio.run(_awaited(pieces, prompt)).message.content == reply.content
     assert (reply.reasoning, reply.content.strip()) == ("So", "Well.")
     (called,) = reply.tool_calls
     assert (called.name, called.arguments) == ("add", '{"a": 2}')
-    assert prompts == [([Message(**QUESTION)], tools, {"enable_thinking": True})]
-    assert begun[0][0] == [1, 2]
+    assert rendered == [([Message(**QUESTION)], tools, variables)]
+    request = prompt.request(GREEDY, {"limit": 3})
+    assert (request.prompt, request.limit, request.constraint) == ((1, 2), 3, None)
+    assert request.shown == template.form.shown
     (again,) = reply.message.more["tool_calls"]
     assert again["function"] == {"name": "add", "arguments": '{"a": 2}'}
     assert again["id"] == called.id
+
+
+async def _awaited(pieces: list[str], prompt: ChatPrompt) -> Reply:
+    """The reply of the same pieces for asyncio."""
+
+    async def items() -> AsyncGenerator[Piece | Ending, None]:
+        for text in pieces:
+            yield Piece(text, ())
+        yield Ending(Finish.STOP, 2, 1, 5)
+
+    reply = await AsyncReply(Request(prompt=(1, 2)), items(), prompt.parser)
+    assert (reply.statistics.finish, reply.statistics.cached_tokens) == (Finish.STOP, 1)
+    return reply
+
+
+def _prompt(tool_choice: str = "auto") -> ChatPrompt:
+    tools = {"add": {"type": "object"}}
+    form = AnswerFormat(GENERIC, THINK_TAGS[0])
+    return ChatPrompt(Prompt("prompt", ()), (1, 2), form, tools, tool_choice)
+
+
+def test_formats_and_required_calls_are_those_of_the_server() -> None:
+    """The same constraint as `EngineModel` makes of a request."""
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    response = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    model: Any = object.__new__(EngineModel)
+    prompt = _prompt()
+    model._format = prompt.form
+    for options, form in (
+        ({"response_format": response}, Format("json_schema", schema)),
+        ({"response_format": {"type": "json_object"}}, Format("json_object")),
+        ({"grammar": 'root ::= "yes" | "no"'}, Format("grammar", 'root ::= "yes" | "no"')),
+        ({"regex": "[a-z]+"}, Format("regex", "[a-z]+")),
+    ):
+        made = prompt.request(GREEDY, cast("Any", options)).constraint
+        assert made == model.constraint(form, prompt.rendered, prompt.schemas, True)
+        whole = make_request([1], GREEDY, cast("Any", options)).constraint
+        assert whole == form.constraint()
+    assert prompt.request(GREEDY, {"response_format": {"type": "text"}}).constraint is None
+    for choice, name in (("required", None), ("add", "add")):
+        made = _prompt(choice).request(GREEDY, {}).constraint
+        assert made == model.required_call(prompt.schemas, prompt.rendered, name, True)
+
+
+@pytest.mark.parametrize(
+    ("choice", "options", "words"),
+    [
+        ("auto", {"regex": "a", "grammar": 'root ::= "a"'}, "two formats of one answer"),
+        ("auto", {"response_format": {"type": "xml"}}, "has another form: give"),
+        ("auto", {"response_format": {"type": "json_schema"}}, "has another form: give"),
+        ("auto", {"grammar": "root ::= other"}, "no such rule"),
+        ("required", {"regex": "a"}, "requires a call"),
+        ("subtract", {}, "no such tool"),
+    ],
+)
+def test_formats_that_cannot_be_are_refused(choice: str, options: Any, words: str) -> None:
+    with pytest.raises(ConstraintError, match=words):
+        _prompt(choice).request(GREEDY, options)
+
+
+@pytest.mark.slow
+def test_a_format_streams_and_an_answer_is_cancelled_from_another_thread() -> None:
+    """Also before it begins; asyncio gets the same text."""
+    with Engine.open("demo", device="emulator", cache_folder=None, context=64) as engine:
+        stream = engine.chat([QUESTION], settings=GREEDY, regex="2{40}", stream=True)
+        found: list[str] = []
+        for delta in stream:
+            found.append(delta.content)
+            if len(found) == 2:
+                thread = Thread(target=stream.cancel)
+                thread.start()
+                thread.join()
+        reply = stream.reply
+        assert "".join(found) == reply.content
+        assert 0 < len(reply.content) < 40
+        assert set(reply.content) == {"2"}
+        assert reply.statistics.finish is Finish.INTERRUPTED
+        begun = engine.generation(Request(prompt=(1,)))
+        begun.cancel()
+        assert (list(begun.text()), begun.statistics.generated_tokens) == ([], 0)
+
+        async def ask() -> Reply:
+            return await engine.chat_async([QUESTION], settings=GREEDY, regex="2{3}", limit=9)
+
+        assert asyncio.run(ask()).content == "222"
+        with pytest.raises(TypeError, match="no option 'temperature'"):
+            engine.generate("Once", temperature=0)  # type: ignore[call-arg]
 
 
 def test_messages_are_objects_or_dictionaries() -> None:

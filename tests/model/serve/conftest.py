@@ -27,6 +27,7 @@ from urdir.model.serve.server import Server
 from urdir.model.text.answers import AnswerFormat, AnswerParser
 from urdir.model.text.chat import ChatTemplate, Prompt
 from urdir.model.text.fill import FillTokens
+from urdir.model.text.formats import Format
 from urdir.model.text.text_stream import TextStream
 from urdir.model.text.thought_limit import ThoughtLimit
 from urdir.model.text.tokenizer import Tokenizer
@@ -64,15 +65,14 @@ class ToyModel:
 
     def constraint(
         self,
-        kind: str,
-        source: Any,
+        form: Format,
         prompt: Prompt | None,
         tools: Mapping[str, Any] | None = None,
         many: bool = False,
     ) -> object:
-        if source == "(":
+        if form.source == "(":
             raise ConstraintError("the expression has no end")
-        return (kind, source, prompt is not None)
+        return (form.kind, form.source, prompt is not None)
 
     def thought_limit(self, tokens: int | None, prompt: Prompt) -> ThoughtLimit | None:
         return self.answer_format.limit(tokens, prompt.text)
