@@ -30,14 +30,18 @@ def read_config(
         rows = tomllib.loads(Path(file).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         fail(f"--config {file}: {getattr(error, 'strerror', None) or error}")
+    names: dict[argparse.Action, str] = {}
     for name, value in rows.items():
-        flag = "--" + name.replace("_", "-")
-        if flag not in flags or flag in ("--config", "--help"):
-            near = get_close_matches(flag, flags, 1, 0.7)
-            hint = f": did you mean {near[0][2:]}?" if near else ""
+        word = name.replace("_", "-")
+        flag = next((flag for flag in (f"--{word}", f"-{word}") if flag in flags), "")
+        if flags.get(flag) in (None, flags["--config"], flags["--help"]):
+            near = get_close_matches(f"--{word}", flags, 1, 0.7)
+            hint = f": did you mean {near[0].lstrip('-')}?" if near else ""
             fail(f"--config {file}: no flag {name!r}{hint}")
         action = flags[flag]
-        what = _Row(f"--config {file}: {name}", flag, action.nargs != 0, fail)
+        if action.default != argparse.SUPPRESS and names.setdefault(action, name) != name:
+            fail(f"--config {file}: {name} is the same flag as {names[action]}: give one of them")
+        what = _Row(f"--config {file}: {name}", flag, action, fail)
         if words := list(what.words(value)):
             yield name, words
 
@@ -46,17 +50,20 @@ def read_config(
 class _Row:
     name: str
     flag: str
-    takes_value: bool
+    action: argparse.Action
     fail: Callable[[str], NoReturn]
 
     def words(self, value: Any) -> Iterator[str]:
-        if not self.takes_value:
+        if self.action.nargs == 0:
             if not isinstance(value, bool):
                 self.fail(f"{self.name}: true or false, not {value!r}")
             if value:
                 yield self.flag
             return
-        for each in value if isinstance(value, list) else [value]:
+        is_list = isinstance(value, list)
+        if is_list and not isinstance(self.action, argparse._AppendAction):
+            self.fail(f"{self.name}: one value, not a list")
+        for each in value if is_list else [value]:
             if not isinstance(each, str | int | float):
                 self.fail(f"{self.name}: a text or a number, not {each!r}")
             yield f"{self.flag}={'on' if each is True else 'off' if each is False else each}"

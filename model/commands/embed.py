@@ -75,6 +75,8 @@ def run(args: argparse.Namespace) -> int:
         raise options.UsageError("give texts, or the ids of their tokens with --tokens")
     if args.query is not None and tokens:
         raise options.UsageError("--query: give the texts that are scored, not their tokens")
+    if args.query is not None and (args.pooling is not None or args.no_normalize):
+        raise options.UsageError("--query makes scores: leave --pooling and --no-normalize out")
     wanted = replace(
         engine_options(args, options.one_model(args), args.ctx_size),
         exact=args.exact,

@@ -100,7 +100,8 @@ class Parser(argparse.ArgumentParser):
 
     def _config_of(self, args: Sequence[str]) -> str | None:
         """The file of --config, the last one, or of its variable."""
-        found = [word for word in args if word.startswith("--config=")]
+        end = args.index("--") if "--" in args else len(args)
+        found = [word for word in args[:end] if word.startswith("--config=")]
         variable = flag_variables().get("URDIR_ARG_CONFIG")
         return found[-1].partition("=")[2] if found else variable or None
 
@@ -108,11 +109,16 @@ class Parser(argparse.ArgumentParser):
         self, file: str, given: set[argparse.Action], namespace: argparse.Namespace
     ) -> None:
         """Store the rows of a file whose flags are not ``given`` in ``namespace``."""
+        names: dict[argparse.Action, str] = {}
         for name, words in read_config(file, self.flags, self.error):
             self._source = f"{file}: {name}"
             action = self.flags[words[0].partition("=")[0]]
-            if {action, *self._excluded(action), *self._same(action)} & given:
+            others = {*self._excluded(action), *self._same(action)}
+            if {action, *others} & given:
                 continue
+            for other in others & names.keys():
+                self.error(f"it excludes {names[other]}")
+            names[action] = name
             super().parse_known_args(words, namespace)
 
     def _given(self, args: Sequence[str]) -> set[argparse.Action]:

@@ -55,12 +55,19 @@ def add_flags(parser: Parser) -> None:
     )
 
 
+#: Flags of the server here; with Ray its own server answers.
+_NOT_WITH_RAY = ("ssl-cert-file", "ssl-key-file", "drain", "log-file", "log-format")
+
+
 def check_flags(args: argparse.Namespace) -> None:
     """Raise UsageError for flags that do not go together."""
+    own = [flag for flag in _NOT_WITH_RAY if getattr(args, flag.replace("-", "_")) is not None]
     if not args.ray:
         for flag in ("replicas", "router"):
             if getattr(args, flag) is not None:
                 raise UsageError(f"--{flag} is for replicas on Ray: add --ray")
+    elif own:
+        raise UsageError(f"--{own[0]} with --ray: Ray's own server does that, leave it out")
     elif args.exit_on_device_loss:
         raise UsageError("--exit-on-device-loss with --ray: Ray replaces such replicas itself")
     elif isinstance(args.gpus, tuple):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import shlex
 import sys
@@ -78,8 +79,6 @@ def add_parser(commands: options.Subparsers) -> None:
         help="end with exit code 1 when the device is lost, so that a supervisor starts it again "
         "(default: answer 503 until Ctrl-C, then the same)",
     )
-    embeddings = parser.add_argument_group("embeddings and scores, in place of answers")
-    options.add_llama_flags(embeddings, "embeddings")
     add_request_flags(parser)
     access = parser.add_argument_group("who may ask")
     options.add_llama_flags(access, "access")
@@ -132,6 +131,8 @@ def add_request_flags(parser: Parser) -> None:
     options.add_many(memory)
     options.add_llama_flags(memory, "memory")
     options.add_placement(memory)
+    embeddings = parser.add_argument_group("embeddings and scores, in place of answers")
+    options.add_llama_flags(embeddings, "embeddings")
     requests = parser.add_argument_group(
         "what a request leaves open",
         "Without these it is what OpenAI has: temperature 1, and nothing filtered.",
@@ -268,6 +269,7 @@ def _greet(what: str, host: str, port: int, access: Access) -> None:
     scheme = "https" if access.tls is not None else "http"
     where = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
     print(f"{what}: {where} (Ctrl-C ends)", file=sys.stderr)
+    logging.getLogger("urdir.serve").info("serving %s at %s", what, where)
     if access.hosts is None and not access.api_keys:
         print("anyone who reaches this address may ask (--api-key)", file=sys.stderr)
 
@@ -301,8 +303,7 @@ def _makes_embeddings(args: argparse.Namespace) -> bool:
     from urdir.model.engine.pieces import open_file
     from urdir.model.families.config import Config
 
-    wanted = (getattr(args, name, None) for name in ("embeddings", "reranking", "pooling"))
-    if any(wanted):
+    if args.embeddings or args.reranking or args.pooling:
         return True
     with open_file(args.model, args.quantize) as file:
         return _engine_options(args, None).makes_embeddings(Config.of(file))

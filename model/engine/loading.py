@@ -271,8 +271,17 @@ def _open_encoder(
     from urdir.model.memory.weights import Weights
 
     check_encodes(config)
-    if len(devices) > 1 or options.draft is not None or options.adapters:
-        raise UnsupportedError("embeddings on several GPUs, with drafts or with adapters")
+    refused = {
+        "several GPUs": len(devices) > 1,
+        "drafts": options.drafts is not None,
+        "LoRA adapters": bool(options.adapters) or options.max_adapters is not None,
+        "weights in host memory": options.placement is not None
+        or options.device_memory is not None,
+    }
+    if wanted := [name for name, is_wanted in refused.items() if is_wanted]:
+        raise UnsupportedError(
+            f"embeddings with {', '.join(wanted)} are not supported: leave that out"
+        )
     device = devices[0]
     settings = EncoderSettings.of(
         config,

@@ -102,9 +102,8 @@ class Answer:
         if reason is None:
             raise ApiError("the server is stopping", status=503, kind="server_error")
         events = self._add([] if self.parser is None else self.parser.finish())
-        has_calls = any(block.kind is Kind.CALL for block in self.blocks)
         is_cut = reason in (Reason.LENGTH, Reason.FULL)
-        self.reason = Reason.CALLS if has_calls and not is_cut else reason
+        self.reason = Reason.CALLS if self.of(Kind.CALL) and not is_cut else reason
         self.stopped_by = ending.stopped_by
         return events
 
@@ -157,10 +156,11 @@ class Answer:
             block = Block(Kind.CALL, [], call.id, call.name, call.index)
             self.blocks.append(block)
         else:
-            calls = [b for b in self.blocks if b.kind is Kind.CALL and b.number == call.index]
-            if not calls:  # one too many
+            calls = (b for b in reversed(self.blocks) if b.kind is Kind.CALL)
+            found = next(calls, None)  # parts of calls do not mix
+            if found is None or found.number != call.index:  # one too many
                 return
-            [block] = calls
+            block = found
         block.is_broken = call.is_broken
         ends = call.ends and not call.is_broken
         block.parts.append(call.arguments_piece)

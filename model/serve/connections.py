@@ -109,6 +109,8 @@ async def accept(
             while len(beginning) > _HANDSHAKES:
                 await asyncio.wait(beginning, return_when=asyncio.FIRST_COMPLETED)
     finally:
+        for each in beginning:
+            each.cancel()
         await asyncio.gather(*beginning, return_exceptions=True)
 
 
@@ -125,12 +127,13 @@ async def _connect(
         )
 
 
-def room(wanted: int) -> int:
-    """Number of connections for which files can be opened, at most ``wanted``. Raises the process's
-    limit of open files if needed and permitted. Raises ModelError if there is room for none."""
+def room(wanted: int, with_tls: bool = False) -> int:
+    """Number of connections for which files can be opened, at most ``wanted``; ``with_tls`` others
+    are shaking hands. Raises the process's limit of open files if needed and permitted. Raises
+    ModelError if there is room for none."""
     if resource is None:
         return wanted
-    used = _open_files() + _SPARE_FILES
+    used = _open_files() + _SPARE_FILES + with_tls * _HANDSHAKES
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     unlimited = resource.RLIM_INFINITY
     if soft != unlimited and soft < used + wanted:

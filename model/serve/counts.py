@@ -19,7 +19,8 @@ WHOLE = (0.05, 0.1, 0.2, 0.4, 0.8, 1.5, 3, 6, 12, 25, 50, 100, 200, 400, 800)
 ENDINGS = (*(finish.value for finish in Finish), "error", "cancelled")
 #: Paths whose responses are counted by name; all others are "other".
 ROUTES = (
-    *("/", "/health", "/metrics", "/v1/models", "/v1/models/{name:path}", "/v1/completions"),
+    *("/", "/health", "/metrics", "/v1/models", "/v1/completions", "/v1/embeddings"),
+    *("/v1/rerank", "/v1/score", "/api/embed"),
     *("/v1/chat/completions", "/v1/messages", "/v1/messages/count_tokens", "/v1/responses"),
     *("/completion", "/infill", "/api/chat", "/api/generate", "/tokenize", "/detokenize", "other"),
 )

@@ -10,9 +10,12 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import NoReturn
 
+import numpy as np
+
 from urdir.driver.errors import loses_device
 from urdir.model.engine.adapters import AdapterScale
 from urdir.model.engine.encoding.encoder import Floats
+from urdir.model.engine.encoding.step import MOST_TEXTS
 from urdir.model.engine.encoding.texts import normalized, pair_tokens
 from urdir.model.engine.engine import Engine
 from urdir.model.engine.requests.device_lost import DeviceLostError
@@ -32,16 +35,32 @@ QUEUE = 1024
 
 @dataclass(slots=True)
 class _Job:
-    """Texts of a request, as tokens, and its result."""
+    """Texts of a request, as tokens; ``made`` of the first ``begun`` of them so far, and the result
+    of all."""
 
-    texts: list[Sequence[int]]
-    pooling: Pooling
+    texts: Sequence[Sequence[int]]
+    made: list[Floats] = field(default_factory=list)
+    begun: int = 0
     result: Future[Floats] = field(default_factory=Future)
+
+    def take(self, rows: int, most: int) -> Sequence[Sequence[int]]:
+        """The next texts that fit ``rows`` rows, ``most`` at most."""
+        end = self.begun
+        while end < min(len(self.texts), self.begun + most) and len(self.texts[end]) <= rows:
+            rows -= len(self.texts[end])
+            end += 1
+        taken = self.texts[self.begun : end]
+        self.begun = end
+        return taken
+
+
+_Step = list[tuple[_Job, Sequence[Sequence[int]]]]
 
 
 class EmbeddingService:
-    """`AsyncService` of a model that makes embeddings. A thread runs the steps; it takes the texts
-    of all requests that wait, as many as fit a step, those of one pooling together."""
+    """`AsyncService` of a model that makes embeddings. A thread runs the steps: each takes texts of
+    the requests that wait, as many as fit. A request with more goes behind the others after its
+    step, and one that is cancelled is dropped."""
 
     def __init__(self, engine: Engine, model: ServedModel, pooling: Pooling | None = None) -> None:
         self.model = model
@@ -56,8 +75,7 @@ class EmbeddingService:
         self._waiting: deque[_Job] = deque()
         self._changed = threading.Condition()
         self._ends = False
-        self._running = 0
-        self._tokens = self._steps = 0
+        self._running = self._tokens = self._steps = 0
         self._thread = threading.Thread(target=self._run, name="embeddings", daemon=True)
         self._thread.start()
 
@@ -73,8 +91,13 @@ class EmbeddingService:
             raise ApiError(
                 "the model makes scores, no embeddings: /v1/rerank", code="no_embeddings"
             )
+        most = self._engine.encoder.check_pooling(self._pooling)
+        if asked.dimensions is not None and asked.dimensions > most:
+            raise ApiError(
+                f"'dimensions' must be from 1 to {most}", param="dimensions", code="invalid_value"
+            )
         texts = await asyncio.to_thread(self._tokenized, asked)
-        job = _Job(texts, self._pooling)
+        job = _Job(texts)
         self._add(job)
         try:
             rows = await asyncio.wrap_future(job.result)
@@ -89,8 +112,11 @@ class EmbeddingService:
         for first, second in asked.pairs:
             made += pair_tokens(engine.tokenizer, engine.file.metadata, first, [second])
         if asked.truncates:
-            most = engine.encoder.context
-            made = [text if len(text) <= most else [*text[: most - 1], text[-1]] for text in made]
+            most, ends = engine.encoder.context, int(engine.tokenizer.adds_eos)
+            made = [
+                text if len(text) <= most else [*text[: most - ends], *text[len(text) - ends :]]
+                for text in made
+            ]
         engine.encoder.check_texts(made)
         return made
 
@@ -98,6 +124,8 @@ class EmbeddingService:
         with self._changed:
             if self.lost is not None:
                 raise self.lost
+            if self._ends:
+                raise _closed()
             if len(self._waiting) >= QUEUE:
                 raise BusyError(f"{QUEUE} requests wait already", retry_after=1.0)
             self._waiting.append(job)
@@ -106,52 +134,69 @@ class EmbeddingService:
     # ---- the thread of steps ----
 
     def _run(self) -> None:
-        while (jobs := self._next()) is not None:
-            texts = [text for job in jobs for text in job.texts]
+        while (step := self._next()) is not None:
+            texts = [text for _, taken in step for text in taken]
             try:
-                rows = self._engine.encoder.encode(texts, jobs[0].pooling)
-                if jobs[0].pooling != "rank":
+                rows = self._engine.encoder.encode(texts, self._pooling)
+                if self._pooling != "rank":
                     rows = normalized(rows)
             except Exception as error:
-                self._fail(jobs, error)
+                self._fail([job for job, _ in step], error)
                 continue
-            start = 0
-            for job in jobs:
-                end = start + len(job.texts)
-                if job.result.set_running_or_notify_cancel():
-                    job.result.set_result(rows[start:end])
-                start = end
-            with self._changed:
-                self._running, self._steps = 0, self._steps + 1
-                self._tokens += sum(map(len, texts))
-                self._changed.notify_all()
+            self._give(step, rows)
+        self._fail((), _closed())
 
-    def _next(self) -> list[_Job] | None:
-        """The requests of the next step, at least one; None at the end."""
+    def _next(self) -> _Step | None:
+        """Texts of the next step, at least one; None at the end."""
         with self._changed:
-            self._changed.wait_for(lambda: self._waiting or self._ends)
-            if not self._waiting:
-                return None
-            most = self._engine.encoder.settings.rows
-            jobs = [self._waiting.popleft()]
-            rows = sum(map(len, jobs[0].texts))
-            while self._waiting:
-                more = sum(map(len, self._waiting[0].texts))
-                if rows + more > most:
-                    break
-                jobs.append(self._waiting.popleft())
-                rows += more
-            self._running = len(jobs)
-            return jobs
+            while True:
+                self._changed.wait_for(lambda: self._waiting or self._ends)
+                if self._ends:
+                    return None
+                if step := self._taken():
+                    self._running = len(step)
+                    return step
+                self._changed.notify_all()  # all were cancelled
+
+    def _taken(self) -> _Step:
+        """Take texts of the requests that wait, in turn."""
+        rows, most, step = self._engine.encoder.settings.rows, MOST_TEXTS, _Step()
+        while self._waiting:
+            job = self._waiting[0]
+            taken = () if job.result.cancelled() else job.take(rows, most)
+            if not (taken or job.result.cancelled()):
+                break
+            self._waiting.popleft()
+            if taken:
+                step.append((job, taken))
+                rows, most = rows - sum(map(len, taken)), most - len(taken)
+        return step
+
+    def _give(self, step: _Step, rows: Floats) -> None:
+        """Give the requests of a step what was made of their texts."""
+        start = 0
+        with self._changed:
+            for job, taken in step:
+                job.made.append(rows[start : start + len(taken)])
+                start += len(taken)
+                if job.begun < len(job.texts):
+                    self._waiting.append(job)
+                elif job.result.set_running_or_notify_cancel():
+                    job.result.set_result(np.concatenate(job.made))
+            self._running, self._steps = 0, self._steps + 1
+            self._tokens += sum(len(text) for _, taken in step for text in taken)
+            self._changed.notify_all()
 
     def _fail(self, jobs: Sequence[_Job], error: Exception) -> None:
-        """Give all requests of a step its error; after one of the driver nothing more is done."""
+        """Give all requests of a step its error; once the device is lost or the service is closed,
+        all that wait as well."""
         with self._changed:
             self._running = 0
             failed = list(jobs)
             if loses_device(error):
                 error = DeviceLostError(f"the device is lost, open the model again: {error}")
                 self.lost = error
+            if self.lost is not None or self._ends:
                 failed += self._waiting
                 self._waiting.clear()
             self._changed.notify_all()
@@ -182,7 +227,7 @@ class EmbeddingService:
         self.refuse()
 
     async def adapters(self, scales: Mapping[int, float] | None) -> tuple[AdapterScale, ...]:
-        """There are none."""
+        """No LoRA adapters."""
         return ()
 
     async def metrics(self) -> Metrics:
@@ -217,3 +262,7 @@ class EmbeddingService:
             self._engine.close()
 
         await asyncio.to_thread(end)
+
+
+def _closed() -> BusyError:
+    return BusyError("the server ends: try again in 1 s", 1.0)

@@ -11,12 +11,18 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from urdir.model.serve.errors import ApiError
 from urdir.model.serve.fields import Fields, is_whole_list
 from urdir.model.serve.interface import Json, ServedModel
 from urdir.model.serve.limits import Limits
 from urdir.model.serve.ollama import named
 from urdir.model.serve.parameters import check_model
+from urdir.model.serve.request_fields import (
+    EMBEDDINGS,
+    OLLAMA_EMBED,
+    RERANK,
+    SCORE,
+    refuse_unsupported,
+)
 from urdir.model.serve.tokens import check_length
 
 Rows = npt.NDArray[np.float32]
@@ -29,25 +35,27 @@ _ENCODINGS = ("float", "base64")
 class Embeds:
     """What a request wants: embeddings of ``texts`` or tokens, or scores of ``pairs`` of texts.
 
-    ``shape`` makes the answer of the rows and the number of tokens. Tokens of texts that are too
-    long are left out with ``truncates``.
+    ``shape`` makes the answer of the rows and the number of tokens. Embeddings are to have
+    ``dimensions`` at least. Tokens of texts that are too long are left out with ``truncates``.
     """
 
     shape: Callable[[Rows, int], Json]
     texts: tuple[str | tuple[int, ...], ...] = ()
     pairs: tuple[tuple[str, str], ...] = ()
+    dimensions: int | None = None
     truncates: bool = False
 
 
 def read_embeddings(fields: Fields, model: ServedModel, limits: Limits) -> Embeds:
     """Read a request of /v1/embeddings; ApiError if it is invalid."""
+    refuse_unsupported(fields, EMBEDDINGS)
     check_model(fields.text("model"), model)
     encoding = fields.choice("encoding_format", _ENCODINGS)
     width = fields.whole("dimensions", 1)
     encoded = _base64 if encoding == "base64" else _floats
 
     def shape(rows: Rows, tokens: int) -> Json:
-        rows = _shortened(rows, width, fields)
+        rows = _shortened(rows, width)
         data = [
             {"object": "embedding", "index": index, "embedding": encoded(row)}
             for index, row in enumerate(rows)
@@ -55,18 +63,19 @@ def read_embeddings(fields: Fields, model: ServedModel, limits: Limits) -> Embed
         usage = {"prompt_tokens": tokens, "total_tokens": tokens}
         return {"object": "list", "data": data, "model": model.names[0], "usage": usage}
 
-    return Embeds(shape, _read_inputs(fields, "input", model))
+    return Embeds(shape, _read_inputs(fields, "input", model), dimensions=width)
 
 
 def read_ollama_embed(fields: Fields, model: ServedModel, limits: Limits) -> Embeds:
     """Read a request of /api/embed; ApiError if it is invalid. Texts that are too long are cut
     unless "truncate" is false."""
+    refuse_unsupported(fields, OLLAMA_EMBED)
     check_model(named(fields), model)
     start = time.perf_counter()
     width = fields.whole("dimensions", 1)
 
     def shape(rows: Rows, tokens: int) -> Json:
-        rows = _shortened(rows, width, fields)
+        rows = _shortened(rows, width)
         return {
             "model": model.names[0],
             "embeddings": [_floats(row) for row in rows],
@@ -77,11 +86,12 @@ def read_ollama_embed(fields: Fields, model: ServedModel, limits: Limits) -> Emb
 
     cuts = fields.raw("truncate") is None or fields.flag("truncate")
     texts = _read_texts(fields, "input", model, cuts=cuts)
-    return Embeds(shape, texts, truncates=cuts)
+    return Embeds(shape, texts, dimensions=width, truncates=cuts)
 
 
 def read_rerank(fields: Fields, model: ServedModel, limits: Limits) -> Embeds:
     """Read a request of /v1/rerank as Jina and Cohere have it; ApiError if it is invalid."""
+    refuse_unsupported(fields, RERANK)
     check_model(fields.text("model"), model)
     query, documents = fields.needed_text("query"), _read_documents(fields)
     most = fields.whole("top_n", 1) or len(documents)
@@ -105,6 +115,7 @@ def read_rerank(fields: Fields, model: ServedModel, limits: Limits) -> Embeds:
 def read_score(fields: Fields, model: ServedModel, limits: Limits) -> Embeds:
     """Read a request of /v1/score as vLLM has it: a text with each of others, or as many texts on
     both sides. ApiError if it is invalid."""
+    refuse_unsupported(fields, SCORE)
     check_model(fields.text("model"), model)
     first, second = (fields.texts(name, MOST_TEXTS) for name in ("text_1", "text_2"))
     for name, texts in (("text_1", first), ("text_2", second)):
@@ -177,23 +188,16 @@ def _check_count(fields: Fields, name: str, count: int) -> None:
         fields.fail(name, f"has {count} entries, at most {MOST_TEXTS} are allowed")
 
 
-def _shortened(rows: Rows, width: int | None, fields: Fields) -> Rows:
+def _shortened(rows: Rows, width: int | None) -> Rows:
     """Embeddings of fewer dimensions, of unit length again."""
     from urdir.model.engine.encoding.texts import normalized
 
-    if width is None:
-        return rows
-    if width > rows.shape[1]:
-        raise ApiError(
-            f"'dimensions' must be from 1 to {rows.shape[1]}",
-            param="dimensions",
-            code="invalid_value",
-        )
-    return normalized(rows[:, :width])
+    return rows if width is None else normalized(rows[:, :width])
 
 
 def _floats(row: Rows) -> list[float]:
-    return [float(value) for value in row]
+    made: list[float] = row.tolist()
+    return made
 
 
 def _base64(row: Rows) -> str:

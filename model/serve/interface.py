@@ -14,13 +14,13 @@ from urdir.model.engine.sampling_settings import OPENAI, SamplingSettings
 
 if TYPE_CHECKING:
     from urdir.model.text.answers import AnswerParser
-    from urdir.model.text.call_reader import Tools
     from urdir.model.text.chat import ChatTemplate, Prompt
     from urdir.model.text.constraints import Constraint
     from urdir.model.text.fill import FillTokens
     from urdir.model.text.formats import Format
     from urdir.model.text.thought_limit import ThoughtLimit
     from urdir.model.text.tokenizer import Tokenizer
+    from urdir.model.text.tool_schemas import Tools
 
 Json = dict[str, Any]
 """A JSON object."""

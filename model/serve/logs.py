@@ -37,7 +37,9 @@ class LogSettings:
             return
         try:
             handler = (
-                logging.StreamHandler() if self.file is None else WatchedFileHandler(self.file)
+                logging.StreamHandler()
+                if self.file is None
+                else WatchedFileHandler(self.file, encoding="utf-8", errors="backslashreplace")
             )
         except OSError as error:
             raise ModelError(f"the log {self.file}: {error.strerror}") from error

@@ -42,7 +42,7 @@ class RequestField:
 
     name: str
     endpoints: tuple[str, ...]
-    origins: str  # of O (OpenAI), A (Anthropic), M (ollama), V (vLLM), L (llama-server)
+    origins: str  # of O (OpenAI), A (Anthropic), M (ollama), V (vLLM), L (llama-server), J (Jina)
     handling: Handling
     note: str
     neutral: tuple[Any, ...] = ()
@@ -56,6 +56,8 @@ _BOTH = (CHAT, TEXT, NATIVE)
 _OTHERS = (MESSAGES, RESPONSES)
 OLLAMA_CHAT, OLLAMA_GENERATE, OLLAMA_OPTIONS = "api/chat", "api/generate", "options"
 _OLLAMA = (OLLAMA_CHAT, OLLAMA_GENERATE)
+EMBEDDINGS, RERANK, SCORE, OLLAMA_EMBED = "embeddings", "rerank", "score", "api/embed"
+_POOLED = (EMBEDDINGS, RERANK, SCORE)
 _CHATS = (CHAT, TOKENS, *_OTHERS)
 ALL = (*_BOTH, *_OTHERS)
 _SAMPLERS = (*ALL, OLLAMA_OPTIONS)
@@ -203,6 +205,18 @@ _SERVED: tuple[_Row, ...] = (
     ("num_predict", (OLLAMA_OPTIONS,), "M", "default, and -1: the rest of the context"),
     ("output_config output_config.effort output_config.format", (MESSAGES,), "A",
      "the template's `reasoning_effort`; a `json_schema`"),
+    ("model", _POOLED, "OVL", "a name of the model; another one is a 404"),
+    ("input", (EMBEDDINGS,), "OVL", "a text, token ids, or a list of either, 2048 at most"),
+    ("encoding_format", (EMBEDDINGS,), "OVL", "`float`, or `base64`: little-endian f32"),
+    ("dimensions", (EMBEDDINGS, OLLAMA_EMBED), "OVM",
+     "the first so many values of each embedding, of length 1 again"),
+    ("query documents", (RERANK,), "VL", "a text; texts or `{text}`, 2048 at most"),
+    ("top_n", (RERANK,), "VL", "the best so many (default: all)"),
+    ("return_documents", (RERANK,), "J", "true: results have their text"),
+    ("text_1 text_2", (SCORE,), "V",
+     "texts, 2048 at most; one on the left is paired with all on the right"),
+    ("model input", (OLLAMA_EMBED,), "M", "a name of the model; a text, or texts"),
+    ("truncate", (OLLAMA_EMBED,), "M", "false: texts that are too long are refused, not cut"),
 )  # fmt: skip
 
 #: Names, endpoints, origins, why; then the values that change nothing.
@@ -273,6 +287,15 @@ _REFUSED: tuple[tuple[str, tuple[str, ...], str, str, tuple[Any, ...]], ...] = (
     ("template", (OLLAMA_GENERATE,), "M", "the server's own template is used", UNSET),
     ("images width height steps", (OLLAMA_GENERATE,), "M", "only text is supported", ([], 0)),
     ("container mcp_servers", (MESSAGES,), "A", "the server has no tools", UNSET),
+    ("truncate_prompt_tokens", _POOLED, "V", "a text that is too long is refused", ()),
+    ("add_special_tokens", _POOLED, "V", "texts have the model's special tokens", (True,)),
+    ("normalize", (EMBEDDINGS,), "V", "embeddings have length 1", (True,)),
+    ("embd_normalize", (EMBEDDINGS,), "L", "embeddings have length 1", (2,)),
+    ("use_activation activation", _POOLED, "V", "scores are those of the model", ()),
+    ("embed_dtype", (EMBEDDINGS,), "V", "values are f32", ("float32",)),
+    ("endianness", (EMBEDDINGS,), "V", "values are little-endian", ("native", "little")),
+    ("messages", (EMBEDDINGS,), "V", "send texts as `input`", UNSET),
+    ("data_1 data_2", (SCORE,), "V", "use `text_1` and `text_2`", UNSET),
 )  # fmt: skip
 
 _NO_EFFECT: tuple[_Row, ...] = (
@@ -330,6 +353,12 @@ _NO_EFFECT: tuple[_Row, ...] = (
      "of tools and forms that the server does not have"),
     ("truncation", (RESPONSES,), "O", "a prompt that is too long is refused"),
     ("context_management", (MESSAGES, RESPONSES), "AO", "an answer ends where the context is full"),
+    ("user", _POOLED, "OV", "any client may send any: it keeps nobody apart"),
+    ("priority", _POOLED, "V", "large requests take turns with others"),
+    ("request_id cache_salt", _POOLED, "V", "nothing is kept between requests"),
+    ("mm_processor_kwargs", _POOLED, "V", "of images and sound"),
+    ("keep_alive options", (OLLAMA_EMBED,), "M",
+     "flags of the server decide how a model is loaded"),
 )  # fmt: skip
 
 
@@ -348,7 +377,7 @@ def _all() -> Iterator[RequestField]:
 FIELDS: tuple[RequestField, ...] = tuple(_all())
 _BY_ENDPOINT = {
     endpoint: {field.name: field for field in FIELDS if endpoint in field.endpoints}
-    for endpoint in (*ALL, INFILL, TOKENS, DETOKENIZE, *_OLLAMA, OLLAMA_OPTIONS)
+    for endpoint in dict.fromkeys(each for field in FIELDS for each in field.endpoints)
 }
 
 

@@ -150,7 +150,9 @@ class ResponseShape(Shape):
             index = answer.blocks.index(event.block)
             if event.begins:
                 if index:
-                    found += self._end_item(answer, index - 1)
+                    is_broken = answer.blocks[index - 1].is_broken
+                    status = "incomplete" if is_broken else "completed"
+                    found += self._end_item(answer, index - 1, status)
                 found += self._begin_item(answer, index)
             if event.text:
                 found.append(self._change(answer, index, "delta", delta=event.text))
@@ -205,7 +207,7 @@ class ResponseShape(Shape):
         if block.kind is not Kind.CALL:
             yield self._part(item, index, "added", _part(block))
 
-    def _end_item(self, answer: Answer, index: int, status: str = "completed") -> Iterator[Json]:
+    def _end_item(self, answer: Answer, index: int, status: str) -> Iterator[Json]:
         block = answer.blocks[index]
         item = self._item(block, index, status)
         name = "arguments" if block.kind is Kind.CALL else "text"

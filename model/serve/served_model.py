@@ -14,7 +14,6 @@ from urdir.model.files.file_type import file_type
 from urdir.model.serve.interface import Defaults, Facts
 from urdir.model.serve.tokens import longest_token
 from urdir.model.text.answers import AnswerFormat, AnswerParser
-from urdir.model.text.call_reader import Tools
 from urdir.model.text.chat import ChatTemplate, Message, Prompt
 from urdir.model.text.constraints import Constraint
 from urdir.model.text.fill import FillTokens
@@ -22,6 +21,7 @@ from urdir.model.text.formats import Format
 from urdir.model.text.thought_limit import ThoughtLimit
 from urdir.model.text.tokenizer import Tokenizer
 from urdir.model.text.tool_choice import after_thoughts, required_call
+from urdir.model.text.tool_schemas import Tools
 
 if TYPE_CHECKING:
     from urdir.model.files.model_file import ModelFile
@@ -116,7 +116,8 @@ class EngineModel:
 
     def thought_limit(self, tokens: int | None, prompt: Prompt) -> ThoughtLimit | None:
         """See `ServedModel`."""
-        return self._format.limit(tokens, prompt.text, self.defaults.thinking_message)
+        message = self.defaults.thinking_message
+        return self._format.limit(tokens, prompt.before, message, prompt.begun)
 
     def required_call(
         self, tools: Tools, prompt: Prompt, name: str | None, many: bool

@@ -50,7 +50,7 @@ def serve(
 
     async def run() -> None:
         try:
-            bounds = replace(limits, connections=room(limits.connections))
+            bounds = replace(limits, connections=room(limits.connections, access.tls is not None))
             server = Server(
                 service, access, bounds, exit_on_device_loss, drain_seconds=drain_seconds
             )
@@ -157,6 +157,7 @@ class Server(uvicorn.Server):
             self.force_exit = self.is_interrupted = True
             return
         self.should_exit = True
+        log.info("to end: finish open requests")
         print("\nfinishing open requests; press Ctrl-C again to abort them", file=sys.stderr)
         if self._drain_seconds is not None:
             asyncio.get_running_loop().call_later(self._drain_seconds, self._abort)

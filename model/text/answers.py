@@ -10,13 +10,13 @@ from dataclasses import dataclass, replace
 
 from urdir.model.text import harmony
 from urdir.model.text.call_form import GENERIC, CallForm
-from urdir.model.text.call_reader import Tools
 from urdir.model.text.deltas import CallNumbers, Delta, as_content, new_call_id, short_call_id
 from urdir.model.text.harmony import HarmonySplitter
-from urdir.model.text.reasoning import ReasoningSplitter, ThinkTags, prompt_begins
+from urdir.model.text.reasoning import ReasoningSplitter, ThinkTags, is_thinking, prompt_begins
 from urdir.model.text.tags import shared_length
 from urdir.model.text.thought_limit import ThoughtLimit
 from urdir.model.text.tool_calls import CallSplitter
+from urdir.model.text.tool_schemas import Tools
 from urdir.model.text.wrapped import ContentSplitter, ContentTags
 
 
@@ -41,19 +41,22 @@ class AnswerFormat:
                 controls.update(tags.controls)
         return frozenset(controls)
 
-    def limit(self, tokens: int | None, prompt: str, message: str = "") -> ThoughtLimit | None:
-        """A limit of reasoning after a rendered prompt, which ``message`` and the tag end; None
-        without reasoning, or without a number."""
+    def limit(
+        self, tokens: int | None, prompt: str, message: str = "", begun: str = ""
+    ) -> ThoughtLimit | None:
+        """A limit of reasoning after a rendered prompt and the ``begun`` answer, which ``message``
+        and the tag end; None without reasoning, or without a number."""
         if tokens is None:
             return None
         if self.is_harmony:
             begin, end = f"{harmony.CHANNEL}analysis{harmony.MESSAGE}", harmony.END
             ending = f"{message}{end}{harmony.START}assistant"
-            return ThoughtLimit(tokens, begin, end, ending, prompt.endswith(begin))
+            is_open = prompt.endswith(begin) and end not in begun
+            return ThoughtLimit(tokens, begin, end, ending, is_open)
         if self.thinks is None:
             return None
         begin, end = self.thinks.begin, self.thinks.end
-        is_open = prompt_begins(self.thinks, prompt)
+        is_open = is_thinking(self.thinks, prompt, begun) is True
         return ThoughtLimit(tokens, begin, end, message + end, is_open)
 
     @property

@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Generator, Mapping
+from collections.abc import Generator
 from typing import Any
 
-from urdir.model.text.call_form import KEY, CallForm, Keys, Pairs, Slot, Tagged
+from urdir.model.text.call_form import CallForm, Keys, Pairs, Slot, Tagged
 from urdir.model.text.deltas import CallNumbers, Delta
-from urdir.model.text.literals import (
-    escaped,
-    read_key,
-    read_pairs,
-    read_value,
-    read_whole_string,
-)
+from urdir.model.text.literals import read_key, read_pairs, read_value, read_whole_string
 from urdir.model.text.source import NotACallError, Source, Steps
-
-Tools = Mapping[str, Mapping[str, Any]]
-"""The JSON schema of the parameters of each function, by its name."""
+from urdir.model.text.tagged_arguments import read_tagged
+from urdir.model.text.tool_schemas import Tools, properties
 
 Deltas = Generator[Delta | None, None, None]
 """What is read; None: more text is needed."""
@@ -34,7 +26,10 @@ _OUTER = ("function",)  # a call within the object of a call
 
 
 class CallReader:
-    """Reads the calls of an answer from ``source``; its text up to ``done`` has been calls."""
+    """Reads the calls of an answer from ``source``, and cuts each that is whole.
+
+    ``has_calls``: there has been one.
+    """
 
     def __init__(self, form: CallForm, tools: Tools, source: Source, numbers: CallNumbers) -> None:
         self._form = form
@@ -42,7 +37,7 @@ class CallReader:
         self._source = source
         self._numbers = numbers
         self._strict = False
-        self.done = 0
+        self.has_calls = False
 
     def section(self, *, strict: bool) -> Deltas:
         """Read calls up to the last one that follows; ``strict``: of known tools. Raises
@@ -57,15 +52,16 @@ class CallReader:
         goes_on = True
         while goes_on:
             yield from self._call()
-            self.done = source.at
+            self.has_calls = True
+            source.cut()
             if is_list:
                 goes_on = yield from _waits(source.accept(","))
             elif not (goes_on := (yield from _waits(self._goes_on()))):
-                source.at = self.done
+                source.at = 0
         if is_list:
             yield from _waits(self._end("]"))
         yield from _waits(self._end_section())
-        self.done = source.at
+        source.cut()
 
     def _begin(self) -> Steps[None]:
         """Pass the text before the first call."""
@@ -137,6 +133,7 @@ class CallReader:
         yield from _waits(source.expect("{"))
         is_first = True
         while not (yield from _waits(source.accept("}"))):
+            source.put_aside()
             if not is_first:
                 yield from _waits(source.expect(","))
             key = yield from _waits(read_key(source))
@@ -149,7 +146,7 @@ class CallReader:
                 if (yield from _waits(source.peek())) not in ('"', "'"):
                     raise NotACallError("a name must be a text")
                 name = yield from _waits(read_whole_string(source))
-            elif key in (keys.arguments, *_ARGUMENTS):
+            elif key in (keys.arguments, *_ARGUMENTS) and not self._numbers.is_open:
                 if name:
                     yield self._announce(name)
                     yield from self._arguments(self._json_object())
@@ -172,8 +169,7 @@ class CallReader:
         char = yield from source.peek()
         if char == '"':
             text = yield from read_whole_string(source)
-            inner = Source()
-            inner.text, inner.is_whole = text, True
+            inner = Source(text, is_whole=True)
             if not text.lstrip().startswith("{"):
                 raise NotACallError("arguments must be an object")
             yield from read_value(inner)
@@ -231,98 +227,9 @@ class CallReader:
                 yield "{"
                 yield from read_pairs(source, quote if len(quote) > 1 else "", assign, close)
             case Tagged() as form:
-                properties = self._tools.get(name, {}).get("properties", {})
-                yield from self._tagged(form, properties if isinstance(properties, dict) else {})
-
-    def _tagged(self, form: Tagged, properties: Mapping[str, Any]) -> Steps[None]:
-        source, parts = self._source, self._form.parts
-        after = "".join(part for part in parts[-1:] if isinstance(part, str)) + self._form.end
-        separator = "{"
-        while True:
-            if (yield from self._ends_here(after)) or not (yield from source.accept(form.begin)):
-                break
-            key, kind = yield from self._key(form)
-            yield f"{separator}{json.dumps(key, ensure_ascii=False)}: "
-            separator = ", "
-            schema = properties.get(key)
-            if kind == "string" or (not kind and types_of(schema) == {"string"}):
-                yield '"'
-                for piece in self._raw(form, key, after):
-                    yield escaped(piece) if piece else ""
-                yield '"'
-            else:
-                pieces = []
-                for piece in self._raw(form, key, after):
-                    if piece:
-                        pieces.append(piece)
-                    else:
-                        yield ""
-                yield _as_json("".join(pieces), types_of(schema))
-        yield "{}" if separator == "{" else "}"
-
-    def _ends_here(self, after: str) -> Steps[bool]:
-        """Whether the call ends: its end may begin like an argument."""
-        start = self._source.at
-        found = bool(after.strip()) and (yield from self._source.accept(after))
-        self._source.at = start
-        return found
-
-    def _key(self, form: Tagged) -> Steps[tuple[str, str]]:
-        """A key and the type of its value, as far as the form says it."""
-        source = self._source
-        if not form.assigns:
-            first = form.assign.split()[0]
-            key = yield from source.until((first,), _LONGEST_NAME)
-            yield from source.expect(form.assign)
-            return key.strip(), ""
-        assigns = (("string", form.assign), *form.assigns)
-        first = _shared([text for _, text in assigns])
-        key = yield from source.until((first,), _LONGEST_NAME)
-        for kind, assign in sorted(assigns, key=lambda item: -len(item[1])):
-            if (yield from source.accept(assign)):
-                return key.strip(), kind
-        raise NotACallError("no value")
-
-    def _raw(self, form: Tagged, key: str, after: str) -> Steps[None]:
-        """The text of a value, up to an end tag that is followed by the next key or the end."""
-        source, end = self._source, form.end.replace(KEY, key)
-        tag = end.strip()
-        if form.assign.endswith("\n") and (yield from source.peek()) == "\n":
-            source.at += 1
-        while True:
-            found = source.text.find(tag, source.at)
-            if found < 0:
-                if source.is_whole:
-                    raise NotACallError("a value has no end")
-                cut = len(source.text) - source.held((tag,))
-                if cut > source.at:
-                    piece, source.at = source.text[source.at : cut], cut
-                    yield piece
-                yield ""
-                continue
-            start = source.at
-            source.at = found + len(tag)
-            if (yield from self._follows(form, after)):
-                piece = source.text[start:found]
-                if end.startswith("\n"):
-                    piece = piece.removesuffix("\n")
-                if piece:
-                    yield piece
-                return
-            yield source.text[start : source.at]
-
-    def _follows(self, form: Tagged, after: str) -> Steps[bool]:
-        """Whether the next key or the end of the call follows."""
-        start = self._source.at
-        for text in (after, form.between + form.begin):
-            found = yield from self._source.accept(text)
-            self._source.at = start
-            if found:
-                return True
-        yield from self._source.space()
-        is_end = (yield from self._source.peek()) == ""
-        self._source.at = start
-        return is_end
+                last = "".join(part for part in self._form.parts[-1:] if isinstance(part, str))
+                schemas = properties(self._tools.get(name, {}))
+                yield from read_tagged(source, form, schemas, last + self._form.end)
 
     # ---- what comes out ----
 
@@ -360,51 +267,3 @@ def _whole(steps: Steps[None]) -> Steps[str]:
 def _begins(text: str, start: str) -> bool:
     """Whether a text begins so, white space apart."""
     return "".join(text.split()).startswith("".join(start.split()))
-
-
-def _shared(texts: list[str]) -> str:
-    """The common beginning of texts."""
-    first, last = min(texts), max(texts)
-    count = next((i for i, char in enumerate(first) if char != last[i : i + 1]), len(first))
-    return first[:count].strip()
-
-
-_TYPES = {bool: "boolean", int: "integer", float: "number", str: "string", dict: "object"}
-
-
-def types_of(schema: Any) -> set[str]:
-    """The JSON types that a schema names; empty: any."""
-    if not isinstance(schema, Mapping):
-        return set()
-    if isinstance(options := schema.get("enum"), list):
-        return {_type_of(option) for option in options}
-    wanted = schema.get("type")
-    if isinstance(wanted, str):
-        return {wanted}
-    if isinstance(wanted, list):
-        return {kind for kind in wanted if isinstance(kind, str)}
-    for name in ("anyOf", "oneOf"):
-        if isinstance(options := schema.get(name), list):
-            found = [types_of(option) for option in options]
-            return set().union(*found) if all(found) else set()
-    return set()
-
-
-def _type_of(value: Any) -> str:
-    return "null" if value is None else _TYPES.get(type(value), "array")
-
-
-def _as_json(text: str, types: set[str]) -> str:
-    """A value written without quotes: a text if the types say so, or if it is not a value."""
-    source = Source()
-    source.text, source.is_whole = text, True
-    try:
-        written = "".join(read_value(source))
-        kind = _type_of(json.loads(written))
-    except (ValueError, RecursionError):
-        return json.dumps(text, ensure_ascii=False)
-    fits = kind in types or (kind == "integer" and "number" in types)
-    is_free = "string" not in types and (types or kind in ("object", "array"))
-    if source.rest.strip() or not (fits or is_free):
-        return json.dumps(text, ensure_ascii=False)
-    return written

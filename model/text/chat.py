@@ -13,6 +13,7 @@ that spells half a control token itself and lets a message complete it is not gu
 
 from __future__ import annotations
 
+import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -34,6 +35,7 @@ from urdir.model.text.template_worker import OUTPUT_LIMIT
 from urdir.model.text.tokenizer import Span, Tokenizer
 
 TEMPLATE_KEY = "tokenizer.chat_template"
+_DERIVE_LIMIT = 10.0  # seconds in which a template shows how it writes answers
 
 
 def find_template(gguf: ModelFile, tokenizer: Callable[[], Tokenizer]) -> str:
@@ -169,7 +171,7 @@ class ChatTemplate(Owner):
         return form
 
     def _derive(self) -> AnswerFormat:
-        exceeded = False
+        exceeded, start = False, time.monotonic()
 
         def render(turns: list[Turn], tools: list[Turn], more: Mapping[str, Any]) -> str:
             nonlocal exceeded
@@ -178,7 +180,8 @@ class ChatTemplate(Owner):
             try:
                 return self._render_turns(turns, tools, more)
             finally:
-                exceeded = self._process.pid is None
+                late = time.monotonic() - start > _DERIVE_LIMIT
+                exceeded = late or self._process.pid is None
 
         tokenizer = self._tokenizer
         ends = [tokenizer.token_text(token) for token in tokenizer.end_ids]

@@ -20,6 +20,7 @@ EVIDENCE = (CHANNEL, MESSAGE, START)
 CONTROLS = (CHANNEL, MESSAGE, START, END, "<|constrain|>")
 
 _HEADERS = (CHANNEL, START, " to=functions.")  # the possible starts of a header
+_LONGEST_HEADER = 1000  # with the tag after it; a longer one is content
 _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
 _RECIPIENT = re.compile(r"\bto=functions\.([^\s<]+)")
 
@@ -68,10 +69,15 @@ class HarmonySplitter(Splitter):
         return self._find_end()
 
     def _find_body(self) -> list[Delta] | None:
-        header, found, rest = self._held.partition(MESSAGE)
-        if not found:
+        end = self._held.find(MESSAGE, 0, _LONGEST_HEADER)
+        if end < 0 and len(self._held) < _LONGEST_HEADER:
             return None
-        self._header, self._held = header, rest
+        if end < 0:
+            text, self._held = self._held[:_LONGEST_HEADER], self._held[_LONGEST_HEADER:]
+            self._header = ""
+            return as_content(text)
+        header, self._held = self._held[:end], self._held[end + len(MESSAGE) :]
+        self._header = header
         if recipient := _RECIPIENT.search(header):
             self._call = _Arguments(recipient[1])
         return []
@@ -112,8 +118,9 @@ class HarmonySplitter(Splitter):
         except (NotACallError, RecursionError):
             if self._numbers.is_open:
                 deltas.append(self._numbers.ended(broken=True))
-            self._call = None
-            return deltas + as_content(f"{self._header}{MESSAGE}{call.text}")
+            text = f"{self._header}{MESSAGE}{call.text}"
+            self._call, self._header = None, ""  # the rest of it is content, too
+            return deltas + as_content(text)
         if ends:
             self._call = None
             deltas.append(self._numbers.ended())
@@ -131,7 +138,7 @@ class _Arguments:
     @property
     def text(self) -> str:
         """What has come."""
-        return self._source.text
+        return self._source.whole
 
     def push(self, text: str, ends: bool) -> Iterator[str]:
         """What more text adds to them. Raises NotACallError."""

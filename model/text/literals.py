@@ -8,6 +8,7 @@ may occur in any call.
 from __future__ import annotations
 
 import json
+import math
 import re
 
 from urdir.model.text.source import NotACallError, Source, Steps
@@ -58,6 +59,7 @@ def read_pairs(source: Source, quote: str, assign: str, close: str, level: int =
     """Read keys and values up to ``close`` as the rest of a JSON object."""
     is_first = True
     while not (yield from source.accept(close)):
+        source.put_aside()
         if not is_first:
             yield from source.expect(",")
             if (yield from source.accept(close)):  # Python permits a last comma
@@ -74,6 +76,7 @@ def read_pairs(source: Source, quote: str, assign: str, close: str, level: int =
 def _read_items(source: Source, quote: str, level: int) -> Steps[None]:
     is_first = True
     while not (yield from source.accept("]")):
+        source.put_aside()
         if not is_first:
             yield from source.expect(",")
             yield ", "
@@ -120,6 +123,7 @@ def read_string(source: Source, quote: str = "") -> Steps[None]:
             yield from _read_escape(source)
         elif found := _RUNS[opening].match(source.text, source.at):
             source.at = found.end()
+            source.put_aside()
             yield escaped(found[0])
     source.at += 1
 
@@ -129,13 +133,14 @@ def _read_tagged(source: Source, quote: str) -> Steps[None]:
         cut = len(source.text) - begun(source.rest, (quote,))
         if cut > source.at:
             piece, source.at = source.text[source.at : cut], cut
+            source.put_aside()
             yield escaped(piece)
         if source.is_whole:
             raise NotACallError("a string has no end")
         yield ""
-    if piece := source.text[source.at : end]:
+    piece, source.at = source.text[source.at : end], end + len(quote)
+    if piece:
         yield escaped(piece)
-    source.at = end + len(quote)
 
 
 def _read_escape(source: Source) -> Steps[None]:
@@ -187,7 +192,7 @@ def _read_run(source: Source, pattern: re.Pattern[str]) -> Steps[str]:
 def _as_json(word: str) -> str:
     if (known := _WORDS.get(word.lower())) is not None:
         return known
-    if _NUMBER.fullmatch(word):
+    if _NUMBER.fullmatch(word) and json.loads(word) not in (math.inf, -math.inf):
         return word
     raise NotACallError(f"{word!r:.40} is not a value")
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from urdir.model.text.call_form import controls_in
-from urdir.model.text.tags import begun_after_space
+from urdir.model.text.tags import MOST_SPACE, begun_after_space, without_space
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,9 @@ class ReasoningSplitter:
 
     def _start(self) -> None:
         begin, text = self._tags.begin, self._held.lstrip()
-        if text.startswith(begin):
+        if len(self._held) - len(text) > MOST_SPACE:
+            self._state = _State.THOUGHTS if self._begun else _State.ANSWER
+        elif text.startswith(begin):
             self._held = text[len(begin) :]
             self._state = _State.THOUGHTS
         elif not begin.startswith(text):
@@ -96,10 +98,10 @@ class ReasoningSplitter:
             self._held = self._held.lstrip()
             self._at_first_thought = not self._held
         if (found := self._held.find(end)) >= 0:
-            thoughts = self._take(found + len(end))[:found].rstrip()
+            thoughts = without_space(self._take(found + len(end))[:found])
             self._state = _State.AFTER
         else:
-            thoughts = self._take(len(self._held) - begun_after_space(self._held, end))
+            thoughts = self._take(len(self._held) - begun_after_space(self._held, (end,)))
         return thoughts
 
     def _take(self, count: int) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from typing import TypeVar
 
-from urdir.model.text.tags import begun
+from urdir.model.text.tags import MOST_SPACE
 
 _Result = TypeVar("_Result")
 
@@ -17,26 +17,51 @@ Steps = Generator[str, None, _Result]
 """A reader: yields text, or "" to wait, and returns its result."""
 
 
+_LONG = 1 << 10
+
+
 class NotACallError(ValueError):
     """The text is not a call of the expected form."""
 
 
 class Source:
-    """Streamed text, read from position ``at``; ``is_whole`` once nothing follows."""
+    """Streamed text, read from position ``at``; ``is_whole`` once nothing follows.
 
-    def __init__(self) -> None:
-        self.text = ""
+    ``text`` has the end of it: what was read before is put aside, so that more text costs no more
+    after a long one.
+    """
+
+    def __init__(self, text: str = "", *, is_whole: bool = False) -> None:
+        self.text = text
         self.at = 0
-        self.is_whole = False
+        self.is_whole = is_whole
+        self._aside: list[str] = []
 
     @property
     def rest(self) -> str:
         """The text from ``at``."""
         return self.text[self.at :]
 
+    @property
+    def whole(self) -> str:
+        """All text since the last `cut`."""
+        return "".join([*self._aside, self.text])
+
     def cut(self) -> None:
         """Drop the text before ``at``."""
-        self.text, self.at = self.text[self.at :], 0
+        self.text, self.at = self.rest, 0
+        self._aside.clear()
+
+    def put_aside(self) -> None:
+        """Put the text before ``at`` aside, if it is long: positions in it become invalid."""
+        if self.at > _LONG and 2 * self.at > len(self.text):
+            self._aside.append(self.text[: self.at])
+            self.text, self.at = self.rest, 0
+
+    def restart(self) -> None:
+        """Go back to the last `cut`."""
+        self.text, self.at = self.whole, 0
+        self._aside.clear()
 
     def need(self, count: int = 1) -> Steps[bool]:
         """Wait for ``count`` characters; False if the text ends before."""
@@ -47,9 +72,12 @@ class Source:
         return True
 
     def space(self) -> Steps[None]:
-        """Skip white space."""
+        """Skip white space. Raises NotACallError for more than a call has."""
+        start = self.at
         while (yield from self.need()) and self.text[self.at].isspace():
             self.at += 1
+            if self.at - start > MOST_SPACE:
+                raise NotACallError("too much white space")
 
     def peek(self) -> Steps[str]:
         """The next character; "" at the end."""
@@ -85,10 +113,3 @@ class Source:
             if len(window) >= most or self.is_whole:
                 raise NotACallError("no end of a name")
             yield ""
-
-    def held(self, tags: Sequence[str]) -> int:
-        """How much of the text may begin one of ``tags`` at its end, white space before it
-        included."""
-        rest = self.rest
-        before = rest[: len(rest) - begun(rest, tags)]
-        return len(rest) - len(before.rstrip())

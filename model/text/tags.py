@@ -5,6 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+MOST_SPACE = 1000
+"""Characters of white space that belong to a tag; what is before them is text."""
+
 
 def begun(text: str, tags: Iterable[str]) -> int:
     """Length of the longest suffix of `text` that is a proper prefix of one of `tags`."""
@@ -16,10 +19,15 @@ def begun(text: str, tags: Iterable[str]) -> int:
     return 0
 
 
-def begun_after_space(text: str, tag: str) -> int:
+def begun_after_space(text: str, tags: Iterable[str]) -> int:
     """As `begun`, including preceding white space, which belongs to the tag."""
-    before = text[: len(text) - begun(text, (tag,))]
-    return len(text) - len(before.rstrip())
+    before = text[: len(text) - begun(text, tags)]
+    return len(text) - len(without_space(before))
+
+
+def without_space(text: str) -> str:
+    """A text without the white space at its end that belongs to a tag after it."""
+    return text[: max(len(text.rstrip()), len(text) - MOST_SPACE)]
 
 
 def shared_length(first: str, second: str) -> int:

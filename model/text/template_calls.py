@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Any
 
 from urdir.model.text.call_form import KEY, Keys, Pairs, Part, Slot, Tagged, tags
@@ -20,6 +20,7 @@ ARGUMENTS: tuple[Arguments, Arguments] = (
     {"key_one": "due val", "key_two": 8192},
 )
 _DECODER = json.JSONDecoder()
+_MOST_BRACES = 500  # places of a text where an object may begin
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +66,11 @@ def _as_object(text: str, call: Known) -> Found | None:
             keys = None
         elif (keys := _keys(inner, call)) is None:
             continue
-        name = f'"{call.name}"'
-        places = [(text.index(name, start) + 1, call.name, Slot.NAME)]
+        name = text.find(f'"{call.name}"', start, end)
         at, written = _written(text, start, call)
-        places.append((at, written, Slot.ARGUMENTS))
+        if name < 0 or at < 0:  # written with escapes that models do not use
+            return None
+        places = [(name + 1, call.name, Slot.NAME), (at, written, Slot.ARGUMENTS)]
         for known in (call.id, call.id[-9:]):
             if (at := text.find(f'"{known}"', start, end)) >= 0:
                 places.append((at + 1, known, Slot.ID))
@@ -93,7 +95,7 @@ def _loaded(value: Any) -> Any:
 
 
 def _written(text: str, start: int, call: Known) -> tuple[int, str]:
-    """Where the arguments are, and their text."""
+    """Where the arguments are, and their text; -1 if they are not as json.dumps writes them."""
     for at, end, value in _objects(text, start):
         if value == call.arguments:
             return at, text[at:end]
@@ -103,11 +105,11 @@ def _written(text: str, start: int, call: Known) -> tuple[int, str]:
 
 def _objects(text: str, start: int = 0) -> Iterator[tuple[int, int, Arguments]]:
     """The objects in JSON that a text has."""
-    for found in re.finditer(r"\{", text[start:]):
+    for found in islice(re.finditer(r"\{", text[start:]), _MOST_BRACES):
         at = start + found.start()
         try:
             value, end = _DECODER.raw_decode(text, at)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
         if isinstance(value, dict):
             yield at, end, value

@@ -33,6 +33,7 @@ _SHORT_IDS = ("a1b2c3d4e", "b2c3d4e5f")
 _KIMI_IDS = tuple(f"functions.{name}:{index}" for index, name in enumerate(NAMES))
 _THOUGHT_FIELDS = ("reasoning_content", "thinking", "reasoning")
 _SWITCHES = ("enable_thinking", "thinking")
+_TAG_ENDS = (" ", "\n", "\t", ">", "]")
 _PYTHON_TAG = "<|python_tag|>"  # of Llama 3; templates write calls without it
 
 
@@ -91,7 +92,8 @@ class _Derived:
         text = self._probe.answer(content, tool_calls=turns[:1])
         if text is None:
             return None
-        alike = re.sub(r"[^\s>\]]*$", "", shared_start(text, self._plain))  # whole tags
+        alike = shared_start(text, self._plain)
+        alike = alike[: max(map(alike.rfind, _TAG_ENDS)) + 1]
         start = max(len(shared_start(text, self._prompt)), len(alike))
         one = text[start:]
         if (first := find_call(one, known[0])) is None:

@@ -13,6 +13,7 @@ Render = Callable[[list[Turn], list[Turn], Mapping[str, Any]], str]
 """Renders turns, tools and other variables. Raises TemplateError."""
 
 CONTENT, THOUGHT = "Zcontentz", "Zthoughtz"
+_LONGEST = 1 << 16  # characters; templates write 10,000 of two tools and a call
 NAMES = ("fn_alpha", "fn_beta")
 USER: Turn = {"role": "user", "content": "Zuserz"}
 TOOLS: list[Turn] = [
@@ -26,7 +27,8 @@ TOOLS: list[Turn] = [
 
 
 class Probe:
-    """What a template makes of a user's turn and an answer; None where it raises an error."""
+    """What a template makes of a user's turn and an answer; None where it raises an error, or
+    writes half characters or more than a template does."""
 
     def __init__(self, render: Render) -> None:
         self._render = render
@@ -42,9 +44,11 @@ class Probe:
 
     def _rendered(self, turns: list[Turn], variables: Mapping[str, Any]) -> str | None:
         try:
-            return self._render(turns, TOOLS, variables)
-        except TemplateError:
+            text = self._render(turns, TOOLS, variables)
+            text.encode()
+        except (TemplateError, UnicodeEncodeError):
             return None
+        return text if len(text) <= _LONGEST else None
 
 
 def shared_start(first: str, second: str) -> str:

@@ -80,12 +80,13 @@ class ThoughtClock:
         self._text = self._text[-len(self._limit.end) :]
 
     def _begin(self) -> None:
-        begin, text = self._limit.begin, self._text.lstrip()
-        if text.startswith(begin):
-            self._state, self._text = _State.THOUGHT, text[len(begin) :]
-        elif not begin.startswith(text):
+        begin = self._limit.begin
+        self._text = self._text.lstrip()
+        if self._text.startswith(begin):
+            self._state, self._text = _State.THOUGHT, self._text[len(begin) :]
+        elif not begin.startswith(self._text):
             self._state = _State.OVER
 
     def _check(self) -> None:
         if self._state is _State.THOUGHT and self._count >= self._limit.tokens:
-            self._state = _State.ENDING
+            self._state = _State.ENDING if self._ending else _State.OVER

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Generator
 
 from urdir.model.text.call_form import CallForm
-from urdir.model.text.call_reader import CallReader, Deltas, Tools
+from urdir.model.text.call_reader import CallReader, Deltas
 from urdir.model.text.deltas import CallNumbers, Delta
 from urdir.model.text.source import NotACallError, Source
+from urdir.model.text.tags import begun_after_space, without_space
+from urdir.model.text.tool_schemas import Tools
 
 _MOST_FAILURES = 16  # texts that begin like calls; later ones are content
 
@@ -32,8 +34,8 @@ class CallSplitter:
     @property
     def held(self) -> str:
         """Text that may still be part of something else."""
-        text = self._source.text[self._reader.done :]
-        return text.lstrip() if self._reader.done else self._space + text
+        text = self._source.whole
+        return text.lstrip() if self._reader.has_calls else self._space + text
 
     def push(self, text: str) -> list[Delta]:
         """Process more text; what it reveals."""
@@ -67,11 +69,12 @@ class CallSplitter:
             found = [(at, m) for m in markers if (at := source.text.find(m, source.at)) >= 0]
             end, marker = min(found, key=lambda item: (item[0], -len(item[1])), default=(0, ""))
             if not marker:
-                end = len(source.text) - (0 if source.is_whole else source.held(markers))
+                end = len(source.text)
+                end -= 0 if source.is_whole else begun_after_space(source.rest, markers)
             content = source.text[source.at : end]
             if marker:
-                self._space = content[len(content.rstrip()) :]
-                content = content.rstrip()
+                kept = without_space(content)
+                self._space, content = content[len(kept) :], kept
             source.at = end
             source.cut()
             if content:
@@ -92,10 +95,11 @@ class CallSplitter:
             self._failures += 1
             if self._numbers.is_open:
                 yield self._numbers.ended(broken=True)
-            source.at = reader.done or marker
-            if not reader.done and marker:
+            source.restart()
+            if not reader.has_calls and marker:
+                source.at = marker
                 yield Delta(content=self._space + source.text[:marker])
-        is_call = reader.done > 0
-        self._space, reader.done = "", 0
+        is_call, reader.has_calls = reader.has_calls, False
+        self._space = ""
         source.cut()
         return is_call

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
 
 from urdir.model.errors import ConstraintError
 from urdir.model.text import harmony
 from urdir.model.text.answers import AnswerFormat
 from urdir.model.text.call_form import KEY, CallForm, Pairs, Part, Slot, Tagged
-from urdir.model.text.call_reader import Tools, types_of
 from urdir.model.text.constraints import Constraint, embedded
 from urdir.model.text.reasoning import ThinkTags, is_thinking
 from urdir.model.text.tags import cut
-
-Schema = Mapping[str, Any]
+from urdir.model.text.tool_schemas import (
+    Schema,
+    Tools,
+    options_of,
+    properties,
+    required,
+    types_of,
+)
 
 
 def required_call(
@@ -219,7 +223,8 @@ class _Writer:
     def _tagged(self, form: Tagged, schema: Schema) -> Iterator[tuple[str, bool]]:
         """Keys and values in the order of the schema, and whether they are needed. Strings are free
         text, all else is JSON."""
-        for key, value, is_needed in _properties(schema):
+        needed = required(schema)
+        for key, value in properties(schema).items():
             types = types_of(value)
             is_text = types == {"string"}
             kind = min(types - {"string"}, default="object")
@@ -227,20 +232,21 @@ class _Writer:
             end = form.end.replace(KEY, key)
             if not is_text:
                 rest = f"{embedded(value)} {self._text(end)}"
-            elif isinstance(options := value.get("enum"), list):
+            elif (options := options_of(value)) is not None:
                 rest = f"({' | '.join(map(_text, options))}) {self._text(end)}"
             else:
                 rest = self._until(end)
-            yield f"{self._text(form.begin + key + assign)} {rest}", is_needed
+            yield f"{self._text(form.begin + key + assign)} {rest}", key in needed
 
     def _pairs(self, form: Pairs, schema: Schema) -> str:
         """Keys and values in the order of the schema, separated by commas: for each place in it
         there is a rule after others, and one where none came before."""
         name, comma = f"args_{len(self._free)}", self._text(form.comma)
         self._free[name] = name
+        needed = required(schema)
         pairs = [
-            (f"{self._text(key + form.assign)} {self._value(form, value)}", is_needed)
-            for key, value, is_needed in _properties(schema)
+            (f"{self._text(key + form.assign)} {self._value(form, value)}", key in needed)
+            for key, value in properties(schema).items()
         ]
         self._rules.add(f"{name}_{len(pairs)}", '""')
         self._rules.add(f"{name}_{len(pairs)}_more", '""')
@@ -257,7 +263,7 @@ class _Writer:
         if form.quote in "\"'" or types_of(schema) != {"string"}:
             return embedded(schema)
         quote = self._text(form.quote)
-        if isinstance(options := schema.get("enum"), list):
+        if (options := options_of(schema)) is not None:
             return f"{quote} ({' | '.join(map(_text, options))}) {quote}"
         return f"{quote} {self._until(form.quote)}"
 
@@ -275,14 +281,6 @@ def _json_tokens(parts: Sequence[Part], name: str) -> str:
     tokens = re.findall(r'"[^"]*"|[^\s"]', text)
     spaced = {":": "/: ?/", ",": "/, ?/"}
     return " ".join(spaced.get(token) or _text(token) for token in tokens)
-
-
-def _properties(schema: Schema) -> Iterator[tuple[str, Schema, bool]]:
-    """The properties of an object: name, schema, whether it is required."""
-    shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
-    for key, value in schema.get("properties", {}).items():
-        value = value if isinstance(value, Mapping) else {}
-        yield key, {**value, **shared}, key in schema.get("required", ())
 
 
 def _analysis(rules: _Rules) -> str:

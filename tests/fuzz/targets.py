@@ -31,6 +31,7 @@ from urdir.model.files.gguf import Gguf
 from urdir.model.files.metadata import Metadata
 from urdir.model.files.pretrained.tables import FAMILIES
 from urdir.model.files.source import open_model
+from urdir.model.text.answers import AnswerParser
 from urdir.model.text.chat import ChatTemplate, Message
 from urdir.model.text.sandbox import TemplateProcess
 from urdir.model.text.tokenizer import Tokenizer
@@ -243,6 +244,7 @@ class TemplateTarget:
     """A chat template and messages made of control tokens and what templates delete.
 
     Nobody but the template itself writes a control token: messages of harmless text give the same.
+    Answers are read in the form that is derived from it, if there is one.
     """
 
     _PARTS = (
@@ -253,6 +255,11 @@ class TemplateTarget:
         "{{ m.content.split('</think>') | last }}", "{% set x = namespace(n=0) %}", "{{ x.n }}",
         "{{ messages | tojson }}",
         "{% macro f(a) %}{{ a }}{% endmacro %}", "{{ f(m.content) }}", "{{ m.content[1:] }}",
+        "{{ m.tool_calls | tojson }}", "{{ m.reasoning_content }}</think>", '{"a":' * 400, "[",
+        "{% for c in m.tool_calls %}<c>{{ c.function.name }}({{ c.function.arguments | tojson }})"
+        "</c>{% endfor %}", "{% for c in m.tool_calls %}{{ c.function.arguments }}{% endfor %}",
+        "{% for c in m.tool_calls %}{% for k, v in c.function.arguments | items %}"
+        "<{{ c.function.name }} {{ k }}={{ v }}>{% endfor %}{% endfor %}",
         "{{ m.content | upper }}", "{{ raise_exception('no') }}", "{{ range(9) | list }}",
     )  # fmt: skip
     _PIECES = (
@@ -299,6 +306,10 @@ class TemplateTarget:
             found.append([token for token in ids if token in control])
         if len(found[0]) > len(found[1]) and "'<|'" not in source:
             raise AssertionError("a message has made a control token")
+        parser = AnswerParser(chat.form, tools={"fn_alpha": {}})
+        for char in "".join(contents) + source:
+            parser.push(char)
+        parser.finish()
 
 
 class PtxTarget:

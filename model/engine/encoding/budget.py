@@ -13,6 +13,7 @@ from urdir.model.engine.encoding.step import (
     row_bucket,
     text_bucket,
 )
+from urdir.model.errors import SettingsError
 from urdir.model.families.config import Config
 from urdir.model.families.embedding import Embedding
 from urdir.model.families.pooling import Pooling
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 MOST_ROWS, EMULATED_ROWS = 8192, 1024
 #: Tokens of a text by default, where the model takes more.
 DEFAULT_TEXT = 8192
+#: Rows of a step at most: kernels have a CTA for each in a grid's y, of up to 65,535.
+LARGEST_STEP = 61440
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +58,15 @@ class EncoderSettings:
         exact: bool = False,
         emulated: bool = False,
     ) -> EncoderSettings:
-        """The settings of a model; None and 0 as `EngineOptions.context` has them."""
-        most = config.context_length
+        """The settings of a model; None and 0 as `EngineOptions.context` has them. Raises
+        SettingsError for longer texts than a step takes."""
+        most = min(config.context_length, LARGEST_STEP)
         chosen = min(DEFAULT_TEXT, most) if context is None else context or most
         check_context(config, chosen)
+        if chosen > LARGEST_STEP:
+            raise SettingsError(f"embeddings of texts of {chosen} tokens: up to {LARGEST_STEP}")
         usual = EMULATED_ROWS if emulated else MOST_ROWS
-        return cls(chosen, row_bucket(max(chosen, rows or usual)), exact)
+        return cls(chosen, row_bucket(max(chosen, min(rows or usual, LARGEST_STEP))), exact)
 
     @property
     def dtype(self) -> KvDtype:
@@ -69,7 +75,7 @@ class EncoderSettings:
 
     def rows_shape(self, config: Config) -> TextRowsShape:
         """The rows of the largest steps."""
-        return TextRowsShape(self.rows, text_bucket(self.rows), kinds_of(config))
+        return TextRowsShape(self.rows, text_bucket(self.rows, self.rows), kinds_of(config))
 
 
 class _PaperRows:

@@ -14,6 +14,7 @@ from urdir.driver.context import close_all
 from urdir.model.engine.budget import check_context
 from urdir.model.engine.encoding.budget import EncoderSettings, workspace_of
 from urdir.model.engine.encoding.step import (
+    MOST_TEXTS,
     EncodeShape,
     build_plan,
     row_bucket,
@@ -137,14 +138,17 @@ class Encoder(Owner):
         """Raise ContextFullError or SettingsError for a text that `encode` does not take."""
         vocab, most = self.config.vocab_size, self.settings.context
         for number, text in enumerate(texts):
-            if not len(text):
+            tokens = np.asarray(text)
+            if tokens.ndim != 1 or (len(tokens) and tokens.dtype.kind not in "iu"):
+                raise SettingsError(f"text {number} is neither a text nor a list of token ids")
+            if not len(tokens):
                 raise SettingsError(f"text {number} has no tokens")
-            if len(text) > most:
+            if len(tokens) > most:
                 raise ContextFullError(
-                    f"text {number} has {len(text)} tokens, {most} fit: shorten it, or open the "
+                    f"text {number} has {len(tokens)} tokens, {most} fit: shorten it, or open the "
                     f"model with a larger context (it takes {self.config.context_length})"
                 )
-            if not 0 <= min(text) <= max(text) < vocab:
+            if not 0 <= tokens.min() <= tokens.max() < vocab:
                 raise SettingsError(
                     f"text {number} has a token outside the vocabulary of {vocab} tokens"
                 )
@@ -183,7 +187,7 @@ class Encoder(Owner):
         some: list[Sequence[int]] = []
         rows = 0
         for text in texts:
-            if rows + len(text) > self.settings.rows:
+            if rows + len(text) > self.settings.rows or len(some) == MOST_TEXTS:
                 yield some
                 some, rows = [], 0
             some.append(text)
@@ -192,7 +196,8 @@ class Encoder(Owner):
             yield some
 
     def _shape(self, rows: int, texts: int, pooling: Pooling) -> EncodeShape:
-        return EncodeShape(row_bucket(rows), text_bucket(texts), pooling)
+        bucket = row_bucket(rows)
+        return EncodeShape(bucket, text_bucket(texts, bucket), pooling)
 
     def _step(self, texts: Sequence[Sequence[int]], pooling: Pooling, width: int) -> Floats:
         """The results of one step."""

@@ -20,6 +20,9 @@ from urdir.ptxgen.kernels.attention.scores import Scores
 if TYPE_CHECKING:
     from urdir.driver.memory import Slice
 
+#: Texts of a step at most.
+MOST_TEXTS = 4096
+
 
 @dataclass(frozen=True, slots=True)
 class EncodeShape:
@@ -36,9 +39,10 @@ def row_bucket(rows: int) -> int:
     return -(-rows // step) * step
 
 
-def text_bucket(texts: int) -> int:
-    """Texts of the graph for a step with so many: one, or the next power of four."""
-    return 1 if texts == 1 else 4 ** -(-(texts - 1).bit_length() // 2)
+def text_bucket(texts: int, rows: int) -> int:
+    """Texts of the graph for a step with so many, of ``rows`` rows: one, or the next power of four,
+    but no more than rows and `MOST_TEXTS`."""
+    return min(1 if texts == 1 else 4 ** -(-(texts - 1).bit_length() // 2), rows, MOST_TEXTS)
 
 
 def kinds_of(config: Config) -> tuple[Scores, ...]:

@@ -98,7 +98,6 @@ class _Engine:
             for front in fronts:
                 front.desk.send(wire.Round(context=self._context))
             self._settings.greet(engine.name, self._context)
-            log.info("serving %s, %d tokens of context", engine.name, self._context)
             self._control.send("serving")
             self._watch(fronts, service)
             if service.lost is not None:

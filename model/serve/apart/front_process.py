@@ -70,7 +70,8 @@ async def _serve(
     counts: Counts,
 ) -> None:
     link = await EngineLink.connect(texts.tokenizer, connection)
-    limits = replace(front.limits, connections=room(front.limits.connections))
+    connections = room(front.limits.connections, front.access.tls is not None)
+    limits = replace(front.limits, connections=connections)
     server = _Server(link, front.access, limits, counts=counts, keeping=link)
 
     def end(aborts: bool) -> None:

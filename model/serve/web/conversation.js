@@ -22,9 +22,10 @@ function addNode(conversation, parent, fields) {
   return node;
 }
 
-// A node that never became part of the conversation; what it continued is shown again.
+// A node that never became part of the conversation; if it was the last one shown, what it continued is.
 function dropNode(conversation, node) {
   delete conversation.nodes[node.id];
+  if (conversation.leaf !== node.id) return;
   conversation.leaf = node.parent;
   const { leaf } = conversation;
   if (leaf !== null) selectNode(conversation, leaf);
@@ -63,7 +64,8 @@ function messageOf(node) {
 
 // In a fence that the text does not have.
 function fenced(text) {
-  const longest = Math.max(2, ...[...text.matchAll(/`{3,}/g)].map(([ticks]) => ticks.length));
+  let longest = 2;
+  for (const [ticks] of text.matchAll(/`{3,}/g)) longest = Math.max(longest, ticks.length);
   const ticks = "`".repeat(longest + 1);
   return `${ticks}\n${text}\n${ticks}`;
 }
@@ -80,15 +82,28 @@ const matches = (conversation, words) => {
   return words.every((word) => text.includes(word));
 };
 
-// What was exported, and nothing else. Throws an Error that says what is wrong.
+const isText = (value) => typeof value === "string";
+const isListOf = (names) => (value) => Array.isArray(value)
+  && value.every((each) => names.every((name) => isText(each?.[name])));
+const OPTIONAL = { // fields of a node
+  reasoning: isText, note: isText, call: isText, files: isListOf(["name", "text"]),
+  calls: isListOf(["id", "name", "text"]), at: Number.isFinite, used: Number.isFinite,
+};
+
+function isNode(node, id, nodes) {
+  return node?.id === id && isText(node.role) && Object.hasOwn(NAMES, node.role) && isText(node.content)
+    && (node.parent === null || Object.hasOwn(nodes, node.parent))
+    && Object.entries(OPTIONAL).every(([name, is]) => (node[name] ?? null) === null || is(node[name]));
+}
+
+// Exported conversations. Throws an Error that says what is wrong.
 function readExport(text) {
   const read = JSON.parse(text);
   const found = Array.isArray(read) ? read : [read];
   for (const each of found) {
     const nodes = Object.entries(each?.nodes ?? {});
-    const isGood = typeof each?.id === "string" && typeof each.title === "string" && nodes.length
-      && nodes.every(([id, node]) => node.id === id && NAMES[node.role] && typeof node.content === "string"
-        && (node.parent === null || Object.hasOwn(each.nodes, node.parent)));
+    const isGood = isText(each?.id) && isText(each.title) && each.title && Number.isFinite(each.updated)
+      && Object.hasOwn(each.nodes ?? {}, each.leaf) && nodes.every(([id, node]) => isNode(node, id, each.nodes));
     if (!isGood) throw new Error("this is no export of conversations");
     for (let node = each.nodes[each.leaf], steps = 0; node; node = each.nodes[node.parent]) {
       if (++steps > nodes.length) throw new Error("messages go around in a circle");

@@ -25,12 +25,9 @@ const listActions = {
     conversation.title = title;
     kept(conversation);
   },
-  remove: async (conversation) => {
-    if (running?.chat === conversation) stop();
-    conversations = conversations.filter((each) => each !== conversation);
-    await forget(conversation.id);
-    if (conversation === chat) openChat(newConversation());
-    else listed();
+  remove: (conversation) => {
+    removed(conversation);
+    keep(conversation);
   },
 };
 const listed = () => showList(conversations, listActions);
@@ -40,6 +37,32 @@ function kept(conversation) {
   if (!conversations.includes(conversation)) conversations.push(conversation);
   if (conversation === chat) history.replaceState(null, "", `#${chat.id}`); // so that a reload finds it
   keep(conversation);
+  listed();
+}
+
+// A conversation without messages is kept no more, also once an answer in it has ended.
+function removed(conversation) {
+  if (running?.chat === conversation) stop();
+  conversation.nodes = {};
+  conversations = conversations.filter((each) => each !== conversation);
+  if (conversation === chat) openChat(newConversation());
+  else listed();
+}
+
+// A conversation as another tab has kept it; an answer that is written here stays in it.
+function keptElsewhere(theirs) {
+  const ours = conversations.find(({ id }) => id === theirs.id);
+  if (!Object.keys(theirs.nodes).length) {
+    if (ours) removed(ours);
+    return;
+  }
+  if (ours && running?.chat === ours) {
+    ours.nodes = { ...theirs.nodes, ...ours.nodes };
+    return;
+  }
+  if (ours) Object.assign(ours, theirs);
+  else conversations.push(theirs);
+  if (ours === chat && !byId("messages").querySelector(".editor")) showChat();
   listed();
 }
 
@@ -145,7 +168,7 @@ async function answer(parent, begun = null, asked = null) {
   if (isFailed && begun) Object.assign(node, before);
   else if (isFailed || !(node.content || node.reasoning || node.calls)) {
     dropNode(within, node);
-    if (asked && within === chat) {
+    if (asked && within === chat && chat.leaf === asked.id) {
       dropNode(within, asked);
       takeBack(asked);
     }
@@ -156,6 +179,10 @@ async function answer(parent, begun = null, asked = null) {
     byId("send").textContent = "Send";
   }
   if (within !== chat) return;
+  if (!shown.turn.isConnected) { // others were shown, as it was stopped
+    if (!running) showChat();
+    return;
+  }
   shown.finish(turnActions);
   askForResults(node);
   if (node.used) showContext(node.used);
@@ -294,7 +321,9 @@ byId("imported").addEventListener("change", async () => {
   try {
     for (const file of byId("imported").files) {
       for (const each of readExport(await file.text())) {
-        conversations = conversations.filter((known) => known.id !== each.id);
+        const known = conversations.find(({ id }) => id === each.id);
+        if (known?.updated === each.updated) continue;
+        if (known) each.id = newId(); // beside it, which may be newer
         kept(each);
       }
     }
@@ -303,7 +332,8 @@ byId("imported").addEventListener("change", async () => {
   }
   byId("imported").value = "";
 });
-addEventListener("pagehide", () => kept(chat));
+addEventListener("pagehide", () => running && kept(running.chat));
+tabs?.addEventListener("message", ({ data }) => keptElsewhere(data));
 
 async function begin() {
   showSidebar(!isNarrow());

@@ -9,14 +9,20 @@ const LABELS = { // of the server's sampling settings; another one is shown by i
 };
 const isSampling = (name, value) => name !== "n_predict" && (name in LABELS || typeof value === "number");
 
-const storageOf = (id) => (id === "key" ? sessionStorage : localStorage); // the key outlives a reload only
+// Use the storage of a setting; the key's outlives a reload only. A browser may refuse: null.
+function inStorage(id, use) {
+  try {
+    return use(id === "key" ? sessionStorage : localStorage);
+  } catch {
+    return null;
+  }
+}
 
 function remember(id) {
   const field = byId(id);
-  field.value = storageOf(id).getItem(id) ?? field.value;
+  field.value = inStorage(id, (storage) => storage.getItem(id)) ?? field.value;
   field.addEventListener("change", () => {
-    if (field.value === "") storageOf(id).removeItem(id);
-    else storageOf(id).setItem(id, field.value);
+    inStorage(id, (storage) => (field.value === "" ? storage.removeItem(id) : storage.setItem(id, field.value)));
   });
 }
 

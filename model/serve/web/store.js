@@ -11,6 +11,15 @@ const database = new Promise((resolve) => {
   }
 });
 
+// Other tabs get what is kept here: each writes whole conversations, and would write over theirs.
+const tabs = (() => {
+  try {
+    return new BroadcastChannel("urdir");
+  } catch {
+    return null;
+  }
+})();
+
 async function inStore(mode, use) {
   const opened = await database;
   if (!opened) return undefined;
@@ -23,12 +32,14 @@ async function inStore(mode, use) {
 }
 
 const keptConversations = async () => (await inStore("readonly", (store) => store.getAll())) ?? [];
-const forget = (id) => inStore("readwrite", (store) => store.delete(id));
 
+// Store a conversation; one without messages is deleted.
 async function keep(conversation) {
+  const { id, nodes } = conversation;
+  tabs?.postMessage(conversation);
   try {
-    await inStore("readwrite", (store) => store.put(conversation));
+    await inStore("readwrite", (store) => (Object.keys(nodes).length ? store.put(conversation) : store.delete(id)));
   } catch (error) {
-    say(`This conversation cannot be kept: ${error?.message ?? "the browser refuses"}`);
+    say(`This conversation cannot be kept: ${error?.message ?? "the browser refuses"}`, true);
   }
 }

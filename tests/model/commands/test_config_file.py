@@ -47,9 +47,13 @@ def test_flags_come_from_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         ("config = 'x'", "no flag 'config'"),
         ("ctx-size = 'x'", "ctx-size: argument -c/--ctx-size: 'x' is not a whole number"),
         ("no-webui = 3", "no-webui: true or false, not 3"),
-        ("[a]\nb = 1", "no flag 'a'"),
+        ("[section]\nb = 1", "no flag 'section'"),
         ("port = {a = 1}", "port: a text or a number, not {'a': 1}"),
         ("port =", "Invalid value"),
+        ("port = [1, 2]", "port: one value, not a list"),
+        ("c = 1\nctx-size = 2", "ctx-size is the same flag as c: give one of them"),
+        ("m = 'a'\nhf = 'b/c'", "hf: it excludes m"),
+        ("webui = true\nno-webui = true", "it excludes webui"),
     ],
 )
 def test_what_is_wrong_is_said(
@@ -62,6 +66,12 @@ def test_what_is_wrong_is_said(
     said = capsys.readouterr().err
     assert path in said
     assert error in said
+
+
+def test_short_names_and_flags_without_effect(tmp_path: Path) -> None:
+    """Flags without effect share an action, and are not the same flag."""
+    path = _write(tmp_path, "c = 128\nthreads = 4\nthreads-batch = 8\n")
+    assert build_parser("serve").parse(["serve", "--config", path]).ctx_size == 128
 
 
 def test_a_file_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:

@@ -147,6 +147,7 @@ def test_a_small_device_gets_smaller_steps(gguf: Gguf, emulator: Device) -> None
     def place(free: int) -> Place:
         device = SimpleNamespace(
             name="small",
+            usable_memory=lambda: free,
             memory_info=lambda: (free, 1 << 40),
             properties=emulator.properties,
             native_target=emulator.native_target,

@@ -142,6 +142,15 @@ def test_limits_by_format() -> None:
     assert FORM.limit(5, "x<think>\n", "Enough.") == ThoughtLimit(
         5, "<think>", "</think>", "Enough.</think>", is_open=True
     )
+    for prompt, begun, is_open in (
+        ("x<think>\n", "So", True),  # reasoning that the answer continues
+        ("x", "<think>So", True),
+        ("x<think>", "So</think> 1", False),
+        ("x<think></think>", "", False),
+    ):
+        made = FORM.limit(5, prompt, begun=begun)
+        assert made is not None
+        assert made.is_open is is_open
     harmony = AnswerFormat(is_harmony=True).limit(5, "")
     assert harmony is not None
     assert harmony.ending == "<|end|><|start|>assistant"

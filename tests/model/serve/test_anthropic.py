@@ -304,6 +304,17 @@ def test_a_stop_string_after_a_call_is_not_the_reason(server: Any) -> None:
     assert events(server, **body)[-2]["delta"] == reason
 
 
+def test_a_call_that_breaks_off_is_not_the_reason(server: Any) -> None:
+    server.model.answer_format = HERMES
+    server.service.answer = '<tool_call>{"name": "weather", "arguments": {"city": "Ur" oops'
+    whole = post(server, tools=TOOLS).json()
+    assert whole["content"] == [{"type": "text", "text": server.service.answer}]
+    assert whole["stop_reason"] == "end_turn"
+    found = events(server, tools=TOOLS)
+    assert [block["type"] for block in blocks(found)] == ["tool_use", "text"]
+    assert found[-2]["delta"]["stop_reason"] == "end_turn"
+
+
 def test_the_prompt_is_as_long_at_the_start_as_at_the_end(server: Any) -> None:
     found = events(server)
     usages = [found[0]["message"]["usage"], found[-2]["usage"]]

@@ -133,6 +133,8 @@ def test_the_limit_of_open_files_is_raised_as_far_as_is_needed(
     ):
         limit[:] = [given]
         assert (room(1000), limit[-1]) == (found, raised)
+    limit[:] = [(256, 500)]
+    assert room(1000, with_tls=True) == 448 - module._HANDSHAKES
     limit[:] = [(52, 52)]
     with pytest.raises(
         ModelError, match="the limit of 52 open files is too low, 52 are in use: raise `ulimit"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,22 @@ import pytest
 
 from tests.model.tiny_encoder import BEGIN, CONTEXT, END, HIDDEN, write_encoder
 from urdir.model.engine.engine import Engine
+from urdir.model.errors import BusyError
 from urdir.model.serve.access import Access
 from urdir.model.serve.app import make_app
 from urdir.model.serve.embedding_service import EmbeddingService
+from urdir.model.serve.embeddings import Embeds
 from urdir.model.serve.interface import Defaults
 from urdir.model.serve.limits import Limits
 from urdir.model.serve.metrics import ServerMetrics
+from urdir.model.serve.request_fields import (
+    EMBEDDINGS,
+    FIELDS,
+    OLLAMA_EMBED,
+    RERANK,
+    SCORE,
+    Handling,
+)
 from urdir.model.serve.served_model import EngineModel
 
 Post = Callable[[str, Any], httpx.Response]
@@ -104,7 +115,7 @@ def test_requests_that_wait_together_get_their_own(embeds: tuple[Post, Engine]) 
         ("/v1/embeddings", {"input": []}, "input"),
         ("/v1/embeddings", {"input": [[99]]}, "vocabulary"),
         ("/v1/embeddings", {"input": [[]]}, "no tokens"),
-        ("/v1/embeddings", {"input": "a", "dimensions": HIDDEN + 1}, "dimensions"),
+        ("/v1/embeddings", {"input": "a", "dimensions": HIDDEN + 1}, f"1 to {HIDDEN}"),
         ("/v1/embeddings", {"input": "a", "encoding_format": "f16"}, "encoding_format"),
         ("/v1/embeddings", {"input": ["a " * (CONTEXT + 1)]}, "tokens"),
         ("/v1/embeddings", {"input": "a", "model": "other"}, "other"),
@@ -145,3 +156,97 @@ def test_documents_are_ranked(ranks: tuple[Post, Engine]) -> None:
     scored = post("/v1/score", {"text_1": query, "text_2": documents}).json()["data"]
     np.testing.assert_array_equal([each["score"] for each in scored], wanted)
     assert "no embeddings" in post("/v1/embeddings", {"input": "a"}).json()["error"]["message"]
+
+
+#: Good requests, by endpoint of the table of fields.
+BODIES = {
+    EMBEDDINGS: ("/v1/embeddings", {"input": "a"}),
+    OLLAMA_EMBED: ("/api/embed", {"input": "a"}),
+    RERANK: ("/v1/rerank", {"query": "a", "documents": ["a"]}),
+    SCORE: ("/v1/score", {"text_1": "a", "text_2": "a"}),
+}
+
+
+@pytest.mark.parametrize("endpoint", BODIES)
+def test_fields_are_served_refused_or_without_effect_as_the_table_says(
+    embeds: tuple[Post, Engine], ranks: tuple[Post, Engine], endpoint: str
+) -> None:
+    post, _ = embeds if endpoint in (EMBEDDINGS, OLLAMA_EMBED) else ranks
+    path, body = BODIES[endpoint]
+    fields = [field for field in FIELDS if endpoint in field.endpoints]
+    assert {field.handling for field in fields} >= {Handling.SERVED, Handling.NO_EFFECT}
+    passing: Any = {}
+    for field in fields:
+        if field.handling is Handling.NO_EFFECT:
+            passing[field.name] = [[{}]]
+            continue
+        wrong = post(path, {**body, field.name: [[{}]]})
+        assert wrong.status_code == 400, field.name
+        assert field.name in str(wrong.json()["error"])
+        if field.handling is Handling.REFUSED:
+            assert field.note in wrong.json()["error"]["message"]
+            passing[field.name] = field.neutral[-1] if field.neutral else None
+    assert post(path, {**body, **passing}).status_code == 200
+
+
+def _service(engine: Engine) -> EmbeddingService:
+    return EmbeddingService(
+        engine, EngineModel(engine, ["tiny"], engine.encoder.context, Defaults())
+    )
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Engine:
+    path = write_encoder(tmp_path / "tiny.gguf")
+    return Engine.open(path, device="emulator", chunk=64, cache_folder=None)
+
+
+def _asked(*texts: tuple[int, ...]) -> Embeds:
+    return Embeds(lambda rows, tokens: {}, texts)
+
+
+def test_a_large_request_leaves_room_for_others_and_ends_when_it_is_cancelled(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps have 64 rows: 16 texts of four tokens."""
+    steps: list[int] = []
+    begun, goes_on = threading.Event(), threading.Event()
+    encode = engine.encoder.encode
+
+    def noted(texts: Any, pooling: Any = None) -> Any:
+        steps.append(len(texts))
+        begun.set()
+        assert goes_on.wait(30)
+        return encode(texts, pooling)
+
+    monkeypatch.setattr(engine.encoder, "encode", noted)
+    rows = engine.encoder.settings.rows
+    a_step = rows // 4
+    large = [(BEGIN, 4 + number % 8, 5, END) for number in range(2 * a_step + 1)]
+
+    async def ask() -> None:
+        service = _service(engine)
+        first = asyncio.create_task(service.embed(_asked(*large)))
+        await asyncio.to_thread(begun.wait, 30)
+        second = asyncio.create_task(service.embed(_asked((5,), (6,))))
+        dropped = asyncio.create_task(service.embed(_asked(*large)))
+        while (await service.metrics()).queued < 2:
+            await asyncio.sleep(0.01)
+        dropped.cancel()
+        await asyncio.gather(dropped, return_exceptions=True)
+        goes_on.set()
+        found, tokens = await first
+        assert tokens == 4 * len(large)
+        short, _ = await second
+        await service.drain()
+        monkeypatch.undo()
+        np.testing.assert_allclose(found, engine.embed(large), atol=2e-3)
+        np.testing.assert_allclose(short, engine.embed([[5], [6]]), atol=2e-3)
+        await service.close()
+        with pytest.raises(BusyError, match="ends"):
+            await service.embed(_asked((5,)))
+
+    asyncio.run(ask())
+    assert steps[0] == a_step
+    assert sum(steps) == len(large) + 2
+    assert 3 <= len(steps) <= 4

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import re
+import socket
 import ssl
 import time
 from collections.abc import Callable, Iterator
@@ -18,6 +20,7 @@ from tests.model.serve.serve_process import CHAT, HI
 from urdir.model.errors import ModelError
 from urdir.model.serve import server as serving
 from urdir.model.serve.access import Tls
+from urdir.model.serve.connections import accept
 from urdir.model.serve.logs import LogSettings
 from urdir.model.serve.metrics import ServerMetrics
 
@@ -181,3 +184,19 @@ def test_files_of_deployments_have_flags_that_there_are() -> None:
                     assert flag in parser.flags, (path.name, flag)
                     found += 1
     assert found > 5
+
+
+def test_a_client_that_shakes_no_hands_does_not_hold_up_the_end() -> None:
+    context = Tls(TLS / "certificate.pem", TLS / "key.pem").context()
+
+    async def run() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            accepting = asyncio.create_task(accept(listener, asyncio.Protocol, context))
+            with socket.create_connection(listener.getsockname()) as client:
+                client.setblocking(False)
+                await asyncio.sleep(0.05)
+                accepting.cancel()
+                await asyncio.wait_for(asyncio.wait([accepting]), 2)
+                assert await asyncio.get_running_loop().sock_recv(client, 1) == b""
+
+    asyncio.run(run())

@@ -92,6 +92,8 @@ def test_numbers_of_replicas(text: str, span: tuple[int, int]) -> None:
         (["--ray", "--gpus", "0,1"], "--gpus by number with --ray: Ray chooses them"),
         (["--ray", "--device", "cuda:1"], "device cuda:1 with --ray: Ray chooses the GPU"),
         (["--ray", "--port", "0"], "--port 0 with --ray: give the port"),
+        (["--ray", "--drain", "0"], "--drain with --ray: Ray's own server does that"),
+        (["--ray", "--ssl-cert-file", "c"], "--ssl-cert-file with --ray"),
     ],
 )
 def test_what_flags_refuse(

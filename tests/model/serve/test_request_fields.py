@@ -51,11 +51,13 @@ BY_NAME = {(endpoint, field.name): field for field in FIELDS for endpoint in fie
 
 
 def fields_of(handling: Handling) -> list[tuple[str, str]]:
-    """Endpoints and fields. What all endpoints read by the same code is tried with two of them."""
+    """Endpoints and fields. What all endpoints read by the same code is tried with two of them;
+    those of embeddings are in `test_embeddings.py`."""
     return [
         key
         for key, field in BY_NAME.items()
         if field.handling is handling
+        and key[0] in BODIES
         and not (field.endpoints == ALL and key[0] in (MESSAGES, RESPONSES, NATIVE))
     ]
 

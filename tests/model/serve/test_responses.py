@@ -80,6 +80,19 @@ def test_a_stream_has_the_events_of_the_client_library(server: Any, calls: bool)
         assert stream.get_final_response().output_text == "".join(texts)
 
 
+def test_a_call_that_breaks_off_is_text(server: Any) -> None:
+    server.model.answer_format = HERMES
+    server.service.answer = '<tool_call>{"name": "weather", "arguments": {"city": "Ur" oops'
+    found = list(ask(server, stream=True, tools=TOOLS))
+    done = [event.item for event in found if event.type == "response.output_item.done"]
+    assert [(item.type, item.status) for item in done] == [
+        ("function_call", "incomplete"),
+        ("message", "completed"),
+    ]
+    assert [item.type for item in found[-1].response.output] == ["message"]
+    assert ask(server, tools=TOOLS).output_text == server.service.answer
+
+
 def bare(item: Any) -> dict[str, Any]:
     return dict(item.model_dump(exclude={"id", "call_id"}))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import re
 from collections.abc import Iterable
 from dataclasses import replace
@@ -270,6 +271,87 @@ def test_the_cut_of_the_text_does_not_matter(name: str) -> None:
         assert part(form, pieces, prompt) == part(form, [text], prompt)
 
     check()
+
+
+@pytest.mark.parametrize(("name", "prompt", "answer", "expected"), ANSWERS)
+def test_what_is_put_aside_comes_back(
+    name: str, prompt: str, answer: str, expected: list[Delta], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where a call breaks off, and all its text is content."""
+    whole = [part(FORMATS[name], [answer[:cut]], prompt) for cut in range(len(answer))]
+    monkeypatch.setattr("urdir.model.text.source._LONG", 1)
+    assert part(FORMATS[name], answer, prompt) == expected
+    assert [part(FORMATS[name], answer[:cut], prompt) for cut in range(len(answer))] == whole
+
+
+LONG = {
+    "qwen3": ('<tool_call>{"name": "f", "arguments": {"a": "', '<tool_call>{"arguments": {"a": ["',
+              '<tool_call>{"name": "f", "arguments": {', "<think>", "Hello"),
+    "qwen3-coder": ("<tool_call>\n<function=f>\n<parameter=a>\n", "<tool_call>\n<function=f>\n"),
+    "gpt-oss": ('<|channel|>commentary to=functions.f<|message|>{"a": "', "<|channel|>analysis"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("piece", ["word", "1, ", "    ", "\n"])
+@pytest.mark.parametrize("name", LONG)
+def test_a_token_costs_no_more_after_a_long_text(name: str, piece: str) -> None:
+    """What is searched and copied with each token stays short."""
+    for start in LONG[name]:
+        parser = AnswerParser(FORMATS[name], tools=TOOLS)
+        parser.push(start)
+        for _ in range(6000):
+            parser.push(piece)
+        splitters = (parser._rest, getattr(parser._rest, "_call", None))
+        sources = [getattr(each, "_source", None) for each in splitters]
+        assert all(len(source.text) < 4000 for source in sources if source), start
+        assert len(parser._thoughts.held if parser._thoughts else "") < 4000, start
+
+
+@pytest.mark.parametrize(("name", "prompt", "answer", "expected"), ANSWERS)
+def test_much_white_space(name: str, prompt: str, answer: str, expected: list[Delta]) -> None:
+    """Its cut does not matter either; it is text beyond what belongs to a tag."""
+    for text in (" " * 1500 + answer, "So" + " " * 1500 + answer, answer + "\n" * 1500):
+        assert part(FORMATS[name], text, prompt) == part(FORMATS[name], [text], prompt)
+
+
+def test_a_call_in_the_channel_of_reasoning_that_breaks_off_is_content() -> None:
+    text = '<|channel|>analysis to=functions.f<|message|>{"a": "1" oops, no more'
+    assert part(FORMATS["gpt-oss"], [text]) == part(FORMATS["gpt-oss"], text) == [say(text)]
+
+
+def test_numbers_that_json_cannot_hold_are_no_arguments() -> None:
+    text = '<tool_call>{"name": "g", "arguments": {"x": -1e999}}</tool_call>'
+    assert part(FORMATS["qwen3"], [text]) == [say(text)]
+
+
+def test_arguments_under_two_names_are_one_call() -> None:
+    text = '{"name": "g", "parameters": {"x": 1}, "arguments": {"x": 2}}'
+    deltas = part(FORMATS["qwen3"], f"<tool_call>{text}</tool_call>")
+    assert deltas == [call(0, "g", '{"x": 1}')]
+
+
+def test_types_are_found_behind_references() -> None:
+    """As pydantic writes enumerations and optional fields."""
+    schema = {
+        "properties": {
+            "kind": {"$ref": "#/$defs/Kind"},
+            "size": {"allOf": [{"$ref": "#/$defs/Size"}], "default": 1},
+            "more": {"anyOf": [{"$ref": "#/$defs/Size"}, {"type": "null"}]},
+            "loop": {"$ref": "#/$defs/Loop"},
+        },
+        "$defs": {
+            "Kind": {"enum": ["1", "2"]},
+            "Size": {"type": "integer"},
+            "Loop": {"anyOf": [{"$ref": "#/$defs/Loop"}, {"$ref": "#/$defs/Loop"}]},
+        },
+    }
+    values = {"kind": "1", "size": "2", "more": "null", "loop": '"x"'}
+    pairs = "".join(f"<parameter={k}>\n{v}\n</parameter>\n" for k, v in values.items())
+    text = f"<tool_call>\n<function=f>\n{pairs}</function>\n</tool_call>"
+    [found] = part(FORMATS["qwen3-coder"], [text], tools={"f": schema})
+    assert found.tool_call is not None
+    read = json.loads(found.tool_call.arguments_piece)
+    assert read == {"kind": "1", "size": 2, "more": None, "loop": "x"}
 
 
 @pytest.mark.parametrize("name", FORMATS)

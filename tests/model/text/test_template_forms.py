@@ -209,6 +209,33 @@ def test_templates_without_calls_and_templates_that_fail() -> None:
     assert find_answer_format("tool_calls <think></think>", fails).is_generic
 
 
+_WRITTEN = '{"name": "fn_alpha", "arguments": {"key_one": "val uno", "key_two": 4711}}'
+HOSTILE = {
+    "deep objects": '{"a":' * 12_000,
+    "braces": "{" * 60_000,
+    "a long word": "a" * 60_000 + " ",
+    "names": "fn_alpha" * 8_000 + "key_one=val uno",
+    "a long text": " " * (1 << 20) + _WRITTEN,
+    "an escaped name": _WRITTEN.replace("fn_a", "\\u0066n_a"),
+    "half a character": "\ud800" + _WRITTEN,
+    "escaped arguments": json.dumps({"name": "fn_alpha", "arguments": '{"key_one":"val uno",'
+                                     '"key_two":4711}'}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_templates_that_write_anything_have_no_form_of_calls(name: str) -> None:
+    """No error, and little time: another process renders them, but this one reads the text."""
+
+    def render(turns: list[Any], tools: Any, variables: Any) -> str:
+        plain = f"{HOSTILE['a long word']}{turns[-1]['content']}"
+        return HOSTILE[name] if "tool_calls" in turns[-1] else plain
+
+    start = time.process_time()
+    assert find_answer_format("tool_calls", render).calls is GENERIC
+    assert time.process_time() - start < 2
+
+
 def test_a_template_that_exceeds_its_limits_is_not_tried_again(demo_file: Path) -> None:
     loop = "{% for i in range(10 ** 5) %}"
     endless = f"{{# tool_calls #}}{loop}{loop}{{% endfor %}}{{% endfor %}}"

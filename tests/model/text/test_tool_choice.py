@@ -31,12 +31,15 @@ TOOLS = {
         "type": "object",
         "properties": {
             "a": {"type": "string", "maxLength": 5},
-            "kind": {"enum": ["red", "blue"]},
+            "kind": {"$ref": "#/$defs/kind"},
             "list": {"type": "array", "items": {"$ref": "#/$defs/number"}, "maxItems": 2},
         },
         "required": ["kind", "list"],
         "additionalProperties": False,
-        "$defs": {"number": {"type": "integer", "minimum": 0, "maximum": 9}},
+        "$defs": {
+            "number": {"type": "integer", "minimum": 0, "maximum": 9},
+            "kind": {"enum": ["red", "blue"]},
+        },
     },
     "g-2": {"properties": {}, "additionalProperties": False},
 }

@@ -241,3 +241,102 @@ def test_right_to_left_and_labels(page: Browser, server: Any) -> None:
         "!e.hidden && !(e.textContent.trim() || e.ariaLabel || e.labels?.length)).length"
     )
     assert unnamed == 0
+
+
+_NODE = '{"id": "b", "role": "user", "content": "x", "parent": null'
+
+
+@pytest.mark.parametrize(
+    ("leaf", "node"),
+    [
+        ("b", '{"id": "b", "role": "constructor", "content": "x", "parent": null}'),
+        ("b", f'{_NODE}, "files": [{{"name": "x"}}]}}'),
+        ("b", f'{_NODE}, "files": 3}}'),
+        ("b", f'{_NODE}, "calls": {{"length": 1}}}}'),
+        ("b", f'{_NODE}, "used": "x"}}'),
+        ("__proto__", f"{_NODE}}}"),
+    ],
+)
+def test_nodes_that_cannot_be_shown_are_refused(page: Browser, leaf: str, node: str) -> None:
+    export = (
+        f'{{"id": "a", "title": "t", "updated": 1, "leaf": "{leaf}", "nodes": {{"b": {node}}}}}'
+    )
+    said = page.run(
+        f"(() => {{ try {{ readExport({export!r}); }} catch (e) {{ return e.message; }} }})()"
+    )
+    assert said == "this is no export of conversations"
+
+
+def test_an_older_export_stays_beside_a_conversation(
+    page: Browser, server: Any, tmp_path: Path
+) -> None:
+    _ask(page, "apples")
+    exported = tmp_path / "all.json"
+    exported.write_text(page.run("JSON.stringify(conversations)"))
+    _ask(page, "pears", 2)
+    page.run("(() => { byId('imported').hidden = false; })()")
+    page.type("#imported", str(exported))
+    page.wait_for(lambda: page.texts("#conversations .title") == ["apples", "apples"])
+    assert page.run("conversations.map((c) => Object.keys(c.nodes).length)") == [4, 2]
+    page.type("#imported", str(exported))
+    _reload(page)
+    assert page.run("conversations.map((c) => Object.keys(c.nodes).length).sort()") == [2, 2, 4]
+
+
+def test_another_tab_keeps_what_this_one_kept(page: Browser, server: Any) -> None:
+    """What it writes is shown here, so that this tab does not write over it."""
+    _ask(page, "apples")
+    theirs = "const theirs = structuredClone(chat), tab = new BroadcastChannel('urdir');"
+    page.run(
+        f"(() => {{ {theirs} addNode(theirs, theirs.leaf, {{ role: 'user', content: 'pears' }});"
+        " tab.postMessage(theirs); })()"
+    )
+    page.wait_for(lambda: page.texts(".turn.user > .text") == ["apples", "pears"])
+    page.run(f"(() => {{ {theirs} theirs.nodes = {{}}; tab.postMessage(theirs); }})()")
+    page.wait_for(lambda: page.texts(".turn") == [])
+    assert page.texts("#conversations .title") == []
+
+
+def test_a_conversation_that_is_deleted_while_it_is_answered(page: Browser, server: Any) -> None:
+    server.service.delay = 0.2
+    page.type("#input", "apples" + ENTER)
+    page.wait_for(lambda: page.run("running && chat.nodes[chat.leaf].content"))
+    page.run("listActions.remove(chat)")
+    page.wait_for(lambda: page.texts("#conversations .title") == [])
+    page.run("new Promise((done) => setTimeout(done, 50))")
+    assert page.run("conversations.length") == 0
+    assert page.run("keptConversations()") == []
+
+
+def test_an_answer_that_is_stopped_for_another_leaves_that_one_shown(
+    page: Browser, server: Any
+) -> None:
+    _ask(page, "apples")
+    server.service.delay = 10
+    page.type("#input", "pears" + ENTER)
+    page.wait_for(lambda: page.run("running !== null"))
+    server.service.delay = 0
+    page.press("Again")
+    page.wait_for(lambda: page.run("running === null"))
+    assert page.run("shownPath(chat).map((node) => node.role)") == ["user", "assistant"]
+    assert page.run("chat.leaf === continuations(chat, shownPath(chat)[0].id)[1].id")
+
+
+def test_a_browser_that_stores_nothing(page: Browser, server: Any) -> None:
+    """The page works where the storage of settings is refused."""
+    refuses = "get() { throw new DOMException('refused', 'SecurityError'); }"
+    added = page.devtools(
+        "Page.addScriptToEvaluateOnNewDocument",
+        source="for (const name of ['localStorage', 'sessionStorage', 'indexedDB'])"
+        f" Object.defineProperty(window, name, {{ {refuses} }});",
+    )
+    try:
+        page.open(server.url)
+        assert _ask(page, "What is 2 plus 3?") == "2 plus 3 is 5."
+        page.run(
+            "(() => { const limit = byId('limit'); limit.value = 4;"
+            " limit.dispatchEvent(new Event('change')); })()"
+        )
+        assert page.run("settingsOfRequest().max_tokens") == 4
+    finally:
+        page.devtools("Page.removeScriptToEvaluateOnNewDocument", **added)

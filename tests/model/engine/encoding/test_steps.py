@@ -1,0 +1,84 @@
+"""Steps of texts: as many short ones as there are rows, more than a step takes, wrong ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.model.tiny_encoder import CONTEXT, HIDDEN, write_encoder
+from urdir.model.engine.encoding.budget import DEFAULT_TEXT, LARGEST_STEP, EncoderSettings
+from urdir.model.engine.encoding.encoder import Encoder
+from urdir.model.engine.encoding.step import MOST_TEXTS, text_bucket
+from urdir.model.engine.engine import Engine
+from urdir.model.errors import SettingsError, UnsupportedError
+from urdir.model.families.placement import Placement
+from urdir.model.memory.draft_settings import DraftSettings
+from urdir.ptxgen.kernels.pool_rows import PoolRows
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    path = write_encoder(tmp_path_factory.mktemp("steps") / "tiny.gguf")
+    with Engine.open(path, device="emulator", chunk=64, cache_folder=None) as opened:
+        yield opened
+
+
+@pytest.mark.parametrize(("rows", "texts"), [(72, 72), (72, 200), (64, 60)])
+def test_texts_of_one_token_fill_a_step(engine: Engine, rows: int, texts: int) -> None:
+    """There are as many texts as rows; no power of four is."""
+    wanted = engine.embed([[5], [6]], normalize=False)
+    with Encoder(engine.device, engine.weights, EncoderSettings(CONTEXT, rows)) as encoder:
+        found = encoder.encode([[5 + number % 2] for number in range(texts)])
+    assert found.shape == (texts, HIDDEN)
+    np.testing.assert_allclose(found, np.resize(wanted, (texts, HIDDEN)), atol=2e-3)
+
+
+@pytest.mark.parametrize("rows", [8, 72, 8192, 131072])
+def test_a_step_has_no_more_texts_than_rows_and_than_kernels_take(rows: int) -> None:
+    most = min(rows, MOST_TEXTS)
+    counts = [text_bucket(texts, rows) for texts in range(1, most + 1)]
+    assert all(texts <= of <= most for texts, of in enumerate(counts, 1))
+    assert len(set(counts)) < 9
+    PoolRows(cols=8, height=rows, rows=most)  # refuses more than a grid has
+
+
+def test_texts_are_as_long_as_kernels_have_rows(engine: Engine) -> None:
+    long = replace(engine.config, context_length=131072)
+    for settings in (
+        EncoderSettings.of(long, 0),
+        EncoderSettings.of(long, LARGEST_STEP),
+        EncoderSettings.of(long, None, 100_000),
+    ):
+        assert settings.rows == LARGEST_STEP
+    assert EncoderSettings.of(long, None).context == DEFAULT_TEXT
+    with pytest.raises(SettingsError, match="131072 tokens: up to"):
+        EncoderSettings.of(long, 131072)
+
+
+@pytest.mark.parametrize("texts", [[1, 2, 3], [[]], [[16]], [[-1]], [[2.5]], [None]])
+def test_texts_that_are_none_are_refused(engine: Engine, texts: Any) -> None:
+    with pytest.raises(SettingsError, match=r"^text 0 "):
+        engine.embed(texts)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"device_memory": 1 << 30}, "host memory"),
+        ({"placement": Placement(gpu_layers=1)}, "host memory"),
+        ({"drafts": DraftSettings()}, "drafts"),
+        ({"max_adapters": 2}, "adapters"),
+        ({"gpus": 2}, "several GPUs"),
+    ],
+)
+def test_options_without_effect_are_refused(
+    tmp_path: Path, options: dict[str, Any], says: str
+) -> None:
+    path = write_encoder(tmp_path / "tiny.gguf")
+    with pytest.raises(UnsupportedError, match=f"embeddings with .*{says}"):
+        Engine.open(path, device="emulator", cache_folder=None, **options)
