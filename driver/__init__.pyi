@@ -1,8 +1,11 @@
 from . import diff as diff
 from . import execute as execute
+from .array import DeviceArray as DeviceArray
+from .array import borrow as borrow
 from .bindings import emulated as emulated
 from .compare import Deviation as Deviation
 from .compare import MismatchError as MismatchError
+from .cubin import CubinKernel as CubinKernel
 from .device import Device as Device
 from .device import Probe as Probe
 from .device import probe as probe

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
@@ -65,8 +65,8 @@ class Compilers:
                 if key not in self._results:
                     self._results[key] = self._threads.submit(self._compiled, kernel)
             results = [self._results[key] for key in kernels]
-        wait(results)
-        return all(not result.cancelled() and result.result() for result in results)
+        done = [_succeeded(result) for result in results]
+        return all(done)
 
     def close(self) -> None:
         """End the processes; what waits for them goes on. Idempotent."""
@@ -119,6 +119,14 @@ class Compilers:
                 self._processes.append(process)
                 return process
         return None
+
+
+def _succeeded(result: Future[bool]) -> bool:
+    """Wait for a kernel (`concurrent.futures.wait` never returns where a pool's end cancels it)."""
+    try:
+        return result.result()
+    except CancelledError:
+        return False
 
 
 def write(pipe: IO[bytes], kernel: Kernel) -> None:

@@ -237,7 +237,8 @@ class Owned:
             self.device.context.destroy(self._destroy, handle, what, quiet)
 
     def hold(self) -> None:
-        """Mark it as needed by another object (a graph): `close` is refused."""
+        """Mark it as needed by another object (a graph, an array of another library): `close` is
+        refused."""
         _ = self.handle
         self._holds += 1
 
@@ -250,8 +251,8 @@ class Owned:
     def _check_unused(self) -> None:
         if self._holds:
             raise LifetimeError(
-                f"{self.kind} {self.name!r} is held by {self._holds} recorded graph(s): "
-                "close them first"
+                f"{self.kind} {self.name!r} is held by {self._holds} recorded graph(s) or arrays "
+                "of other libraries: close or delete them first"
             )
 
     def _destroy(self, handle: Any) -> Any:

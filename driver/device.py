@@ -222,7 +222,8 @@ class Device:
         free, _ = self.memory_info()
         if self._limit is None:
             return free
-        return max(0, min(free, self._limit - (self._free_at_first - free)))
+        used = max(0, self._free_at_first - free)  # less if another process has freed some since
+        return max(0, min(free, self._limit - used))
 
     def allocate(self, nbytes: int, name: str) -> Buffer:
         """Allocate ``nbytes`` bytes, contents undefined. Raises OutOfMemoryError."""

@@ -343,9 +343,10 @@ class PinnedBuffer(Owned):
         api = self.device.api
         if self._mapped is None:
             return api.cuMemFreeHost(handle)
+        waited = api.cuCtxSynchronize()  # copies may run, and the pages are unmapped next
         result = api.cuMemHostUnregister(handle)
         self._mapped = None
-        return result
+        return waited if int(waited[0]) else result
 
 
 def map_touched(nbytes: int) -> npt.NDArray[np.uint8] | None:

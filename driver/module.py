@@ -14,6 +14,7 @@ from urdir.driver.apart import Compilers
 from urdir.driver.cache import CubinCache
 from urdir.driver.compile import compile_ptx, image_of, is_whole
 from urdir.driver.context import OpenDevice, Owned
+from urdir.driver.cubin import CubinKernel
 from urdir.driver.errors import (
     CudaError,
     LaunchError,
@@ -26,6 +27,7 @@ from urdir.driver.kernel import Kernel, signature
 from urdir.driver.limits import check_limits
 from urdir.driver.parallel import in_threads
 from urdir.driver.ptx_files import PtxFiles
+from urdir.ptxgen.ptx.origin import digest, origins, remember
 
 #: Kernels that threads of this process compile beside launches: the next steps of an answer alone
 #: need them sooner than another process starts. More are of a new shape of a service, whose steps
@@ -128,7 +130,10 @@ class ModuleCache:
                     check_limits(kernel, device.properties)
                     new[key] = kernel
             for key, kernel in new.items():
-                if found := self._from_disk(kernel, key, device):
+                if isinstance(kernel, CubinKernel):
+                    image = _load_image(device.api, kernel.cubin, kernel)
+                    self._loaded[key] = LoadedKernel(device, kernel, image)
+                elif found := self._from_disk(kernel, key, device):
                     self._loaded[key] = found
             unknown = [(kernel, key) for key, kernel in new.items() if self._is_new(key)]
             made = itertools.count(1)
@@ -146,7 +151,8 @@ class ModuleCache:
     def compile_beside(self, kernels: Sequence[Kernel], device: OpenDevice) -> None:
         """Have other processes compile kernels; see `Device.compile_beside`."""
         target, compilers = device.native_target, self.compilers
-        keyed = {kernel.key(target): kernel for kernel in kernels}
+        texts = (kernel for kernel in kernels if not isinstance(kernel, CubinKernel))
+        keyed = {kernel.key(target): kernel for kernel in texts}
         unknown = {key: kernel for key, kernel in keyed.items() if self._is_unknown(key)}
         is_few = compilers is None and len(unknown) <= _FEW
         if is_few or self._disk is None:  # only what would hold up launches
@@ -191,7 +197,7 @@ class ModuleCache:
         device.context.make_current()
         self._loaded[text.key] = self._build(text.kernel, text.key, text.ptx, device)
         if self._disk is not None and not text.is_edited:
-            self._disk.remember(text.key, _hash(text.ptx))
+            self._disk.remember(text.key, digest(text.ptx))
 
     def _from_disk(self, kernel: Kernel, key: str, device: OpenDevice) -> LoadedKernel | None:
         """Load a kernel from its cached cubin, without rendering its PTX.
@@ -203,6 +209,8 @@ class ModuleCache:
         if self._disk is None or (ptx_hash := self._disk.ptx_hash(key)) is None:
             return None
         cubin_key = self._cubin_key(ptx_hash)
+        target = device.native_target
+        remember(ptx_hash, lambda _: origins(kernel.ptx(target)))
         return self._load_cached(kernel, cubin_key, self._disk.get(cubin_key), device)
 
     def _load_cached(
@@ -220,7 +228,7 @@ class ModuleCache:
 
     def _build(self, kernel: Kernel, key: str, ptx: str, device: OpenDevice) -> LoadedKernel:
         """Load a kernel from its PTX; its cubin may be on disk."""
-        cubin_key = self._cubin_key(_hash(ptx))
+        cubin_key = self._cubin_key(digest(ptx))
         cubin = self._disk.get(cubin_key) if self._disk is not None else None
         found = self._load_cached(kernel, cubin_key, cubin, device)
         if found is None or cubin is None:
@@ -237,10 +245,6 @@ class ModuleCache:
 
     def _cubin_key(self, ptx_hash: str) -> str:
         return hashlib.sha256(f"{ptx_hash}\n{self._identity}".encode()).hexdigest()
-
-
-def _hash(ptx: str) -> str:
-    return hashlib.sha256(ptx.encode()).hexdigest()
 
 
 def _load_image(api: Any, cubin: bytes, kernel: Kernel) -> Any:

@@ -12,7 +12,9 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import inspect
+import os
 import pkgutil
+import sys
 from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 from types import MappingProxyType
@@ -40,7 +42,8 @@ def kernels() -> Mapping[str, type[KernelSpec]]:
 
 
 def kernel(name: str) -> type[KernelSpec]:
-    """The spec class of the kernel ``name``, or the class that "package.module:Class" names.
+    """The spec class of the kernel ``name``, or the class that "package.module:Class" names, of an
+    installed package or one in the current folder.
 
     Raises SettingError, with similar names.
     """
@@ -56,6 +59,8 @@ def kernel(name: str) -> type[KernelSpec]:
 
 def _of_module(name: str) -> type[KernelSpec]:
     module, _, attribute = name.partition(":")
+    if (here := os.getcwd()) not in sys.path:  # the script `urdir` starts without it
+        sys.path.append(here)  # last, so that no file there hides a module
     try:
         value = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError, ValueError) as exc:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import Enum
+from functools import partial
 from typing import Any, ClassVar, Self, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from urdir.ptxgen.errors import PtxgenError, SettingError
+from urdir.ptxgen.ptx.origin import digest, remember
 from urdir.ptxgen.target import Target, since
 
 Array = npt.NDArray[Any]
@@ -302,7 +304,15 @@ class KernelSpec:
         """
         from urdir.ptxgen.render.frame import render  # late: a key needs no Jinja
 
-        return render(self, Target.parse(self._target(device)))
+        target = Target.parse(self._target(device))
+        text = render(self, target)
+        remember(digest(text), partial(self._template_lines, target))
+        return text
+
+    def _template_lines(self, target: Target, text: str) -> Sequence[str]:
+        from urdir.ptxgen.render.lines import template_lines
+
+        return template_lines(self, target, text)
 
     def _target(self, device: str) -> str:
         target = self.target_on(device)

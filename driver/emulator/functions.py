@@ -30,7 +30,7 @@ class Function:
     """A kernel in a loaded module.
 
     ``program`` is what the machine runs, ``symbols`` the addresses of the module's variables,
-    ``module`` the module's handle.
+    ``module`` the module's handle, ``text`` its PTX.
     """
 
     def __init__(
@@ -40,11 +40,13 @@ class Function:
         symbols: Mapping[str, int],
         module: int,
         device: DeviceProperties,
+        text: str,
     ) -> None:
         self.name = program.name
         self.program = program
         self.symbols = symbols
         self.module = module
+        self.text = text
         self.device = device
         self.max_dynamic_shared = max(0, STATIC_SHARED_LIMIT - program.static_shared_bytes)
         self.shared_carveout = -1  # percent; -1: no preference

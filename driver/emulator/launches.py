@@ -18,6 +18,7 @@ from urdir.driver.emulator.machine.memory import Memory
 from urdir.driver.emulator.scheduler import Task
 from urdir.driver.emulator.state import Driver
 from urdir.driver.emulator.streams import enqueue, stream_of
+from urdir.ptxgen.ptx.origin import with_origins
 
 _ATTRIBUTE = cuda.CUlaunchAttributeID
 
@@ -48,13 +49,19 @@ class KernelRun:
         return self.done
 
     def _run(self, grid: GridExecution) -> None:
-        if grid.run() is Status.DONE:
+        try:
+            status = grid.run()
+        except KernelFault as fault:
+            message = with_origins(fault.message, self._launch.function.text)
+            raise KernelFault(fault.code, message) from fault
+        if status is Status.DONE:
             self.done = True
             self._grid = None
 
     def describe(self) -> str:
         """The kernel, and what it waits for."""
         waits = self._grid.waits_for() if self._grid is not None else "not begun"
+        waits = with_origins(waits, self._launch.function.text)
         return f"kernel {self._launch.name}: {waits}"
 
     def _create(self, dependencies_pending: bool) -> GridExecution:

@@ -125,7 +125,14 @@ def cuModuleGetFunction(driver: Driver, hmod: Any, name: Any) -> Any:
     if wanted not in module.functions:
         unit = module.unit
         program = unit.programs[wanted]
-        function = Function(unit.module, program, module.symbols, module.handle, driver.properties)
+        function = Function(
+            unit.module,
+            program,
+            module.symbols,
+            module.handle,
+            driver.properties,
+            unit.image.ptx,
+        )
         module.functions[wanted] = driver.context.functions.add(function)
     return cuda.CUfunction(module.functions[wanted])
 

@@ -26,6 +26,7 @@ EXAMPLES = """\
   urdir bench model.gguf -p 0 -npl 1,32 --lora 16x8   each sequence with one of eight adapters
   urdir bench model.gguf --gpus 2            a half of the model on each of two GPUs
   urdir bench model.gguf --profile --plot roofline.png   where the time of a decode step goes
+  urdir bench model.gguf --profile --trace out.json   the same launch by launch, for Perfetto
   urdir bench --kernels -o csv               single matrix-vector products
   urdir bench model.gguf --mixed 64,512 --mixed 256,512   prompts beside answers, and each alone
   urdir bench --shape bge-large --embed 512,128 --embed 1,32   embeddings of many texts, of one
@@ -100,6 +101,12 @@ def add_parser(commands: options.Subparsers) -> None:
         "--plot", type=Path, metavar="FILE.png", help="draw that profile, or --load"
     )
     parser.add_argument(
+        "--trace",
+        type=Path,
+        metavar="FILE.json",
+        help="write that profile of decode steps for ui.perfetto.dev, launch by launch",
+    )
+    parser.add_argument(
         "--draft",
         metavar="WHOSE",
         help="steps verify drafts of the next tokens: ngram drafts what followed the last tokens "
@@ -161,12 +168,16 @@ def run(args: argparse.Namespace) -> int:
 
     if args.plot:
         check_can_plot()
+    others = (args.kernels, args.startup, args.load, args.mixed, args.embed, args.second_turn)
+    if args.trace and any(others):
+        raise options.UsageError("--trace: only decode steps of a model are traced")
     if args.load is True:
         wanted = partial(replace, drafts=draft_settings(args), draft=draft_source(args))
         return bench_load.run_here(args, model_source(args), wanted)
     if args.load:
         return bench_load.run(args)
-    if args.gpus is not None and (args.kernels or args.startup or args.profile or args.plot):
+    alone = (args.kernels, args.startup, args.profile, args.plot, args.trace)
+    if args.gpus is not None and any(alone):
         raise options.UsageError("--gpus: of several GPUs only the speed of a model is measured")
     if args.kernels:
         return bench_sections.run_kernels(args)

@@ -6,7 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from urdir.model.commands import bench_report as report
 from urdir.model.commands import options
@@ -31,6 +31,7 @@ def run_model(args: argparse.Namespace) -> int:
     """Measure prompts and decoding; the exit code."""
     from urdir.model.measure.bench import BenchCase, BenchRow, FailedRow
     from urdir.model.measure.profile import ProfileRow, plot_roofline
+    from urdir.model.measure.trace import write_trace
 
     case = BenchCase(
         prompts=args.n_prompt,
@@ -45,7 +46,7 @@ def run_model(args: argparse.Namespace) -> int:
     kinds = (BenchRow, FailedRow)
     rows = report.Section("rows", report.ROW_COLUMNS, kinds, {**report.ROW_ROOM, "test": width})
     profiled = report.Section("profile", report.PROFILE_COLUMNS, (ProfileRow,))
-    has_profile = bool(args.profile or args.plot)
+    has_profile = bool(args.profile or args.plot or args.trace)
     run = _ModelRun(args, printer(args.output, [rows, profiled] if has_profile else [rows]), rows)
     try:
         for part in case.parts():
@@ -57,6 +58,8 @@ def run_model(args: argparse.Namespace) -> int:
     if run.conditions is not None and args.plot:
         title = f"decode step of {run.conditions.model} on {run.conditions.device}"
         plot_roofline(run.profile, run.conditions.read_gb_per_s * 1e9, title, args.plot)
+    if run.conditions is not None and args.trace:
+        write_trace(args.trace, run.trace, f"{run.conditions.model} on {run.conditions.device}")
     return 1 if run.has_failed or (args.falls and _tell_falls(run.rows)) else 0
 
 
@@ -80,6 +83,7 @@ class _ModelRun:
     rates: Rates | None = None
     conditions: report.Conditions | None = None
     profile: list[ProfileRow] = field(default_factory=list)
+    trace: list[dict[str, Any]] = field(default_factory=list)
     rows: list[BenchRow] = field(default_factory=list)
     has_failed: bool = False
 
@@ -91,8 +95,10 @@ class _ModelRun:
         at all, DriverError if the device is lost."""
         from urdir.driver.errors import DriverError
         from urdir.model.errors import ModelError
-        from urdir.model.measure.bench import FailedRow, bench, profile_step
+        from urdir.model.measure.bench import FailedRow, bench, time_step
+        from urdir.model.measure.profile import summarise
         from urdir.model.measure.streaming import LinkUse
+        from urdir.model.measure.trace import step_events
 
         try:
             engine = _open_engine(self.args, part)
@@ -116,7 +122,9 @@ class _ModelRun:
                 self._note_conditions(engine, rates)
                 self._show(row, progress)
             for count in part.sequences if has_profile else ():
-                self.profile += profile_step(engine.session, rates.read, count)
+                plan, timings = time_step(engine.session, count)
+                self.profile += summarise(plan, timings, rates.read, count)
+                self.trace += step_events(plan, timings, count, _step_name(count))
             self._note_conditions(engine, rates)
 
     def _note_conditions(self, engine: Engine, rates: Rates) -> None:
@@ -132,6 +140,10 @@ class _ModelRun:
             self.printing.add(self.conditions, self.section, [row])
         if self.args.output == "json" or not sys.stdout.isatty():
             progress.note(_line(row))
+
+
+def _step_name(sequences: int) -> str:
+    return "a decode step" + (f" of {sequences} sequences" if sequences > 1 else "")
 
 
 def _line(row: BenchRow | FailedRow) -> str:

@@ -215,9 +215,11 @@ class Parser(argparse.ArgumentParser):
             if not equals or name not in self.flags:
                 self.error(self._unknown_flag(name))
             return word
-        takes = action.nargs is None or (
-            action.nargs == "?" and rest and rest[0] in _choices(action)
-        )
+        takes = action.nargs is None
+        if action.nargs == "?" and action.choices:
+            takes = bool(rest) and rest[0] in action.choices
+            if not takes and action.const is not None:
+                return f"{word}={action.const}"  # alone, argparse takes a positional word for it
         return f"{word}={rest.popleft()}" if takes and rest else word
 
     def _unknown_flag(self, name: str) -> str:
@@ -235,7 +237,3 @@ class Parser(argparse.ArgumentParser):
 def _is_flag(word: str) -> bool:
     """Whether a word is a flag: not a number, and not "-", which means stdin."""
     return word.startswith("-") and word != "-" and not re.fullmatch(r"-\.?\d.*", word)
-
-
-def _choices(action: argparse.Action) -> Iterable[str]:
-    return action.choices or ()

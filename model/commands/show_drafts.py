@@ -58,7 +58,7 @@ def _nextn_facts(gguf: ModelFile) -> dict[str, Any]:
     from urdir.model.families.tapped import nextn_heads
     from urdir.model.memory.cache_shape import CacheShape
     from urdir.model.memory.session_settings import SessionSettings
-    from urdir.model.memory.weights import weight_sizes
+    from urdir.model.memory.weight_sizes import weight_sizes
 
     heads = gguf.metadata.get(f"{gguf.metadata.get('general.architecture')}.nextn_predict_layers")
     if not isinstance(heads, int) or isinstance(heads, bool) or heads < 1:

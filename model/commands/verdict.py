@@ -46,7 +46,7 @@ def verdict_of(gguf: ModelFile, args: argparse.Namespace) -> Verdict:
     from urdir.model.families.config import Config
     from urdir.model.measure.paper_device import paper_device
     from urdir.model.measure.streaming import Streaming
-    from urdir.model.memory.weights import shares_of
+    from urdir.model.memory.weight_sizes import shares_of
     from urdir.ptxgen.tools.gpus import DEFAULT_GPU, GPUS
 
     try:

@@ -1,1 +1,1 @@
-"""The built-in demo model and its draft."""
+"""The demo model and its draft, chat templates, and what `urdir ptx new` copies."""

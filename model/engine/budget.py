@@ -28,7 +28,8 @@ from urdir.model.memory.exchange import ExchangeShape
 from urdir.model.memory.recurrent_state import RecurrentShape
 from urdir.model.memory.session_settings import SessionSettings
 from urdir.model.memory.walk import Walk
-from urdir.model.memory.weights import STAGING_BYTES, Weights, weight_sizes
+from urdir.model.memory.weight_sizes import weight_sizes
+from urdir.model.memory.weights import STAGING_BYTES, Weights
 from urdir.model.memory.workspace import WorkspaceShape, kept_shape, outputs_nbytes
 from urdir.ptxgen.spec import ceil_div
 
@@ -231,6 +232,6 @@ class MemoryPlan:
                 f"(weights {self.weights:,}, KV cache {self.kv_cache:,}, recurrent states "
                 f"{self.recurrent:,}, workspace {self.workspace:,}, graphs {self.graphs:,}, "
                 f"staging {self.staging:,}), {free:,} available: a shorter context, fewer "
-                "sequences or a smaller model need less; Placement(fit=True) streams what does not "
-                "fit from host memory"
+                "sequences or a smaller model need less; on one GPU Placement(fit=True) streams "
+                "what does not fit from host memory"
             )

@@ -38,7 +38,8 @@ from urdir.model.families.gemma4_assistant import Gemma4Assistant, gemma4_assist
 from urdir.model.families.tapped import nextn_heads, tap, tapped
 from urdir.model.lower.paper import paper_weights
 from urdir.model.memory.draft_model import DraftModel
-from urdir.model.memory.weights import Weights, weight_sizes
+from urdir.model.memory.weight_sizes import weight_sizes
+from urdir.model.memory.weights import Weights
 from urdir.model.memory.workspace import saved
 from urdir.model.text.same_vocabulary import check_same_vocabulary
 

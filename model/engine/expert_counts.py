@@ -30,6 +30,8 @@ class ExpertCounts(Owner):
         self._weights, self._name = weights, model_digest(file)
         self._folder: PrivateFolder | None = None
         caches = [*weights.expert_caches.values()]
+        for cache in caches:
+            cache.state.fill(0)  # a load that ends early leaves no counts
         ends = np.cumsum([cache.experts for cache in caches])
         self._before = np.zeros(int(ends[-1]), np.float32)
         with contextlib.suppress(OSError, ValueError):

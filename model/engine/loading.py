@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from urdir.model.files.low_rank import Adapter
     from urdir.model.files.model_file import ModelFile
     from urdir.model.memory.draft_settings import DraftSettings
+    from urdir.model.memory.session_settings import SessionSettings
     from urdir.model.memory.weights import Weights
     from urdir.model.text.chat import ChatTemplate
     from urdir.model.text.tokenizer import Tokenizer
@@ -190,7 +191,8 @@ def _open_session(
     from urdir.model.engine.placing import placed
     from urdir.model.engine.session import Session
     from urdir.model.engine.speculation.model_source import Drafter
-    from urdir.model.memory.weights import Weights, shares_of
+    from urdir.model.memory.weight_sizes import shares_of
+    from urdir.model.memory.weights import Weights
 
     context = options.chosen_context(config)
     config = config.at_context(context)
@@ -206,19 +208,15 @@ def _open_session(
         given = [adapter for adapter, _ in adapters]
         room = room_for(config, given, element, options.max_adapters, options.max_adapter_rank)
         config = replace(config, adapters=room)
-    config = placed(config, file, devices, options)
+    with_draft = partial(_with_draft, pair, file)
+    config = placed(config, file, devices, options, with_draft)
     shares = shares_of(config, file, len(devices), options.split)
     ranks = [*zip(shares, devices, strict=True)]
     announce(devices[0], file)
-    wanted, model = options.session(*ranks[0], context), None
-    if pair is not None and wanted.drafts is not None:
-        tokens = 0 if pair.file is not None else _first_tokens(wanted.drafts, file, config)
-        model = replace(pair.model, tokens=tokens)
-        wanted = replace(wanted, drafts=pair.settings(wanted.drafts), draft_model=model)
     settings = fitting_settings(
         file,
         ranks,
-        wanted,
+        with_draft(options.session(*ranks[0], context)),
         memory_share=options.memory_share,
         fewer_sequences=options.sequences is None,
     )
@@ -226,6 +224,7 @@ def _open_session(
     _keep_counts(opening, options, file, weights[0])
     loaded = [(each, file) for each in weights]
     drafters: list[Drafter] = []
+    model = settings.draft_model
     if pair is not None and model is not None:
         for own, device in zip(tuple(weights), devices, strict=True):
             if pair.file is not None:
@@ -271,18 +270,19 @@ def _open_encoder(
     from urdir.model.memory.weights import Weights
 
     check_encodes(config)
+    on_host = options.placement is not None and bool(options.placement.on_host(config))
     refused = {
         "several GPUs": len(devices) > 1,
-        "drafts": options.drafts is not None,
+        "drafts": options.drafts is not None or options.draft is not None,
         "LoRA adapters": bool(options.adapters) or options.max_adapters is not None,
-        "weights in host memory": options.placement is not None
-        or options.device_memory is not None,
+        "weights in host memory": on_host,
     }
     if wanted := [name for name, is_wanted in refused.items() if is_wanted]:
         raise UnsupportedError(
             f"embeddings with {', '.join(wanted)} are not supported: leave that out"
         )
     device = devices[0]
+    device.limit_memory(options.device_memory)
     settings = EncoderSettings.of(
         config,
         options.context,
@@ -316,6 +316,15 @@ def _open_adapters(
     return [
         (open_adapter(path, file, interleaved=turned), scale) for path, scale in options.adapters
     ]
+
+
+def _with_draft(pair: Pair | None, file: ModelFile, settings: SessionSettings) -> SessionSettings:
+    """The settings with the draft model of a pair, if the session has drafts of one."""
+    if pair is None or settings.drafts is None:
+        return settings
+    tokens = 0 if pair.file is not None else _first_tokens(settings.drafts, file, pair.config)
+    model = replace(pair.model, tokens=tokens)
+    return replace(settings, drafts=pair.settings(settings.drafts), draft_model=model)
 
 
 def _first_tokens(drafts: DraftSettings, file: ModelFile, config: Config) -> int:
@@ -397,7 +406,7 @@ def _keep_counts(
 ) -> None:
     """Read how often cached experts were chosen in earlier runs; it is noted in the end."""
     folder = options.cache_folder
-    if folder is None or not weights.expert_caches:
+    if folder is None or not weights.expert_caches or options.random_routing is not None:
         return
     from urdir.model.cache_folder import user_cache_folder
     from urdir.model.engine.expert_counts import ExpertCounts

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -21,31 +21,40 @@ from urdir.model.families.placement import (
 )
 from urdir.model.families.stored import stored_in
 from urdir.model.memory.streamed import check_host
-from urdir.model.memory.weights import streamed_nbytes, weight_sizes
+from urdir.model.memory.weight_sizes import streamed_nbytes, weight_sizes
 
 if TYPE_CHECKING:
     from urdir.driver.device import Device
     from urdir.model.engine.options import EngineOptions
     from urdir.model.families.config import Config
     from urdir.model.files.model_file import ModelFile
+    from urdir.model.memory.session_settings import SessionSettings
 
 #: Of many users' sequences, so many have room for a whole context beside weights that fit.
 _WHOLE_SEQUENCES = 4
 
 
 def placed(
-    config: Config, file: ModelFile, devices: Sequence[Device], options: EngineOptions
+    config: Config,
+    file: ModelFile,
+    devices: Sequence[Device],
+    options: EngineOptions,
+    with_draft: Callable[[SessionSettings], SessionSettings] = lambda settings: settings,
 ) -> Config:
     """The description with the matrices in host memory that ``options.placement`` says; of each
-    device no more memory than these permit is used from now on. Raises
-    ModelError for too little host memory, UnsupportedError for several ``devices``."""
+    device no more memory than these permit is used from now on. ``with_draft`` adds the draft model
+    to the settings of a session.
+
+    Several ``devices`` stream nothing: ``fit`` has no effect there. Raises ModelError for too
+    little host memory, UnsupportedError for matrices in host memory for several devices.
+    """
     for device in devices:
         device.limit_memory(options.device_memory)
     config = replace(config, random_routing=options.random_routing)
     placement = options.placement or Placement()
     names = placement.on_host(config)
-    room = partial(_room, Place(file, config, devices[0]), options)
-    if placement.fit:
+    room = partial(_room, Place(file, config, devices[0]), options, with_draft)
+    if placement.fit and len(devices) == 1:
         names = fitting_names(file, config, names, room())
     if not names:
         return config
@@ -62,10 +71,15 @@ def placed(
     return config
 
 
-def _room(place: Place, options: EngineOptions) -> float:
+def _room(
+    place: Place,
+    options: EngineOptions,
+    with_draft: Callable[[SessionSettings], SessionSettings],
+) -> float:
     """Bytes of a device that a session as it is wanted leaves to weights; of many users', some
     sequences have room for a whole context."""
-    session = options.session(place.config, place.device, options.chosen_context(place.config))
+    context = options.chosen_context(place.config)
+    session = with_draft(options.session(place.config, place.device, context))
     if session.page_len:
         session = replace(session, shared_states=0 if options.memory_share else None)
         whole = (place.least_pages(session) or 1) * min(_WHOLE_SEQUENCES, session.sequences)

@@ -32,9 +32,10 @@ def adaptable(config: Config) -> Mapping[str, StoredMatrix]:
 
 def _matrices(op: Op) -> Iterator[Linear]:
     """The matrices of an operation that take adapters: not those of experts whose input is
-    weighted, nor of a router whose products are scaled."""
+    weighted, nor of a router whose products are scaled, nor one of several in a tensor, which the
+    adapter has one after the other."""
     if isinstance(op, Product):
-        yield op.of
+        yield from () if len(op.of.matrix.shape) > 2 else (op.of,)
     elif isinstance(op, Route) and op.router.norm_scale == 1.0:
         yield op.router.linear
     elif isinstance(op, Experts) and not op.weigh_input:

@@ -26,8 +26,9 @@ from urdir.ptxgen.kernels.join import Join
 if TYPE_CHECKING:
     from urdir.driver.memory import Slice
 
-#: Bytes of the scores of rows that are selected at once: a long prompt is cut by them.
-SCORES_NBYTES = 64 << 20
+#: Bytes of the scores of rows that are selected at once: a long prompt is cut by them, into parts
+#: of multiples of four rows, whose positions are 16-byte aligned.
+SCORES_NBYTES, ALIGNED_ROWS = 64 << 20, 4
 #: CTAs of `IndexScores` on an SM.
 _CTAS_PER_SM = 4
 #: Position and sequence of each row among the tokens that it has selected, u32.
@@ -132,7 +133,8 @@ def _append_selection(at: Lowering, of: Select) -> None:
     cache = _cache(at, of)
     table = {"block_table": cache["block_table"]} if layout.is_paged else {}
     rounds = not at.exact and index.dtype == "f16" and index.head_dim % 32 == 0
-    scores, each = at.work["index scores"], max(1, SCORES_NBYTES // (4 * keys))
+    scores, most = at.work["index scores"], SCORES_NBYTES // (4 * keys)
+    each = max(1, most // ALIGNED_ROWS) * ALIGNED_ROWS
     for first in range(0, rows.count, each):
         count = min(each, rows.count - first)
         ctas = max(1, _CTAS_PER_SM * at.limits.sms // count)

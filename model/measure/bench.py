@@ -22,7 +22,6 @@ from urdir.model.engine.session import Session
 from urdir.model.errors import ModelError
 from urdir.model.families.feed_forward import Mixture
 from urdir.model.families.stored import StoredMatrix, StoredVector, stored_in
-from urdir.model.measure.profile import ProfileRow, summarise
 from urdir.model.measure.timed_answers import Timing, fill, time_answer, time_decoding
 from urdir.model.memory.buckets import row_buckets
 from urdir.model.memory.cache_shape import CacheShape
@@ -397,9 +396,9 @@ def _spread(sequences: int, drafts: DraftSettings | None) -> int:
     return steps if drafts is None else (1 + drafts.most) * (steps + 1)
 
 
-def profile_step(session: Session, bandwidth: float, sequences: int = 1) -> Sequence[ProfileRow]:
-    """Time each launch of a greedy step of so many sequences, each after a prompt of one, by role;
-    the median of a few runs.
+def time_step(session: Session, sequences: int = 1) -> tuple[Plan, Sequence[execute.Timing]]:
+    """The plan of a greedy step of so many sequences, each after a prompt of one token, and the
+    time of each launch: the median of a few runs.
 
     Runs the step eagerly on the session, whose sequences are empty afterwards.
     """
@@ -408,5 +407,4 @@ def profile_step(session: Session, bandwidth: float, sequences: int = 1) -> Sequ
             steps.feed([0], sequence)
         session.parts.state.write_rows([(sequence, 0) for sequence in range(sequences)])
         bound = session.steps.bound(session.shapes.decode(sequences, 1, Output.GREEDY))
-        timings = execute.profile(bound, session.parts.device, stream, repeats=_PROFILED)
-    return summarise(bound.plan, timings, bandwidth, sequences)
+        return bound.plan, execute.profile(bound, session.parts.device, stream, repeats=_PROFILED)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from urdir.model.measure.bandwidth import link_bandwidth, read_bandwidth
-from urdir.model.memory.weights import expert_nbytes, streamed_nbytes, weight_sizes
+from urdir.model.memory.weight_sizes import expert_nbytes, streamed_nbytes, weight_sizes
 
 if TYPE_CHECKING:
     from urdir.driver.device import Device

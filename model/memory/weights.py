@@ -12,25 +12,18 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from urdir.model.families.config import Config
-from urdir.model.families.placement import cached_mixtures, expert_matrices, units
-from urdir.model.families.rope import RopeConfig
+from urdir.model.families.placement import cached_mixtures, units
 from urdir.model.families.stored import (
-    MOST_DISTANCE,
     Linear,
     Normalization,
-    RelativeBias,
-    Run,
-    Slopes,
     Stored,
     StoredMatrix,
     StoredVector,
-    stored_in,
 )
-from urdir.model.memory.cache_shape import rounded_capacity
-from urdir.model.memory.expert_cache import ExpertCache, cache_sizes
-from urdir.model.memory.matrix_rows import float_rows, format_in, source_rows
+from urdir.model.memory.expert_cache import ExpertCache
+from urdir.model.memory.matrix_rows import float_rows, source_rows
 from urdir.model.memory.norms import NormLayer
-from urdir.model.memory.streamed import StreamedMatrices, slot_sizes, slots_in
+from urdir.model.memory.streamed import StreamedMatrices, slots_in
 from urdir.model.memory.upload import (
     STAGING_BYTES,
     Piece,
@@ -39,10 +32,20 @@ from urdir.model.memory.upload import (
     upload,
     vector_pieces,
 )
+from urdir.model.memory.weight_sizes import (
+    POSITIONS,
+    adapted_in,
+    arena_name,
+    kept_tensors,
+    layout_of,
+    lora_name,
+    scales_name,
+    table_name,
+    weight_sizes,
+)
 from urdir.model.owner import Owner
 from urdir.model.progress import Progress
 from urdir.ptxgen.kernels.rotation import turns_table
-from urdir.ptxgen.weights.eights import row_scales_nbytes
 from urdir.ptxgen.weights.formats import Format
 from urdir.ptxgen.weights.layout import Layout
 
@@ -53,12 +56,8 @@ if TYPE_CHECKING:
     from urdir.driver.memory import Arena, Array, Slice
     from urdir.model.files.gguf import Tensor
     from urdir.model.files.model_file import ModelFile
-    from urdir.model.memory.session_settings import Split
 
-__all__ = ["STAGING_BYTES", "Matrix", "Weights", "shares_of", "weight_sizes"]
-
-
-_POSITIONS = "learned positions"
+__all__ = ["STAGING_BYTES", "Matrix", "Weights"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +103,10 @@ class Weights(Owner):
     def __init__(self, gguf: ModelFile, config: Config, device: Device) -> None:
         self.config = config
         self.device = device
-        self._kept = tuple(_kept(config))
-        self._layouts = {of: _layout(of, gguf) for of in self._kept if isinstance(of, StoredMatrix)}
+        self._kept = tuple(kept_tensors(config))
+        self._layouts = {
+            of: layout_of(of, gguf) for of in self._kept if isinstance(of, StoredMatrix)
+        }
         with ExitStack() as owners:
             arena = owners.enter_context(device.arena(weight_sizes(gguf, config), "weights"))
             self._arena: Arena = arena
@@ -115,7 +116,7 @@ class Weights(Owner):
             )
             #: Caches of experts, by the matrix up of each.
             self.expert_caches = {
-                of.up.matrix: ExpertCache.of(of, self._layouts, self.streamed, arena, _label)
+                of.up.matrix: ExpertCache.of(of, self._layouts, self.streamed, arena, arena_name)
                 for of in cached_mixtures(config)
             }
             self._owners = owners.pop_all()
@@ -126,12 +127,12 @@ class Weights(Owner):
         #: `ExpertCache.counts`. Caches are filled by it.
         self.expert_counts: Mapping[int, Array] = {}
         #: Learned positions (at least the largest cache's, hidden) f32, or None.
-        self.positions = self._arena.get(_POSITIONS)
-        self.rope_tables = {rope: self._arena[_table_name(rope)] for rope in config.ropes}
+        self.positions = self._arena.get(POSITIONS)
+        self.rope_tables = {rope: self._arena[table_name(rope)] for rope in config.ropes}
         #: The bias of each head by distance, (heads, 2 MOST_DISTANCE + 1) f32.
-        self.biases = {of: self._arena[_table_name(of)] for of in config.biases}
+        self.biases = {of: self._arena[table_name(of)] for of in config.biases}
         #: Decay rates of lightning attention states, (heads,) f32.
-        self.rates = {slopes: self._arena[_table_name(slopes)] for slopes in config.slopes}
+        self.rates = {slopes: self._arena[table_name(slopes)] for slopes in config.slopes}
 
     @classmethod
     def load(cls, gguf: ModelFile, config: Config, device: Device) -> Self:
@@ -165,7 +166,7 @@ class Weights(Owner):
         sources = {of: rows or source_rows(of, tensors[of]) for of, rows in floats.items()}
         for slopes, rates in self.rates.items():
             rates.upload(slopes.rates())
-        scaled = {of for of in self._layouts if _scales_name(of) in self._arena}
+        scaled = {of for of in self._layouts if scales_name(of) in self._arena}
         formats = {of: None if rows is None else rows.format for of, rows in floats.items()}
         matrices = [(self._layouts[of], form) for of, form in formats.items()]
         repacking = Repacking(self.device, matrices, {self._layouts[of] for of in scaled})
@@ -187,7 +188,7 @@ class Weights(Owner):
                 upload(self.device, pieces, nbytes, progress=progress.advance, stop=stop)
                 if not stop.is_set():
                     repacking.add_powers(
-                        (self._layouts[of], self._place(of), self._arena.get(_scales_name(of)))
+                        (self._layouts[of], self._place(of), self._arena.get(scales_name(of)))
                         for of in kept
                         if isinstance(of, StoredMatrix)
                     )
@@ -214,23 +215,23 @@ class Weights(Owner):
             self._place(stored),
             None if bias is None else self.vector(bias),
             stored.columns is not None,
-            self._arena.get(_scales_name(stored)),
+            self._arena.get(scales_name(stored)),
         )
 
     def adapted(self) -> Iterator[tuple[StoredMatrix, Slice, Slice]]:
         """The matrices that have room for adapters, with the places of all A and B."""
-        for of in _adapted(self.config):
-            a, b = self._arena[_lora_name("A", of)], self._arena[_lora_name("B", of)]
+        for of in adapted_in(self.config):
+            a, b = self._arena[lora_name("A", of)], self._arena[lora_name("B", of)]
             yield of, a, b
 
     def lora(self, of: Linear | StoredMatrix) -> tuple[Slice, Slice]:
         """The A and the B of all adapters of a matrix (`AdapterRoom`)."""
         stored = of.matrix if isinstance(of, Linear) else of
-        return self._arena[_lora_name("A", stored)], self._arena[_lora_name("B", stored)]
+        return self._arena[lora_name("A", stored)], self._arena[lora_name("B", stored)]
 
     def vector(self, of: StoredVector) -> Slice:
         """A vector of the description, (size,) f32."""
-        return self._arena[_label(of)]
+        return self._arena[arena_name(of)]
 
     def norm(self, of: Normalization) -> NormLayer:
         """A norm of the description."""
@@ -239,7 +240,7 @@ class Weights(Owner):
 
     def _place(self, of: Stored) -> Slice:
         """Where a tensor lies on the device, if need be while it is used."""
-        return self.streamed.get(of) or self._arena[_label(of)]
+        return self.streamed.get(of) or self._arena[arena_name(of)]
 
     def _pieces(
         self,
@@ -267,7 +268,7 @@ class Weights(Owner):
         stored = self.config.positions
         if stored is None or self.positions is None:
             return
-        layout, tensor = _layout(stored, gguf), gguf.tensors[stored.name]
+        layout, tensor = layout_of(stored, gguf), gguf.tensors[stored.name]
         self.positions.fill(0)
         blocks = np.ascontiguousarray(tensor.data[:])
         self.positions.upload(layout.unpack(layout.pack(blocks)).astype(np.float32))
@@ -293,72 +294,6 @@ class Weights(Owner):
         self._owners.close()
 
 
-def shares_of(
-    config: Config, gguf: ModelFile, ranks: int, split: Split = "tensors"
-) -> list[Config]:
-    """The description for each rank: the whole model, its shares (`share.shared`), or its runs of
-    layers (`stages.staged`). Raises UnsupportedError for a model that cannot be ``split`` in this
-    way."""
-    if ranks == 1:
-        return [config]
-    from urdir.model.families.share import shared
-    from urdir.model.families.stages import staged
-
-    matrices = [of for of in stored_in(config) if isinstance(of, StoredMatrix)]
-    if split == "layers":
-        nbytes: dict[Stored, int] = {of: _layout(of, gguf).nbytes for of in matrices}
-        layers = [sum(nbytes.get(of, 0) for of in stored_in(layer)) for layer in config.layers]
-        return staged(config, layers, sum(nbytes.values()) - sum(layers), ranks)
-    blocks = {of.name: format_in(of, gguf.tensors[of.name]).block for of in matrices}
-    return [shared(config, blocks, rank, ranks) for rank in range(ranks)]
-
-
-def weight_sizes(gguf: ModelFile, config: Config) -> dict[str, int]:
-    """Bytes of everything ``Weights`` keeps on the device, by name."""
-    groups = units(config)
-    streamed = {of for unit in groups for of in unit}
-    sizes = {
-        _label(of): _layout(of, gguf).nbytes if isinstance(of, StoredMatrix) else 4 * of.size
-        for of in _kept(config)
-        if of not in streamed
-    }
-    layouts = {of: _layout(of, gguf) for of in streamed}
-    sizes |= slot_sizes(groups, layouts, config.streaming)
-    for mixture in cached_mixtures(config):
-        assert config.streaming is not None
-        sizes |= cache_sizes(mixture, layouts, config.streaming.experts, _label)
-    for of in _adapted(config):
-        assert config.adapters is not None
-        sizes[_lora_name("A", of)] = config.adapters.a_nbytes(of)
-        sizes[_lora_name("B", of)] = config.adapters.b_nbytes(of)
-    sizes |= {
-        _scales_name(of): row_scales_nbytes(_layout(of, gguf))
-        for of in _kept(config)
-        if isinstance(of, StoredMatrix) and of.name in config.as_bytes
-    }
-    if config.positions is not None:
-        rows = max(config.positions.rows, rounded_capacity(config.context_length))
-        sizes[_POSITIONS] = 4 * rows * config.hidden
-    sizes |= {_table_name(slopes): 4 * slopes.heads for slopes in config.slopes}
-    sizes |= {_table_name(of): 4 * of.heads * (2 * MOST_DISTANCE + 1) for of in config.biases}
-    return sizes | {_table_name(rope): 4 * rope.dim for rope in config.ropes}
-
-
-def streamed_nbytes(gguf: ModelFile, config: Config) -> int:
-    """Bytes of host memory that a model takes."""
-    return sum(_layout(of, gguf).nbytes for unit in units(config) for of in unit)
-
-
-def expert_nbytes(gguf: ModelFile, config: Config) -> tuple[int, int]:
-    """Bytes in host memory of the experts that are cached, and of those that a token uses."""
-    every = used = 0
-    for mixture in cached_mixtures(config):
-        nbytes = sum(_layout(of, gguf).nbytes for of in expert_matrices(mixture))
-        every += nbytes
-        used += nbytes * mixture.router.used // mixture.router.experts
-    return every, used
-
-
 def vector_values(of: StoredVector, tensor: Tensor) -> npt.NDArray[np.float32]:
     """The values of a vector, (size,), from a tensor of type F32, F16 or BF16."""
     data = np.ascontiguousarray(tensor.data[:])
@@ -367,57 +302,3 @@ def vector_values(of: StoredVector, tensor: Tensor) -> npt.NDArray[np.float32]:
     else:
         values = data.view(np.float16 if tensor.type_name == "F16" else np.float32)
     return of.of(values.astype(np.float32))
-
-
-def _kept(config: Config) -> Iterator[Stored]:
-    """Tensors stored on the device: without factors that go into RoPE tables, learned positions and
-    tensors of another model. Later stages have only their layers."""
-    others = {stored for rope in config.ropes for stored in stored_in(rope)} | {config.positions}
-    others |= config.lent | {of.weight for of in config.biases}
-    has_ends = config.stage is None or config.stage.rank == 0
-    return (of for of in stored_in(config if has_ends else config.layers) if of not in others)
-
-
-def _adapted(config: Config) -> Iterator[StoredMatrix]:
-    """The matrices that have room for adapters."""
-    room = config.adapters
-    for of in _kept(config) if room is not None else ():
-        if isinstance(of, StoredMatrix) and room is not None and room.has(of):
-            yield of
-
-
-def _layout(of: StoredMatrix, gguf: ModelFile) -> Layout:
-    return Layout(format_in(of, gguf.tensors[of.name]), of.rows, of.cols)
-
-
-def _label(of: Stored) -> str:
-    """The name of a reference in the arena: its tensor's, and its part if it is not the whole."""
-    some = "" if of.runs is None else f" runs {_runs_text(of.runs)}"
-    if isinstance(of, StoredMatrix):
-        rows = "" if of.each == of.period else f"[{of.first}:{of.first + of.each}]"
-        columns = "" if of.columns is None else f" columns {_runs_text(of.columns)}"
-        return of.name + rows + some + columns + " transposed" * of.transposed + " half" * of.half
-    whole = StoredVector.whole(of.name, *of.shape)
-    if of == whole:
-        return of.name
-    times = f" x {of.repeat}" if of.repeat > 1 else ""
-    times += f" of {of.period}" if of.period else ""
-    return f"{of.name}[{of.first}:{of.first + (of.each or of.size // of.repeat)}]{times}{some}"
-
-
-def _scales_name(of: Stored) -> str:
-    """The name of a matrix' row scales in the arena."""
-    return f"row scales of {_label(of)}"
-
-
-def _lora_name(which: str, of: Stored) -> str:
-    """The name of the adapters' matrices A or B of a matrix in the arena."""
-    return f"LoRA {which} of {_label(of)}"
-
-
-def _runs_text(runs: tuple[Run, ...]) -> str:
-    return ",".join(f"{start}:{stop}" for start, stop in runs)
-
-
-def _table_name(of: RopeConfig | Slopes | RelativeBias) -> str:
-    return f"table of {of}"

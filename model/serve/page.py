@@ -15,7 +15,7 @@ _WEB = Path(__file__).with_name("web")
 #: In this order, as one script: constants stand before what runs at the start.
 _SCRIPTS = (
     *("dom", "highlight", "math", "markdown", "conversation", "store", "server"),
-    *("turns", "settings", "sidebar", "composer", "main"),
+    *("turns", "settings", "sidebar", "composer", "chats", "main"),
 )
 
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from urdir.ptxgen.ptx.origin import origin
+
 
 def excerpt(text: str, log: str, around: int = 2) -> Iterator[str]:
     """The lines of ``text`` that ``log`` names ("line 51"), each marked and with its number.
 
-    ``around`` lines before and after each are shown too; "..." marks omissions.
+    ``around`` lines before and after each are shown too; "..." marks omissions. A line of a
+    template has its place there after it.
     """
     lines = text.split("\n")
     named = {int(n) for n in re.findall(r"\bline (\d+)", log)} & set(range(1, len(lines) + 1))
@@ -18,4 +21,6 @@ def excerpt(text: str, log: str, around: int = 2) -> Iterator[str]:
     for number in sorted(shown):
         if number - 1 not in shown:
             yield "  ..."
-        yield f"{'>' if number in named else ' '}{number:5d} | {lines[number - 1]}"
+        at = origin(text, number) if number in named else ""
+        mark, place = (">" if number in named else " "), f"  <- {at}" if at else ""
+        yield f"{mark}{number:5d} | {lines[number - 1]}{place}"

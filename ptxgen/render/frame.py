@@ -31,14 +31,32 @@ def render(spec: Kernel, target: Target) -> str:
     and if the template fails or is missing.
     """
     try:
-        template = environment().get_template("/".join(spec.template))
-        body = template.render(**spec.text_fields(), spec=spec, target=target)
+        body = render_body(environment(), spec, target)
     except jinja2.TemplateError as exc:
         where = spec.template[1]
         if isinstance(exc, jinja2.TemplateSyntaxError):
             where = f"{exc.name or where} line {exc.lineno}"  # perhaps of an imported macro file
         raise PtxgenError(f"template {where}, kernel {spec.name}: {exc}") from exc
     return _frame(spec, target, body)
+
+
+def render_body(env: jinja2.Environment, spec: Kernel, target: Target) -> str:
+    """The text of a kernel's template. Raises jinja2.TemplateError."""
+    template = env.get_template("/".join(spec.template))
+    return template.render(**spec.text_fields(), spec=spec, target=target)
+
+
+def body_lines(body: str) -> list[int]:
+    """The lines of ``body``, counted from 0, that become the last lines in the braces."""
+    rest = _split_contract(body)[1]
+    contract = len(body) - len(rest)
+    tables = [range(contract + m.start(), contract + m.end()) for m in _TABLE.finditer(rest)]
+    kept, at = [], 0
+    for number, line in enumerate(body.rstrip().split("\n")):
+        if at >= contract and not any(at in table for table in tables):
+            kept.append(number)
+        at += len(line) + 1
+    return kept
 
 
 def _frame(spec: Kernel, target: Target, body: str) -> str:

@@ -65,9 +65,14 @@ def identity() -> str:
 
 @functools.cache
 def environment() -> jinja2.Environment:
-    """The Jinja environment of all templates: undefined names are errors."""
+    """The Jinja environment of all templates, with a cache of compiled ones."""
+    return make_environment(_PackageLoader(TemplateModules(COMPILED, identity())))
+
+
+def make_environment(loader: jinja2.BaseLoader | None) -> jinja2.Environment:
+    """A Jinja environment with the options of all templates: undefined names are errors."""
     env = _Environment(
-        loader=_PackageLoader(TemplateModules(COMPILED, identity())),
+        loader=loader,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,

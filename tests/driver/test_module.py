@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from urdir.driver.apart import Compilers
 from urdir.driver.cache import CacheWarning
 from urdir.driver.device import Device
 from urdir.driver.errors import CudaError, LifetimeError, OutOfMemoryError, PtxLoadError, check
+from urdir.driver.kernel import Kernel
 from urdir.driver.launch import launch, pack
 from urdir.ptxgen.kernels.add import Add
 from urdir.ptxgen.kernels.norm import Norm
@@ -256,6 +258,32 @@ def test_compilers_that_end_cost_nothing_but_time(tmp_path: Path) -> None:
     assert not compilers.compile(kernels)
     with Compilers("no such device", tmp_path, None, 2) as compilers:
         assert not compilers.compile(kernels)
+
+
+def test_closing_compilers_ends_all_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started, released = threading.Event(), threading.Event()
+
+    def compiled(self: Compilers, kernel: Kernel) -> bool:
+        started.set()
+        return released.wait(10)
+
+    monkeypatch.setattr(Compilers, "_compiled", compiled)
+    compilers = Compilers("emulator", tmp_path, None, 1)
+    results: list[bool] = []
+    kernels = {str(n): Add(n=n) for n in (256, 512)}
+    threads = [
+        threading.Thread(target=lambda: results.append(compilers.compile(kernels)), daemon=True),
+        threading.Thread(target=compilers.close, daemon=True),
+    ]
+    threads[0].start()
+    assert started.wait(10)
+    threads[1].start()
+    while not compilers._threads._shutdown:  # kernels that wait are cancelled
+        time.sleep(0.001)
+    released.set()
+    for thread in threads:
+        thread.join(10)
+    assert results == [False]
 
 
 def test_new_ptx_version_names_the_driver(emulator: Device, make_kernel: Make) -> None:

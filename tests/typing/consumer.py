@@ -18,9 +18,11 @@ import urdir.ptxgen
 from urdir.driver import (
     Arena,
     Buffer,
+    CubinKernel,
     CudaError,
     Deviation,
     Device,
+    DeviceArray,
     DriverError,
     Event,
     Explanation,
@@ -40,6 +42,7 @@ from urdir.driver import (
     RecordedGraph,
     Slice,
     Stream,
+    borrow,
     check_kernel,
     diff,
     emulated,
@@ -220,6 +223,12 @@ def any_kernel(device: Device, spec: KernelSpec) -> Arrays:
     return run_kernel(device, spec, inputs)
 
 
+def foreign(device: Device, cubin: bytes) -> LoadedKernel:
+    """A kernel of machine code."""
+    params = (Param("x", "f32", (8,), Access.INOUT),)
+    return device.load(CubinKernel(cubin, "entry", params, LaunchShape((1, 1, 1), (32, 1, 1))))
+
+
 def plans(device: Device) -> None:
     """Plans, graphs and memory."""
     plan = Plan("fill")
@@ -227,7 +236,7 @@ def plans(device: Device) -> None:
         plan.fill(buffer, 0, "zero")
         print(plan, plan.table()[0]["label"], [kernel.name for kernel in plan.kernels()])
         execute.run(plan, device, stream)
-        use(stream, buffer)
+        use(stream, buffer, borrow(device, DeviceArray(buffer, "bf16", (2, 2))))
         with execute.record(plan, device) as graph:
             launch(graph, stream)
 

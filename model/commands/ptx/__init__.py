@@ -1,4 +1,4 @@
-"""`urdir ptx`: list, render, check and measure kernels as text.
+"""`urdir ptx`: list, render, check and measure kernels as text, and begin new ones.
 
 A subcommand is a module with ``add_parser``; it needs no GPU, driver or toolkit.
 """
@@ -6,10 +6,10 @@ A subcommand is a module with ``add_parser``; it needs no GPU, driver or toolkit
 from __future__ import annotations
 
 from urdir.model.commands import options
-from urdir.model.commands.ptx import check, diff, dump, explain, stats
+from urdir.model.commands.ptx import check, diff, dump, explain, new, stats
 from urdir.model.commands.ptx import list as list_kernels
 
-SUBCOMMANDS = (list_kernels, dump, stats, explain, diff, check)
+SUBCOMMANDS = (list_kernels, dump, stats, explain, diff, check, new)
 
 EXAMPLES = """\
   urdir ptx list                                 every kernel and its fields
@@ -19,6 +19,7 @@ EXAMPLES = """\
   urdir ptx explain gemm --top 5               what the emulator sees: sectors, conflicts ...
   urdir ptx diff old/ new/                       two dumps, text and resources
   urdir ptx check edited.ptx                     lint and assemble
+  urdir ptx new my_kernel                        the files of a new kernel, and its test
 
 To run edited PTX: dump with -o, copy the file to a folder of its own under the same name, edit it,
 and set URDIR_PTX_OVERRIDE to that folder.

@@ -22,7 +22,8 @@ from urdir.model.lower.paper import Needs, PaperArena, PaperDevice, PaperWorkspa
 from urdir.model.lower.parts import LayerParts
 from urdir.model.lower.sheet import Sheet
 from urdir.model.memory.text_rows import TextKeys, TextRows, TextRowsShape
-from urdir.model.memory.weights import STAGING_BYTES, Weights, weight_sizes
+from urdir.model.memory.weight_sizes import weight_sizes
+from urdir.model.memory.weights import STAGING_BYTES, Weights
 from urdir.model.memory.workspace import Workspace, WorkspaceShape
 from urdir.ptxgen.kernels.attention.kv_types import KvDtype
 

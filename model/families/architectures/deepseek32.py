@@ -9,6 +9,7 @@ MTP heads attend to all tokens. llama.cpp: `src/models/` deepseek32.cpp, glm-dsa
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -54,15 +55,19 @@ def glm_dsa(file: Reader) -> Description:
     usual = [True] * len(layers)
     if file.size("context_length") >= _LONG:
         usual = [layer < 2 or layer % 4 == 2 for layer in layers]
-    return _sparse(file, "interleaved", own_indexers(file, usual))
+    return _sparse(file, "interleaved", own_indexers(file, usual, layers))
 
 
-def own_indexers(file: Reader, usual: list[bool]) -> list[bool]:
-    """Whether each layer has an indexer; as ``usual`` where the file does not say so."""
+def own_indexers(file: Reader, usual: list[bool], attending: Iterable[int]) -> list[bool]:
+    """Whether each layer but those for MTP has an indexer; as ``usual`` where the file does not
+    say so. Layers ``attending`` have attention."""
     key = "attention.indexer.types"
-    own = file.by_layer(key, bool) if file.has_key(key) else usual
-    if not own[0]:
-        raise ConfigError(f"{file.key(key)}: the first layer has no indexer, nor any before it")
+    own = file.by_layer(key, bool)[: file.layer_count()] if file.has_key(key) else usual
+    first = next(iter(attending), None)
+    if first is not None and not own[first]:
+        raise ConfigError(
+            f"{file.key(key)}: layer {first}, the first with attention, has no indexer"
+        )
     return own
 
 

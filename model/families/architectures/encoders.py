@@ -150,7 +150,8 @@ def t5encoder(file: Reader) -> Description:
 def _t5_attention(file: Reader, layer: int, buckets: int) -> Attention:
     (count, kv_heads), (key_dim, value_dim) = heads(file, layer), head_dims(file)
     if kv_heads != count:
-        raise UnsupportedError(f"{file.architecture} with {kv_heads} KV heads of {count}")
+        key = file.key("attention.head_count_kv")
+        raise UnsupportedError(f"{key} is {kv_heads}, of {count} heads: as many are supported")
     own = layer if file.has("attn_rel_b.weight", layer) else 0
     weight = file.vector("attn_rel_b.weight", own, buckets, count)
     width, hidden = count * key_dim, file.hidden

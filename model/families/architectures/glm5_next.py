@@ -39,7 +39,9 @@ def glm5_next(file: Reader) -> Description:
     for key in ("swiglu_clamp_exp", "swiglu_clamp_shexp"):
         if any(file.by_layer(key, float, 0.0)):
             raise UnsupportedError(f"{file.key(key)}: limits of experts")
-    own, scores = own_indexers(file, [True] * file.layer_count()), scoring(file, "sigmoid")
+    layers, kv_heads = file.layer_count(), file.by_layer("attention.head_count_kv", int)
+    attending = (layer for layer in range(layers) if kv_heads[layer])
+    own, scores = own_indexers(file, [True] * layers, attending), scoring(file, "sigmoid")
 
     def attends(index: int) -> Attention:
         rank = file.size("attention.q_lora_rank")
@@ -59,10 +61,9 @@ def glm5_next(file: Reader) -> Description:
         return scored_experts(file, index, beside, scores=scores)
 
     description = kimi_decoder(file, attends, delta, unless_dense(file, experts))
-    layers = enumerate(description.layers)
     return replace(
         description,
-        layers=tuple(with_streams(file, index, layer) for index, layer in layers),
+        layers=tuple(with_streams(file, *at) for at in enumerate(description.layers)),
         unused_tensors=(*description.unused_tensors, *file.of_kinds(INDEXER)),
         ignored_keys=file.ignored_keys,
     )

@@ -152,8 +152,8 @@ def decode_attention(
     With the device's native ``target`` it may use clusters, whose rows have fewer chunks. ``packs``
     requests packed heads, which some shapes support: then the kernel ``packs``. With drafts up to
     ``run`` rows side by side are consecutive tokens of a sequence, and may share reads of its keys:
-    then partial results take more. Keys of texts are not
-    split. Raises PtxgenError for unsupported shapes.
+    then partial results take more. Keys of texts are not split. Raises PtxgenError for unsupported
+    shapes.
     """
     incremental = IncrementalAttention(heads, layout, rows, scores, token)
     incremental = replace(incremental, packs=packs and incremental.can_pack)

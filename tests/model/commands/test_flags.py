@@ -200,6 +200,8 @@ def test_what_a_server_does_not_do_is_refused(
             [("a", True), ("b.*", False), ("c", True)],
         ),
         (["--fit"], "fit", "on"),
+        (["model.gguf", "a prompt", "--fit"], "fit", "on"),
+        (["--fit", "off", "model.gguf"], "fit", "off"),
         (["--device-memory", "20G"], "device_memory", 20 << 30),
         (["--temperature", "0"], "temperature", 0.0),
         (["model.gguf", "-n", "5", "-", "a prompt"], "words", ["model.gguf", "-", "a prompt"]),

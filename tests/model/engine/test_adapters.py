@@ -23,6 +23,7 @@ from urdir.model.engine.sampling_settings import GREEDY
 from urdir.model.engine.step import build_plan
 from urdir.model.errors import BusyError, ModelError, SettingsError
 from urdir.model.families.config import Config
+from urdir.model.families.placement import Placement
 from urdir.model.files.adapter import open_adapter
 from urdir.model.files.gguf import Gguf
 from urdir.model.files.safetensors import read_safetensors
@@ -267,11 +268,15 @@ def test_products_that_compute_a_x_themselves(
         assert relative_rms(np.array(found[sequence]), wanted) < 3e-3
 
 
-@pytest.mark.parametrize(("exact", "tokens"), [(True, 2), (False, 2), (False, 12)])
+@pytest.mark.parametrize(
+    ("exact", "tokens", "slots"),
+    [(True, 2, None), (False, 2, None), (False, 12, None), (True, 2, 2)],
+)
 def test_experts_and_routers(
-    tmp_path: Path, merged: Any, device_name: str, exact: bool, tokens: int
+    tmp_path: Path, merged: Any, device_name: str, exact: bool, tokens: int, slots: int | None
 ) -> None:
-    """One row, few, and many, which are grouped by expert."""
+    """One row, few, and many, which are grouped by expert; experts in host memory, ``slots`` of
+    each layer cached."""
     path = unpacked("llama-moe", tmp_path)
     matrices = made(path, 4, 4, "attn_v", "_exps.weight", "ffn_gate_inp")
     file = write_gguf(tmp_path / "experts.gguf", matrices, alpha=2.0)
@@ -283,7 +288,9 @@ def test_experts_and_routers(
         exact=exact,
         kv_dtype="f32",
         adapters=[(file, 1.0)],
+        placement=None if slots is None else Placement(host_experts=99, expert_slots=slots),
     ) as opened:
+        assert bool(opened.weights.expert_caches) == (slots is not None)
         given = TOKENS[:tokens], TOKENS[tokens : tokens + 1]
         found = np.stack(list(logits_after(opened.session, *given)))
     assert relative_rms(found, wanted) < (2e-6 if exact else 5e-3)

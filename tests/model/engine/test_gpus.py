@@ -33,7 +33,8 @@ from urdir.model.families.share import cut_networks
 from urdir.model.files.demo import demo_model
 from urdir.model.files.gguf import Gguf
 from urdir.model.memory import exchange
-from urdir.model.memory.weights import Weights, shares_of, weight_sizes
+from urdir.model.memory.weight_sizes import shares_of, weight_sizes
+from urdir.model.memory.weights import Weights
 from urdir.model.verify.conformance import relative_rms
 from urdir.ptxgen.kernels.exchange.gives import Gives
 from urdir.ptxgen.kernels.linear.epilogue.send import Send

@@ -21,7 +21,8 @@ from urdir.model.engine.session import Session
 from urdir.model.families.config import Config
 from urdir.model.families.shapes import Shape
 from urdir.model.memory.session_settings import SessionSettings, Split
-from urdir.model.memory.weights import Weights, shares_of
+from urdir.model.memory.weight_sizes import shares_of
+from urdir.model.memory.weights import Weights
 from urdir.model.verify.conformance import relative_rms
 from urdir.ptxgen.kernels.attention.kv_types import KvDtype
 from urdir.ptxgen.kernels.attention.prefill_block import PrefillBlock

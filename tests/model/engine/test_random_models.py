@@ -19,7 +19,8 @@ from urdir.model.families.recurrent import KimiDelta, Lightning, Recurrence
 from urdir.model.families.shapes import Shape
 from urdir.model.families.share import cut_networks
 from urdir.model.memory.session_settings import SessionSettings
-from urdir.model.memory.weights import Weights, shares_of
+from urdir.model.memory.weight_sizes import shares_of
+from urdir.model.memory.weights import Weights
 from urdir.model.verify.conformance import relative_rms
 
 #: Exact steps are f32 throughout, the reference is f64.

@@ -10,17 +10,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.model.engine.test_recurrent_together import Opened
+from tests.model.engine.test_recurrent_together import Opened, ask, check_greedy, patient
 from tests.model.engine.test_shared_states import first_logprobs
 from tests.model.stepping import logits_of, stepping
 from urdir.driver.device import Device
 from urdir.driver.operation import Launch
 from urdir.model.engine.batch import Output, StepShape
+from urdir.model.engine.requests.request import Request
 from urdir.model.engine.requests.service import Service
+from urdir.model.engine.sampling_settings import GREEDY
 from urdir.model.engine.session import Session
 from urdir.model.engine.step import build_plan
 from urdir.model.families.config import Config
 from urdir.model.families.shapes import Shape
+from urdir.model.lower import selection
 from urdir.model.memory.session_settings import SessionSettings
 from urdir.model.memory.weights import Weights
 from urdir.model.verify.conformance import relative_rms
@@ -151,3 +154,47 @@ def test_nothing_is_selected_where_all_would_be(
     ):
         assert ("select_keys" in kernels_of(session, 1, 256)) == (most < 256)
         assert "select_keys" in kernels_of(session, 1, 512)
+
+
+def test_scores_of_a_long_prompt_are_made_in_parts(
+    narrow: Any,
+    weights: Weights,
+    device: Device,
+    reference_model: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of seven rows there would be room for the scores, in a bucket of that size."""
+    monkeypatch.setattr(selection, "SCORES_NBYTES", 4 * 64 * 7)
+    with stepping(device, weights, EXACT) as eager:
+        eager.feed(TOKENS[:11])
+        found = eager.logits()[0]
+        plan = build_plan(eager.session.parts, StepShape(12, 64, Output.LOGITS, prompt=12))
+    labels = [op.label for op in plan if isinstance(op, Launch) and "select" in op.label]
+    assert labels == [f"blk.0.indexer.select rows {first}" for first in (0, 4, 8)]
+    assert (
+        relative_rms(found, reference_model(narrow, weights.config).logits(TOKENS[:11])[-1]) < CLOSE
+    )
+
+
+@pytest.mark.full
+@pytest.mark.slow
+def test_requests_that_are_preempted_find_their_index_keys_again(
+    weights: Weights, device: Device
+) -> None:
+    """With common beginnings, and too few pages for all."""
+    settings = replace(EXACT, sequences=3, pages=4, shared_states=0)
+    asked = []
+    with (
+        Session(device, weights, settings) as session,
+        Service(Opened(session, None), None, replace(patient(session), ahead=1)) as service,
+    ):
+        for number, start in enumerate((0, 0, 30)):
+            prompt = (*TOKENS[start : start + 8], number)
+            request = Request(prompt=prompt, settings=GREEDY, limit=14)
+            asked.append((request, ask(service, request)))
+        for _, collected in asked:
+            collected.ended()
+        assert service.metrics().preemptions > 0
+    with Session(device, weights, EXACT) as alone:
+        for request, collected in asked:
+            check_greedy(alone, request, collected, [])

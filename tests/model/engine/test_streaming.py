@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -29,7 +30,8 @@ from urdir.model.files.gguf import Gguf
 from urdir.model.memory import streamed
 from urdir.model.memory.expert_cache import ExpertCache
 from urdir.model.memory.session_settings import SessionSettings
-from urdir.model.memory.weights import Weights, weight_sizes
+from urdir.model.memory.weight_sizes import weight_sizes
+from urdir.model.memory.weights import Weights
 from urdir.ptxgen.kernels.experts.place import parts_of
 
 DATA = Path(__file__).parents[2] / "data"
@@ -246,9 +248,38 @@ def test_what_the_host_has_left(tmp_path: Path) -> None:
         assert streamed.host_available(tmp_path) == left
 
 
-def test_several_gpus_are_refused(demo_file: Path) -> None:
-    with pytest.raises(UnsupportedError, match="for 2 GPUs"):
-        Engine.open(demo_file, device="emulator", gpus=2, placement=Placement(gpu_layers=0))
+@pytest.mark.parametrize(
+    ("changed", "words"), [({"gpus": 2}, "for 2 GPUs"), ({"embeddings": True}, "embeddings with")]
+)
+def test_where_no_weights_are_in_host_memory(
+    changed: dict[str, Any], words: str, demo_file: Path
+) -> None:
+    with pytest.raises(UnsupportedError, match=words):
+        Engine.open(demo_file, device="emulator", placement=Placement(gpu_layers=0), **changed)
+
+
+def test_several_gpus_have_room_for_what_one_has_not(demo_file: Path) -> None:
+    wanted: dict[str, Any] = {"device": "emulator", "context": 64, "chunk": 64, "sequences": 1}
+    with Device.open("emulator") as device, Gguf(demo_file) as gguf:
+        settings = SessionSettings(context=64, chunk=64)
+        needed = Place(gguf, Config.of(gguf), device).plan(settings).total + RESERVE_BYTES
+    wanted |= {"device_memory": needed - 500_000, "placement": Placement(fit=True)}
+    with Engine.open(demo_file, **wanted) as engine:
+        assert engine.weights.streamed
+    with Engine.open(demo_file, gpus=2, **wanted) as engine:
+        assert not engine.weights.streamed
+
+
+def test_room_is_left_for_a_draft_model(reference_file: Callable[[str], Path]) -> None:
+    path, draft = reference_file("target-any"), reference_file("eagle3-d2t.draft")
+    wanted: dict[str, Any] = {"device": "emulator", "context": 64, "chunk": 64, "draft": draft}
+    with pytest.raises(ModelError, match="bytes needed") as caught:
+        Engine.open(path, device_memory=RESERVE_BYTES, **wanted)
+    found = re.search(r"([0-9,]+) bytes needed", str(caught.value))
+    assert found is not None
+    limit = int(found[1].replace(",", "")) - 1000
+    with Engine.open(path, device_memory=limit, placement=Placement(fit=True), **wanted) as engine:
+        assert engine.weights.streamed
 
 
 @pytest.mark.parametrize("kind", ["allocation", "host_allocation"])
@@ -338,6 +369,24 @@ def test_caches_begin_with_the_experts_that_were_chosen_most(
     with Engine.open(path, cache_folder=folder, **wanted) as engine:
         caches = [*engine.weights.expert_caches.values()]
         assert [set(cached(cache)) for cache in caches] == held[0]
+
+
+def test_a_load_that_ends_early_counts_no_experts(
+    tmp_path: Path, reference_file: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def upload(weights: Weights, *_: Any) -> None:
+        raise ModelError("the file is gone")
+
+    monkeypatch.setattr(Weights, "upload", upload)
+    with pytest.raises(ModelError, match="is gone"):
+        Engine.open(
+            reference_file("gpt-oss-moe"),
+            device="emulator",
+            context=32,
+            placement=CACHED,
+            cache_folder=tmp_path,
+        )
+    assert not [*(tmp_path / "experts").iterdir()]
 
 
 def cached(cache: ExpertCache) -> list[int]:

@@ -445,3 +445,29 @@ def test_time_mixing_verifies_no_drafts(changed: Any) -> None:
     assert RecurrentShape.of(config, 1).nbytes == 4 * 2 * (2 * 128 + 128 * 64)
     with pytest.raises(UnsupportedError, match="drafts of a model with time mixing"):
         RecurrentShape.of(config, 1, drafts=3)
+
+
+def test_layers_without_an_indexer_follow_one_with_attention(changed: Any) -> None:
+    """Layers of delta rules have none, whatever the file says of them."""
+    kinds = {"attention.head_count_kv": np.array([0, 1, 1, 0])}
+    kinds["attention.indexer.types"] = np.array([0, 1, 0, 0])
+    found = described_by(changed("glm5-next", kinds)).attentions
+    assert [(of.indexer is not None, of.follows_indexer) for of in found] == [
+        (True, False),
+        (False, True),
+    ]
+    kinds["attention.indexer.types"] = np.array([1, 0, 1, 1])
+    with pytest.raises(ConfigError, match="layer 1, the first with attention, has no indexer"):
+        described_by(changed("glm5-next", kinds))
+
+
+def test_heads_for_predicting_several_tokens_attend_to_all(changed: Any) -> None:
+    """Whatever the file says of indexers of their layers."""
+    keys: dict[str, Any] = {"block_count": 3, "nextn_predict_layers": 1}
+    keys["attention.indexer.types"] = np.array([1, 0, 1])
+    model = changed("glm-dsa-shared", keys)
+    found = describe(Reader.of(model, nextn=True))
+    assert [of.indexer is not None for of in found.attentions] == [True, False]
+    (head,) = found.nextn
+    assert head.layer.attention.indexer is None
+    assert not head.layer.attention.follows_indexer

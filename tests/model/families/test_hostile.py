@@ -218,7 +218,7 @@ def names_of(file: Any, key: str, value: Any) -> tuple[str, ...]:
     with, another key or a tensor."""
     itself = (key, key.rpartition(".")[2])
     is_number = isinstance(value, int | float) and math.isfinite(value)
-    if is_number or isinstance(value, np.ndarray) or value is None:
+    if is_number or isinstance(value, np.ndarray | StringArray) or value is None:
         return *itself, f"{file.architecture}.", "metadata key '", "tensor '"
     return itself
 

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import lzma
+import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from urdir.model.errors import UnsupportedError
 from urdir.model.families.adapters import AdapterRoom
 from urdir.model.families.config import Config
 from urdir.model.files.gguf import Gguf
+from urdir.model.files.low_rank import Adapter, LowRank
 from urdir.model.graph.adapters import Adapt, with_adapters
 from urdir.model.graph.evaluation import Evaluation
-from urdir.model.layers.adaptable import adaptable
+from urdir.model.layers.adaptable import adaptable, room_for
 from urdir.model.layers.builder import StepOps
 from urdir.model.layers.ends import embedding, head
 from urdir.model.layers.model import layers
@@ -71,3 +74,27 @@ def test_products_of_one_tensor_share_an_operation(tmp_path: Path) -> None:
     assert len(adapted.starts) == len(graph.starts)
     starts = [adapted.ops[start].label for start in adapted.starts]
     assert starts == [graph.ops[start].label for start in graph.starts]
+
+
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [
+        ("rwkv6-dense", "blk.1.time_mix_w2.weight"),
+        ("rwkv7-dense", "blk.1.time_mix_w1.weight"),
+        ("gemma3n-dense", "altup_proj.weight"),
+        ("gemma3n-dense", "altup_unembd_proj.weight"),
+    ],
+)
+def test_adapters_that_have_no_place_are_refused(model: str, name: str, tmp_path: Path) -> None:
+    """Of matrices that lie in one tensor, and of products of low rank."""
+    path = tmp_path / "model.gguf"
+    path.write_bytes(lzma.decompress((FAMILIES / f"{model}.gguf.xz").read_bytes()))
+    with Gguf(path) as file:
+        config, shape = Config.of(file), file.tensors[name].shape
+    experts = shape[0] if len(shape) == 3 else 1
+    a = np.zeros((experts, 2, shape[-1]), np.float32)
+    b = np.zeros((experts, shape[-2], 2), np.float32)
+    adapter = Adapter(Path("some"), config.architecture, {name: LowRank(a, b)})
+    refused = re.escape(f"'{name}': adapters of it are not supported")
+    with pytest.raises(UnsupportedError, match=refused):
+        room_for(config, [adapter], "f16")

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 import json
 import os
 import re
 import sqlite3
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -47,12 +48,12 @@ from urdir.model.measure.bench import (
     bytes_per_step,
     flops_of,
     moved_per_step,
-    profile_step,
+    time_step,
 )
 from urdir.model.measure.kernels import bench_gemv
 from urdir.model.measure.paper_device import paper_device
 from urdir.model.measure.product_rate import product_rate
-from urdir.model.measure.profile import plot_roofline
+from urdir.model.measure.profile import ProfileRow, plot_roofline, summarise
 from urdir.model.memory.cache_shape import CacheShape
 from urdir.model.memory.session_settings import SessionSettings
 from urdir.model.memory.weights import Weights
@@ -203,6 +204,36 @@ def test_decoding_may_reach_the_end_of_the_context(
     assert [(row.test, type(row)) for row in rows] == [(f"{name} @ d250", BenchRow)]
 
 
+def profile_step(session: Session, bandwidth: float, sequences: int = 1) -> Sequence[ProfileRow]:
+    return summarise(*time_step(session, sequences), bandwidth, sequences)
+
+
+def test_a_trace_has_every_launch_in_order(
+    cli: Cli, nano: Path, tmp_path: Path, engine: Engine
+) -> None:
+    path = tmp_path / "out.json"
+    words = ("-p", "0", "-n", "1", "-r", "1", "--trace", path)
+    code, out, err = cli("bench", nano, *words)
+    assert code == 0, err
+    assert "attn_qkv" in out  # the profile, too
+    events = json.loads(path.read_text())["traceEvents"]
+    launches = [event for event in events if event["ph"] == "X"]
+    plan = engine.session.steps.bound(StepShape(1, 256, Output.GREEDY)).plan
+    assert [event["name"] for event in launches] == [op.label for op in plan]
+    assert [event["args"]["bytes"] for event in launches] == [op.bytes_moved() for op in plan]
+    for event, later in itertools.pairwise(launches):
+        assert event["dur"] > 0
+        assert event["ts"] + event["dur"] == pytest.approx(later["ts"], abs=0.01)
+    assert {event["name"] for event in events} >= {"process_name", "thread_name"}
+
+
+@pytest.mark.parametrize("other", [("--kernels",), ("--embed", "1,8"), ("--startup",)])
+def test_a_trace_is_of_decode_steps(cli: Cli, nano: Path, other: tuple[str, ...]) -> None:
+    code, _, err = cli("bench", nano, *other, "--trace", "out.json")
+    assert code == 2
+    assert "--trace: only decode steps" in err
+
+
 def test_a_profile_accounts_for_every_launch(engine: Engine) -> None:
     rows = profile_step(engine.session, 1e9)
     shape = StepShape(1, 256, Output.GREEDY)
@@ -343,7 +374,7 @@ def report(cli: Cli, nano: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[s
 
         return measured
 
-    for name in ("bench", "profile_step"):
+    for name in ("bench", "time_step"):
         monkeypatch.setattr(bench_module, name, once(name))
 
     def run(kind: str) -> str:

@@ -19,7 +19,8 @@ from urdir.model.families.layers import Block, Branch, LayerConfig
 from urdir.model.families.stored import Linear, Normalization, StoredMatrix, StoredVector
 from urdir.model.files.gguf import Gguf, Tensor
 from urdir.model.memory import upload
-from urdir.model.memory.weights import Weights, weight_sizes
+from urdir.model.memory.weight_sizes import weight_sizes
+from urdir.model.memory.weights import Weights
 from urdir.ptxgen.kernels.activation import Activation
 from urdir.ptxgen.kernels.norm import Norm
 

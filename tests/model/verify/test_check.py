@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import urdir.model.data
 from urdir.driver import bindings, execute
 from urdir.driver.device_owner import DeviceOwner
 from urdir.driver.errors import DriverError
@@ -34,7 +35,7 @@ from urdir.ptxgen.kernels.linear.products.gemm_wgmma import GemmWgmma
 from urdir.ptxgen.spec import KernelSpec
 
 Cli = Callable[..., tuple[int, str, str]]
-EXAMPLE = Path(__file__).parent.parent.parent / "data" / "external_kernel"
+EXAMPLE = Path(urdir.model.data.__file__).parent / "new_kernel"
 
 
 @pytest.fixture

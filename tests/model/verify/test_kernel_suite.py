@@ -6,7 +6,6 @@ import dataclasses
 import importlib
 import itertools
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -16,12 +15,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+import urdir.model.data
 from urdir.driver.device import Device
+from urdir.model.commands.ptx import new
 from urdir.model.verify.kernel_suite import KernelSuite, texts
 from urdir.ptxgen.spec import KernelSpec, LaunchShape, Tolerance
 from urdir.ptxgen.tools.assemble import is_available
 
-EXAMPLE = Path(__file__).parent.parent.parent / "data" / "external_kernel"
+EXAMPLE = Path(urdir.model.data.__file__).parent / "new_kernel"
 TEMPLATE = (EXAMPLE / "scaled_sum" / "scaled_sum.ptx.j2").read_text(encoding="utf-8")
 SUITE = KernelSuite()
 NUMBERS = itertools.count()
@@ -240,8 +241,8 @@ def run_pytest(folder: Path, *options: str, path: tuple[Path, ...] = ()) -> str:
 
 
 @pytest.mark.slow
-def test_the_example_package_passes(tmp_path: Path) -> None:
-    shutil.copytree(EXAMPLE, tmp_path / "copy")
+def test_a_new_kernel_passes(tmp_path: Path) -> None:
+    new.write("my_kernel", tmp_path / "copy")
     report = run_pytest(tmp_path / "copy", "-m", "not urdir_gpu", path=(tmp_path / "copy",))
     passed = 26 if not is_available() else 30
     assert f"{passed} passed" in report

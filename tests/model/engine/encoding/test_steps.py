@@ -69,7 +69,6 @@ def test_texts_that_are_none_are_refused(engine: Engine, texts: Any) -> None:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"device_memory": 1 << 30}, "host memory"),
         ({"placement": Placement(gpu_layers=1)}, "host memory"),
         ({"drafts": DraftSettings()}, "drafts"),
         ({"max_adapters": 2}, "adapters"),
