@@ -11,7 +11,7 @@ from urdir.model.commands.terminal import shown
 EXAMPLES = """\
   urdir detokenize model.gguf 1,150,298
   urdir detokenize model.gguf @tokens.txt --json
-  urdir tokenize model.gguf "Once" | urdir detokenize model.gguf
+  echo "1 150 298" | urdir detokenize model.gguf
 """
 
 

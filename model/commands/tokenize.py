@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 EXAMPLES = """\
   urdir tokenize model.gguf "Once upon a time"          ids, as --tokens takes them
   urdir tokenize model.gguf "Once upon a time" --json   ids with the text of each
-  urdir tokenize model.gguf < story.txt                 a text on stdin
+  echo "Once" | urdir tokenize model.gguf               a text on stdin
 """
 
 

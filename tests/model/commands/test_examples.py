@@ -18,17 +18,20 @@ from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
+import numpy as np
 import pytest
 
 from tests.model.tiny_encoder import write_encoder
 from urdir.model import cli as command_line
 from urdir.model.families.shapes import SHAPES
 from urdir.model.files import hub, source
+from urdir.model.measure.base_logits import packed, writing
+from urdir.model.measure.perplexity import Chunk
 from urdir.model.verify import check
 
 #: What takes the emulator long, but for what is short.
 SLOW = ("run", "chat", "logits", "ptx stats --model", "ptx dump --model", "ptx explain gemm")
-SLOW += ("bench", "check")
+SLOW += ("bench", "check", "perplexity")
 SHORT = ("check --kernel",)
 #: Sizes for GPUs, and what the emulator gets in their place.
 SMALLER = {
@@ -87,6 +90,11 @@ def folder(
         write_encoder(Path(f"{name}.gguf"), ranks=name == "reranker", unused=8000)
     Path("tokens.txt").write_text("1 2 3")
     Path("keys.txt").write_text(KEY)
+    Path("wiki.test.raw").write_text("Once upon a time. " * 9)
+    for name in ("f16.gguf", "q4.gguf"):
+        Path(name).symlink_to("model.gguf")
+    with writing(Path("base.kld"), [Chunk((1, 2, 3, 4, 5, 6))], 2048) as base:
+        base.write(packed(np.zeros((2, 2048), np.float32)).tobytes())
     body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}
     line = json.dumps({"custom_id": "a", "url": "/v1/chat/completions", "body": body})
     Path("in.jsonl").write_text(line)
@@ -180,6 +188,8 @@ def test_every_example_runs(
         small = replace(SHAPES["bge-large"], layers=1, hidden=64, heads=2, kv_heads=2, head_dim=32)
         monkeypatch.setitem(SHAPES, "bge-large", replace(small, ffn=128, vocab=512))
         shutil.copy(data / "golden" / "nano-llama-q8_0.gguf", "model.gguf")  # no vocabulary
+    if words[0] == "perplexity":
+        words += ["-c", "6", "--chunks", "1"]
     if words[0] == "check" and not is_one_of(example, SHORT):  # all kernels take minutes
         every = check.select_kernels(())
         monkeypatch.setattr(check, "select_kernels", lambda names: every[:2])
