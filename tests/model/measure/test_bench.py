@@ -21,7 +21,7 @@ import pytest
 from urdir.driver import execute
 from urdir.driver.device import Device
 from urdir.driver.errors import CudaError, OutOfMemoryError
-from urdir.model.commands import bench as bench_command
+from urdir.model.commands import bench_model
 from urdir.model.commands import opening
 from urdir.model.commands.bench_printers import printer
 from urdir.model.commands.bench_report import LoadConditions, Section
@@ -479,7 +479,7 @@ def test_sequences_without_room_are_rows(
             raise OutOfMemoryError("CUDA_ERROR_OUT_OF_MEMORY", 2, "cuMemAlloc of the cache")
         return opened(wanted)
 
-    monkeypatch.setattr(bench_command, "open_engine", short)
+    monkeypatch.setattr(bench_model, "open_engine", short)
     code, out, _ = cli("bench", nano, *FAILING, "-o", "json")
     assert code == 1
     rows = json.loads(out)["rows"]
