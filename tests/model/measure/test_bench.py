@@ -21,8 +21,7 @@ import pytest
 from urdir.driver import execute
 from urdir.driver.device import Device
 from urdir.driver.errors import CudaError, OutOfMemoryError
-from urdir.model.commands import bench_model
-from urdir.model.commands import opening
+from urdir.model.commands import bench_model, opening
 from urdir.model.commands.bench_printers import printer
 from urdir.model.commands.bench_report import LoadConditions, Section
 from urdir.model.commands.values import number_list
