@@ -218,7 +218,7 @@ class Parser(argparse.ArgumentParser):
         takes = action.nargs is None
         if action.nargs == "?" and action.choices:
             takes = bool(rest) and rest[0] in action.choices
-            if not takes and action.const is not None:
+            if not takes and isinstance(action.const, str):
                 return f"{word}={action.const}"  # alone, argparse takes a positional word for it
         return f"{word}={rest.popleft()}" if takes and rest else word
 

@@ -36,7 +36,8 @@ def golden_model(data: Path, tmp_path: Path) -> Path:
 def test_losses_are_those_of_llama_cpp(data: Path, golden_model: Path, device_name: str) -> None:
     """Of the beginning on the emulator; the whole tool's figures on a GPU. The chunks that share
     steps, of which the last is alone, are those that run by themselves."""
-    golden = np.load(data / "perplexity" / "perplexity.npz")
+    with np.load(data / "perplexity" / "perplexity.npz") as file:
+        golden = {name: file[name] for name in file.files}
     tokens = golden["tokens"].tolist()
     size, together = (10, 2) if device_name == "emulator" else (128, 3)
     wanted = {"context": size, "exact": True, "kv_dtype": "f32", "cache_folder": None}
