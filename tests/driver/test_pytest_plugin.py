@@ -311,8 +311,8 @@ def test_a_project_beside_an_installed_urdir_has_no_warning(
     (own / "early.py").write_text("import model\n")
     monkeypatch.delenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(site), str(own), *sys.path]))
-    run.pytester.makepyfile("def test_it(urdir_emulator): assert urdir_emulator")
+    path = run.pytester.makepyfile("def test_it(urdir_emulator): assert urdir_emulator")
     result = run.pytester.runpytest_subprocess(
-        "-W", "error", "-p", "no:cacheprovider", "-p", "early"
+        "-W", "error", "-p", "no:cacheprovider", "-p", "early", path
     )
     result.assert_outcomes(passed=1)
