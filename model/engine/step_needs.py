@@ -24,7 +24,8 @@ def step_needs(parts: StepParts, shapes: ShapeBuckets, rows: int) -> Needs:
         most = max(most, shape.rows)
         for sheet in _sheets(parts, shape):
             needs = needs.most(needs_of(sheet))
-    return needs.for_rows(most)
+    has_routers = any(layer.mixtures for layer in parts.config.layers)
+    return needs.for_rows(most) if has_routers else needs
 
 
 def largest_steps(shapes: ShapeBuckets, rows: int) -> Iterator[StepShape]:

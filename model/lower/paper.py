@@ -210,10 +210,9 @@ class Needs(NamedTuple):
         return Needs(max(self.room, other.room), max(self.bound, other.bound), most)
 
     def for_rows(self, most: int) -> Needs:
-        """The same with a counter for each of ``most`` rows, where some steps count rows: of those
-        that do the largest is between the steps that were measured."""
-        counters = {COUNTERS: 4 * most} if COUNTERS in self.zeroed else {}
-        return self._replace(zeroed={**self.zeroed, **counters})
+        """The same with a counter for each of ``most`` rows: of the steps that count the rows of a
+        router, the largest is between those that are measured, none of which may count."""
+        return self._replace(zeroed={**self.zeroed, COUNTERS: 4 * most})
 
 
 def needs_of(sheet: Sheet) -> Needs:
