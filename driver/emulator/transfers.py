@@ -96,11 +96,7 @@ def cuMemAllocHost(driver: Driver, bytesize: Any) -> int:
 @driver_call(defers=True)
 def cuMemFreeHost(driver: Driver, p: Any) -> None:
     """Free page-locked memory, after everything queued has run."""
-    wait(driver, driver.context.scheduler.finish_all)
-    try:
-        driver.context.memory.free_host(host_address(p))
-    except MemoryRangeError as exc:
-        raise Refused("CUDA_ERROR_INVALID_VALUE", str(exc)) from None
+    _free_host(driver, p, "CUDA_ERROR_INVALID_VALUE")
 
 
 @driver_call()
@@ -117,11 +113,17 @@ def cuMemHostRegister(driver: Driver, p: Any, bytesize: Any, Flags: Any) -> None
 @driver_call(defers=True)
 def cuMemHostUnregister(driver: Driver, p: Any) -> None:
     """End what `cuMemHostRegister` did, after everything queued has run."""
+    _free_host(driver, p, "CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED")
+
+
+def _free_host(driver: Driver, p: Any, unknown: str) -> None:
+    """End page-locked memory, after everything queued has run; ``unknown`` is the code for an
+    address that is none of its beginnings."""
     wait(driver, driver.context.scheduler.finish_all)
     try:
         driver.context.memory.free_host(host_address(p))
     except MemoryRangeError as exc:
-        raise Refused("CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED", str(exc)) from None
+        raise Refused(unknown, str(exc)) from None
 
 
 @driver_call(results=1)

@@ -79,9 +79,8 @@ class _Json(logging.Formatter):
 
 def log_request(fields: dict[str, Any]) -> None:
     """Log a request: "client", "method", "path", "status", "seconds", "request_id" and more."""
-    if access_log.isEnabledFor(logging.INFO):
-        words = " ".join(f"{name}={_word(value)}" for name, value in fields.items())
-        access_log.info("%s", words, extra={REQUEST: fields})
+    words = " ".join(f"{name}={_word(value)}" for name, value in fields.items())
+    access_log.info("%s", words, extra={REQUEST: fields})
 
 
 def _word(value: object) -> str:
