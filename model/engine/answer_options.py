@@ -9,6 +9,7 @@ from urdir.model.engine.requests.request import Request
 from urdir.model.text.formats import Format, given_format
 
 if TYPE_CHECKING:
+    from urdir.model.engine.logit_processor import LogitProcessor
     from urdir.model.engine.sampling_settings import SamplingSettings
     from urdir.model.text.constraints import Constraint
 
@@ -22,7 +23,7 @@ class AnswerOptions(TypedDict, total=False):
     ``stops`` at which texts the answer ends. At most one of these says what the answer is:
     ``response_format`` (OpenAI's object: ``{"type": "json_object"}``, or ``{"type": "json_schema",
     "json_schema": {"schema": {...}}}``), ``grammar`` (GBNF or Lark) or ``regex``. They need
-    llguidance (extra `serve`).
+    llguidance (extra `serve`). ``processors`` change the logits before tokens are chosen.
     """
 
     settings: SamplingSettings | None
@@ -31,6 +32,7 @@ class AnswerOptions(TypedDict, total=False):
     response_format: Mapping[str, Any] | None
     grammar: str | None
     regex: str | None
+    processors: Sequence[LogitProcessor]
 
 
 class ChatOptions(AnswerOptions, total=False):
@@ -78,5 +80,6 @@ def make_request(
         limit=options.get("limit"),
         stops=(stops,) if isinstance(stops, str) else tuple(stops),
         constraint=constrain(form),
+        processors=tuple(options.get("processors", ())),
         shown=shown,
     )

@@ -107,17 +107,19 @@ class Loading(Owner):
 
     def prepare(self, request: Request) -> None:
         """Record the graphs of a request's prompt and of its first token."""
-        from urdir.model.engine.batch import Output
+        from urdir.model.engine.batch import Output, StepShape
 
         session = self.session
         output = Output.of(request.settings, masked=request.constraint is not None)
         output = Output.LOGITS if self._parts.host_sampling else output
-        shapes, length = [], 0
+        shapes: list[StepShape] = []
+        length = 0
         end = min(len(request.prompt), session.context)
         with self._opening.timed("graphs"):
             while length < end:
                 shape, length = session.shapes.prompt(length, end, output)
-                shapes.append(shape)
+                chooses = shape.output is not Output.NONE
+                shapes += shape.halves if request.processors and chooses else (shape,)
             session.steps.record(shapes)
 
     def warm_up(self, on_graph: Callable[[], None], **likely: Any) -> WarmUp:

@@ -83,6 +83,14 @@ class Steps(Owner):
             others = [(steps.graph(shape), queue) for steps, queue in self._followers]
             launch_together([(self.graph(shape), stream), *others])
 
+    def settled(self, stream: Stream) -> list[StepParts]:
+        """Wait for what is queued on ``stream`` and on those of other ranks; what each has, this
+        one's first. Raises DriverError."""
+        ranks = [(self, stream), *self._followers]
+        for _, queue in ranks:
+            queue.synchronize()
+        return [steps.parts for steps, _ in ranks]
+
     def make_ready(self, shape: StepShape) -> None:
         """Record what a launch of the shape replays, unless it is recorded. Raises DriverError."""
         if self.observer is None:
