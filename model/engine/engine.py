@@ -131,10 +131,22 @@ class Engine(Owner):
     def rerank(self, query: str, documents: Sequence[str]) -> Floats:
         """How well each of the documents fits the query, by a ranking model: (n,) f32, higher is
         better. Raises as `embed`."""
-        from urdir.model.engine.encoding.texts import pair_tokens
+        return self.score([(query, document) for document in documents], pooling="rank")
 
-        pairs = pair_tokens(self.tokenizer, self.file.metadata, query, documents)
-        return self.encoder.encode(pairs, "rank")[:, 0]
+    def score(
+        self, pairs: Sequence[tuple[str, str]], *, pooling: Pooling | None = None
+    ) -> Floats:
+        """How well the texts of each pair fit: (n,) f32, higher is better. A ranking model reads
+        the two together, a query and a document; others give the cosine of their embeddings, by
+        ``pooling`` as in `embed`. Raises as `embed`."""
+        if self.encoder.chosen_pooling(pooling) == "rank":
+            from urdir.model.engine.encoding.texts import pair_tokens
+
+            tokens = pair_tokens(self.tokenizer, self.file.metadata, pairs)
+            return self.encoder.encode(tokens, "rank")[:, 0]
+        both = self.embed([text for pair in pairs for text in pair], pooling=pooling)
+        scores: Floats = (both[0::2] * both[1::2]).sum(axis=1)
+        return scores
 
     @property
     def tokenizer(self) -> Tokenizer:
