@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from urdir.model.engine.adapter_pool import open_adapters, open_pool
 from urdir.model.engine.opening import Opening
 from urdir.model.engine.options import HEADS, NGRAM
 from urdir.model.engine.pieces import announce, driver_loader, open_file, open_group, template_of
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from urdir.model.engine.requests.warm_up import WarmUp
     from urdir.model.engine.session import Session
     from urdir.model.families.config import Config
-    from urdir.model.files.low_rank import Adapter
     from urdir.model.files.model_file import ModelFile
     from urdir.model.memory.draft_settings import DraftSettings
     from urdir.model.memory.session_settings import SessionSettings
@@ -202,7 +202,7 @@ def _open_session(
         pair = _checked_pair(pair.at_context(context), len(devices))
         config = pair.config
     config = _with_bytes(config, file, devices[0], options)
-    adapters = _open_adapters(options, file, config)
+    adapters = open_adapters(options, file, config)
     if adapters or options.max_adapters is not None:
         from urdir.model.layers.adaptable import room_for
 
@@ -248,6 +248,7 @@ def _open_session(
         _save_prefixes(session, options.prefix_dir, file)
     if session.adapters is not None:
         session.adapters.load_all(adapters)
+        session.adapters.pool = open_pool(options, file, config)
     if session.exchange is not None:
         devices.notes.append(session.exchange.describe_faults)
     return EngineParts(
@@ -303,21 +304,6 @@ def _open_encoder(
         host_sampling=False,
         seconds=opening.seconds,
     )
-
-
-def _open_adapters(
-    options: EngineOptions, file: ModelFile, config: Config
-) -> list[tuple[Adapter, float]]:
-    """The adapters that are given, with their scales."""
-    if not options.adapters:
-        return []
-    from urdir.model.files.adapter import open_adapter
-    from urdir.model.layers.adaptable import is_interleaved
-
-    turned = is_interleaved(config)
-    return [
-        (open_adapter(path, file, interleaved=turned), scale) for path, scale in options.adapters
-    ]
 
 
 def _with_draft(pair: Pair | None, file: ModelFile, settings: SessionSettings) -> SessionSettings:

@@ -171,6 +171,18 @@ async def streamed(engine: Engine) -> Ending | None:
     return None
 
 
+def measured(engine: Engine, embedder: Engine) -> list[float]:
+    """Numbers of texts, and adapters by name."""
+    rows: npt.NDArray[np.float32] = engine.logits("Once")
+    vectors: npt.NDArray[np.float32] = embedder.embed(["a", "b"], pooling="mean", normalize=False)
+    ranked: npt.NDArray[np.float32] = embedder.rerank("a", ["b"])
+    pairs: npt.NDArray[np.float32] = embedder.score([("a", "b")])
+    name: str = engine.load_adapter("poet.gguf")
+    print(engine.generate("Once", adapters=[name, ("other", 0.5)]), engine.perplexity("Once"))
+    tokens: list[int] = engine.tokenize("Once")
+    return [*pairs.tolist(), *ranked.tolist(), float(rows[0, tokens[0]]), float(vectors[0, 0])]
+
+
 def token_by_token(engine: Engine) -> Statistics:
     """The same with a template and a generation of one's own."""
     drafts = DraftSettings(most=3, longest=4, shortest=2)
