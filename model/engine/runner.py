@@ -145,6 +145,11 @@ class Steps(Owner):
         return all(shape in steps._graphs for steps in ranks)
 
     @property
+    def graphs(self) -> tuple[RecordedGraph, ...]:
+        """The graphs of this rank, the last one used last."""
+        return tuple(self._graphs.values())
+
+    @property
     def graph_bytes(self) -> int:
         """Bytes of device memory that graphs take, see `RecordedGraph.nbytes`."""
         return self._used_bytes
