@@ -185,7 +185,7 @@ def cuGraphNodeGetType(driver: Driver, hNode: Any) -> Any:
 
 @driver_call(results=1)
 def cuGraphNodeGetToolsId(driver: Driver, hNode: Any) -> int:
-    """The id of a node in tools, of which there are none: its handle in their numbers."""
+    """The id of a node in tools: its handle, as no tool looks on."""
     node: Node = driver.context.nodes[hNode]
     return node.handle
 
