@@ -161,10 +161,12 @@ class Engine(Owner):
         """The chat template, which the engine closes. Raises NoTemplateError without one."""
         return self._texts.template
 
-    def tokenize(self, text: str) -> list[int]:
+    def tokenize(self, text: str | Sequence[int]) -> list[int]:
         """Token ids of a text, BOS first where the model wants one; names of control tokens are
-        these tokens. Raises ModelError."""
-        return self.tokenizer.encode(text, parse_special=True, add_bos=True)
+        these tokens. Token ids stay as they are. Raises ModelError."""
+        from urdir.model.engine.answer_options import token_ids
+
+        return token_ids(lambda: self.tokenizer, text)
 
     def detokenize(self, tokens: Iterable[int]) -> str:
         """The text of token ids, with the names of control tokens. Raises ModelError for an id
@@ -179,8 +181,7 @@ class Engine(Owner):
         """
         from urdir.model.engine.logits import logits_of
 
-        tokens = self.tokenize(text) if isinstance(text, str) else text
-        return logits_of(self.session, tokens)
+        return logits_of(self.session, self.tokenize(text))
 
     def logprobs(self, text: str | Sequence[int]) -> NDArray[np.float64]:
         """ln p of each token of a text, or of token ids, after the first: (n_tokens - 1,) f64.
@@ -188,8 +189,7 @@ class Engine(Owner):
         Raises as `logits`, and for fewer than two tokens."""
         from urdir.model.engine.logits import logprobs_of
 
-        tokens = self.tokenize(text) if isinstance(text, str) else text
-        return logprobs_of(self.session, tokens)
+        return logprobs_of(self.session, self.tokenize(text))
 
     def perplexity(self, text: str | Sequence[int]) -> float:
         """exp of the mean of - `logprobs` of a text that fits the context.
@@ -256,8 +256,8 @@ class Engine(Owner):
         request = prompt.request(self.default_settings, options)
         return AsyncReply(request, self.generation_async(request), prompt.parser)
 
-    def generate(self, prompt: str, **options: Unpack[AnswerOptions]) -> str:
-        """How the model continues a plain text, without a template; see `chat`."""
+    def generate(self, prompt: str | Sequence[int], **options: Unpack[AnswerOptions]) -> str:
+        """How the model continues a plain text, or token ids, without a template; see `chat`."""
         return "".join(self.generation(self._request(prompt, options)).text())
 
     def generation(self, request: Request) -> Generation:
@@ -270,7 +270,7 @@ class Engine(Owner):
 
     def generate_all(
         self,
-        prompts: Sequence[str],
+        prompts: Sequence[str | Sequence[int]],
         **options: Unpack[AnswerOptions],
     ) -> Iterator[Continuation]:
         """Whole continuations of many prompts, in their order; up to ``sequences`` run at once.
@@ -287,7 +287,7 @@ class Engine(Owner):
         return continuations(self, requests)
 
     def generate_async(
-        self, prompt: str, **options: Unpack[AnswerOptions]
+        self, prompt: str | Sequence[int], **options: Unpack[AnswerOptions]
     ) -> AsyncGenerator[Piece | Ending, None]:
         """`generate` for asyncio: the text in pieces; see `generation_async`."""
         return self.generation_async(self._request(prompt, options))
@@ -328,7 +328,7 @@ class Engine(Owner):
             raise SettingsError("no room for adapters: open the model with max_adapters")
         return adapters
 
-    def _request(self, prompt: str, options: AnswerOptions) -> Request:
+    def _request(self, prompt: str | Sequence[int], options: AnswerOptions) -> Request:
         from urdir.model.engine.answer_options import AnswerOptions, check_options, make_request
 
         check_options(options, AnswerOptions)

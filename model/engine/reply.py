@@ -11,7 +11,7 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from contextlib import aclosing, closing
+from contextlib import aclosing, closing, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -188,7 +188,7 @@ class ChatPrompt:
     ) -> ChatPrompt:
         """See `Engine.chat`. Raises TemplateError."""
         check_options(options, ChatOptions)
-        tool_choice = options.get("tool_choice", "auto")
+        tool_choice = _name_of(options.get("tool_choice", "auto"))
         tools = None if tool_choice == "none" else options.get("tools")
         schemas = _schemas(tools)
         turns = conversation(messages, template.source)
@@ -230,6 +230,18 @@ class ChatPrompt:
             return None
         constraint, before, begun = form.constraint(), rendered.before, rendered.begun
         return after_thoughts(constraint, self.form, before, begun, tools=tools, many=True)
+
+
+def _name_of(tool_choice: str | Mapping[str, Any]) -> str:
+    """A choice of tools as a text; it may be OpenAI's object. Raises TemplateError."""
+    if isinstance(tool_choice, str):
+        return tool_choice
+    with suppress(LookupError, TypeError):
+        if isinstance(name := tool_choice["function"]["name"], str):
+            return name
+    raise TemplateError(
+        f"tool_choice {tool_choice!r:.80}: expected 'auto', 'none', 'required' or a tool's name"
+    )
 
 
 def _schemas(tools: ToolDescriptions | None) -> dict[str, Mapping[str, Any]] | None:
