@@ -86,9 +86,9 @@ class Message:
         if content is None and "tool_calls" in more:
             content = ""
         if isinstance(content, list | tuple):
-            texts = [part.get("text") for part in content if isinstance(part, Mapping)]
-            is_text = len(texts) == len(content) and all(isinstance(of, str) for of in texts)
-            content = "\n".join(texts) if is_text else None
+            parts = [part.get("text") for part in content if isinstance(part, Mapping)]
+            texts = [text for text in parts if isinstance(text, str)]
+            content = "\n".join(texts) if len(texts) == len(content) else None
         if not isinstance(role, str) or not isinstance(content, str):
             raise TemplateError(
                 f"a message needs a role and a content, both texts, or text parts: {message!r:.80}"
