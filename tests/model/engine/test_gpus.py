@@ -83,7 +83,6 @@ QUICK = (
     ("tensors", "nano-llama-f32", 2),
     ("tensors", "nano-llama-q4_0", 4),
     ("layers", "nano-llama-f32", 2),
-    ("layers", "demo-q4_k_m", 3),
 )
 #: Files whose attention and networks are cut on two and on four devices; blocks of 256 are not.
 CUT = ("f32", "f16", "bf16", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0")
@@ -92,7 +91,7 @@ OTHERS = [
     *(("tensors", name, n) for n in (2, 4) for name in (*LLAMAS, "nano-qwen2-q4_k_m")),
     *(("layers", name, 2) for name in (*LLAMAS, "nano-qwen2-q4_k_m", "nano-mixtral-q4_k_m")),
     *((split, "demo-q4_k_m", n) for split in ("tensors", "layers") for n in (2, 4)),
-    ("layers", "demo-q4_k_m", 6),
+    *(("layers", "demo-q4_k_m", n) for n in (3, 6)),
 ]
 
 
