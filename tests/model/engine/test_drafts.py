@@ -304,7 +304,7 @@ def test_sequences_draft_together_as_each_alone(
 
 
 @of_each
-@pytest.mark.turns(4)
+@pytest.mark.turns(8)
 @pytest.mark.slow
 def test_default_arithmetic_stays_near(pair: Opened, open_draft: Callable[..., ChainDraft]) -> None:
     """Tokens one by one, and a text at once, whose products are made by tensor cores."""

@@ -64,7 +64,7 @@ def _positions(device: str, total: int, full: bool) -> int:
     return total if full or device == "cuda" else FEW
 
 
-@pytest.mark.turns(3)
+@pytest.mark.turns(6)
 @pytest.mark.references("golden", LLAMA_CPP_ERROR)
 def test_exact_mode_matches_golden(
     name: str, device_name: str, pytestconfig: pytest.Config, golden: Golden, supported: Any
@@ -78,7 +78,7 @@ def test_exact_mode_matches_golden(
     assert error <= EXACT_RELATIVE_RMS
 
 
-@pytest.mark.turns(3, which=1)
+@pytest.mark.turns(6, which=1)
 @pytest.mark.references(
     "golden", [*reversed(LLAMA_CPP_ERROR)]
 )  # of which the exact test has others

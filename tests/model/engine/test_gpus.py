@@ -118,7 +118,6 @@ def test_exact_mode_matches_golden(
 #: (split, family, devices) of the default run. Attention has two heads in these files, and one
 #: where it is latent or a delta rule with a gate for each key: `test_random_models` has more.
 QUICK_FAMILIES = (
-    ("tensors", "falcon-h1-dense", 2),
     ("tensors", "minicpm3-dense", 2),
     ("tensors", "gpt-oss-moe", 2),
     ("layers", "gpt2-dense", 2),

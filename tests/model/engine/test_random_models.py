@@ -326,6 +326,9 @@ CASES = {
 #: What other tests of the default run have, too.
 _FULL = {
     "pools of three tokens, several streams",  # a golden has them
+    "ALiBi of 3 heads, LayerNorm",  # so do goldens
+    "seven experts, groups of 7",
+    "latent vectors whose keys are stored beside values",  # on several devices
     "head_dim 80, groups of 3",
     "head_dim 256, six layers, five with rings",
     "delta rule, six heads on three",
