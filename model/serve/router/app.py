@@ -85,13 +85,14 @@ class Router:
     # ---- which model ----
 
     async def named(self, name: str | None, path: str = "") -> Model:
-        """The model of a name, which may be in new files. Raises ApiError."""
+        """The model of a name, which may be in new files, or in files that are gone. Raises
+        ApiError."""
         models = self.fleet.models
         if len(models) == 1:
             (only,) = models.values()
-            if name is None or only.spec.any_name:
+            if not name or only.spec.any_name:
                 return only
-        if name is None:
+        if not name:
             raise ApiError(
                 f"this server has several models: name one as 'model': {self._there()}",
                 param="model",
@@ -101,9 +102,9 @@ class Router:
         for is_new in (False, True):
             if is_new:
                 await self.fleet.refresh()
-            for each in wanted:
-                if (model := self.fleet.get(each)) is not None:
-                    return model
+            found = next((model for each in wanted if (model := self.fleet.get(each))), None)
+            if found is not None and (is_new or found.status != "unloaded"):
+                return found
         shown = name if len(name) <= _MOST_NAME else name[:_MOST_NAME] + "..."
         raise ApiError(
             f"there is no model {shown!r}; this server has {self._there()}",
