@@ -111,6 +111,9 @@ class Parser(argparse.ArgumentParser):
         for name, table in {"": {}, **tables}.items():
             own = argparse.Namespace()
             self._source = f"{file}: [{name}]"
+            for row in table:
+                if isinstance(table[row], dict):
+                    self.error(f'a name with dots is written in quotes: ["{name}.{row}"]')
             own.load_on_startup = table.pop("load-on-startup", False)
             if not isinstance(own.load_on_startup, bool):
                 self.error(f"load-on-startup: true or false, not {own.load_on_startup!r}")

@@ -43,7 +43,7 @@ def serve(
     from urdir.model.serve.router.server import serve_models
     from urdir.model.serve.router.spec import RouterSettings
 
-    models = _Models(args, serve_one)
+    models = Models(args, serve_one)
     models.check()
     if access.tls is not None:
         access.tls.context()
@@ -59,7 +59,7 @@ def serve(
         serve_models(models.find, settings, listener, access, limits, begun, args.drain)
 
 
-class _Models:
+class Models:
     """The models that the flags name."""
 
     def __init__(self, args: argparse.Namespace, serve_one: ServeOne) -> None:
