@@ -31,7 +31,7 @@ from urdir.model.serve.stream import log
 
 #: Endpoints of other APIs that clients may try -> why they are missing.
 _REFUSED = {
-    "/api/": "has one model, and embeddings at /api/embed",
+    "/api/": "takes its models from its flags; embeddings are at /api/embed",
     "/embedding": "has embeddings at /v1/embeddings",
     "/v1/audio": "has no audio",
     "/v1/batches": "has no batches; use urdir batch, or send requests concurrently",
