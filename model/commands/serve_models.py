@@ -85,7 +85,7 @@ class Models:
         found = {model.name for model in self._in_folder()}
         for name, preset in self._presets.items():
             if not name or len(name) > _MOST_NAME or not name.isprintable():
-                raise UsageError(f"--models-preset: {name[:40]!r} is no name of a model")
+                raise UsageError(f"--models-preset: {name[:40]!r} cannot be the name of a model")
             if options.one_model(preset) is None and name not in found:
                 raise UsageError(
                     f"--models-preset: {args.models_dir or 'the file'} has no model {name!r}: "
@@ -95,7 +95,8 @@ class Models:
             raise UsageError(f"--models-preset {args.models_preset}: it has no table of a model")
 
     def find(self) -> Iterator[ModelSpec]:
-        """The models that there are now. Raises ModelError for a folder that cannot be read."""
+        """The models of the folder and the presets, as they are now. Raises ModelError for a folder
+        that cannot be read."""
         args = self._args
         if not args.models_dir and not args.models_preset:
             yield self._single()

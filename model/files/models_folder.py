@@ -47,7 +47,7 @@ def models_in(folder: Path) -> list[FolderModel]:
 
 
 def _entries(folder: Path) -> list[Path]:
-    """What is in a folder, of names that can be printed, but for hidden files."""
+    """What is in a folder, without hidden files and names that cannot be printed."""
     names = sorted(os.listdir(folder))
     shown = [name for name in names if not name.startswith(".") and name.isprintable()]
     return [folder / name for name in shown[:_MOST_FILES]]

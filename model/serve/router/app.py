@@ -295,7 +295,7 @@ async def _gone(model: Model, worker: AnyWorker) -> ApiError:
 
 
 def _last_event(kind: bytes, path: str) -> bytes | None:
-    """The event that ends a stream which was cut off; None for what is no stream."""
+    """The event that ends a stream which was cut off; None for other responses."""
     error = ApiError("the model's process has ended", status=503, kind="server_error")
     said = encode_json(error_body(path, error))
     if kind.startswith(b"text/event-stream"):

@@ -21,7 +21,8 @@ _decoder = msgspec.json.Decoder(_Named)
 
 def model_field(body: bytes | bytearray, limits: Limits) -> str | None:
     """The name in a body: "model", or "name", as older clients of ollama have it for /api/show.
-    None without one. Raises ApiError for what is no JSON object, or no text there.
+    None without one. Raises ApiError for a body that is not a JSON object, or a name that is not a
+    text.
 
     The server of the model reads the body again, within its limits.
     """

@@ -39,7 +39,7 @@ async def metrics_text(fleet: Fleet, counts: Counts, headers: Headers) -> bytes:
 
 
 async def _of_model(model: Model, headers: Headers) -> str:
-    """What a model's server tells; this is no use of the model."""
+    """The metrics of a model's server; asking for them does not count as a request."""
     assert model.worker is not None
     try:
         async with (

@@ -1,4 +1,4 @@
-"""`urdir serve` with several models: which there are, their flags, and flags that do not go together."""
+"""`urdir serve` with several models: their names and flags, and flags that do not go together."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_one_model_that_sleeps(folder: Path) -> None:
         (("--models-dir", "{0}", "--models-preset", "{0}/p.toml"), "has no model 'absent'"),
         (("--models-preset", "{0}/p.toml"), "the file has no model 'absent'"),
         (("--models-preset", "{0}/empty.toml"), "it has no table of a model"),
-        (("--models-preset", "{0}/name.toml"), "is no name of a model"),
+        (("--models-preset", "{0}/name.toml"), "cannot be the name of a model"),
         (("--models-dir", "{0}", "--models-max", "-1"), "--models-max"),
     ],
 )

@@ -1,4 +1,4 @@
-"""The models of a folder: files, split files, folders; adapters, projectors and hidden files not."""
+"""The models of a folder: files, split files, folders; no adapters, projectors or hidden files."""
 
 from __future__ import annotations
 
