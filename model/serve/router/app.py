@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from http import HTTPStatus
 from typing import Any
 
@@ -61,8 +61,9 @@ def make_router_app(fleet: Fleet, access: Access, limits: Limits, counts: Counts
         Route("/api/version", router.version),
         Route("/api/show", router.show, methods=["POST"]),
         Route("/v1/responses/{name}", router.response, methods=["GET", "DELETE"]),
+        Route("/v1/responses/{name}/cancel", router.response, methods=["POST"]),
     ]
-    posts = [*ANSWERED, *EMBEDDED, *JOBS, "/v1/responses/{name}/cancel", "/slots/{slot}"]
+    posts = [*ANSWERED, *EMBEDDED, *JOBS, "/slots/{slot}"]
     passed = [
         *(Route(path, forward, methods=["POST"]) for path in posts),
         *(Route(path, forward, methods=["GET"]) for path in (*FIXED, "/slots")),
@@ -182,20 +183,21 @@ class Router:
         return JsonResponse(model.info.get("show", unknown))
 
     async def response(self, request: Request) -> Response:
-        """GET and DELETE /v1/responses/NAME: of whichever loaded model keeps it."""
+        """GET and DELETE /v1/responses/NAME, and its cancel: of the loaded model that keeps it."""
         name = request.query_params.get("model")
         asked = [await self.named(name)] if name else [*self.fleet.models.values()]
+        method, target = request.method, target_of(request.scope)
         for model in asked:
             if model.status != "loaded":
                 continue
-            async with (
-                self.fleet.use(model, loads=False) as worker,
-                ask(worker.path, request.method, target_of(request.scope), passed(request.scope))
-                as reply,
-            ):  # fmt: skip
-                if reply.status != HTTPStatus.NOT_FOUND:
-                    kind = dict(reply.headers).get(b"content-type", b"").decode()
-                    return Response(await reply.whole(), reply.status, media_type=kind)
+            with suppress(GoneError):
+                async with (
+                    self.fleet.use(model, loads=False) as worker,
+                    ask(worker.path, method, target, passed(request.scope)) as reply,
+                ):
+                    if reply.status != HTTPStatus.NOT_FOUND:
+                        kind = dict(reply.headers).get(b"content-type", b"").decode()
+                        return Response(await reply.whole(), reply.status, media_type=kind)
         raise ApiError(
             f"there is no response {request.path_params['name']!r}",
             status=404,
@@ -327,8 +329,10 @@ def own_headers(access: Access) -> Headers:
 def status_json(model: Model) -> Json:
     """Where a model stands, as llama-server has it; "cause" says why it failed."""
     value = "loaded" if model.status == "unloading" else model.status
+    if value == "unloaded" and model.loading is not None:  # others are loaded before
+        value = "loading"
     status: Json = {"value": value}
-    if model.cause is not None and model.status == "unloaded":
+    if model.cause is not None and value == "unloaded":
         status |= {"failed": True, "cause": model.cause}
     return status
 

@@ -26,8 +26,8 @@ from urdir.model.serve.router.worker import Failure, LoadError, Worker
 log = logging.getLogger("urdir.serve")
 
 Status = Literal["unloaded", "loading", "loaded", "unloading"]
-#: Looks whether models are idle, in seconds, at most.
-_MOST_TICK = 1.0
+#: Seconds between looks whether models are idle.
+_LEAST_TICK, _MOST_TICK = 0.05, 1.0
 
 
 class AnyWorker(Protocol):
@@ -205,7 +205,11 @@ class Fleet:
         return model.loading
 
     async def unload(self, model: Model) -> None:
-        """Unload a model once its open requests are answered; one that is loading is stopped."""
+        """Unload a model once its open requests are answered; one that is loading is stopped. It
+        goes on if this is cancelled."""
+        await asyncio.wait((self._begin(self._unload(model)),))
+
+    async def _unload(self, model: Model) -> None:
         if model.loading is not None and not model.leaves:
             model.loading.cancel()
             await asyncio.wait((model.loading,))
@@ -227,13 +231,20 @@ class Fleet:
             await self._until(is_settled)
             async with self._turn:
                 await self._until(is_settled)
-                if model.status == "loaded":
-                    return
-                model.status = "loading"
-                await asyncio.to_thread(model.spec.check)
-                await self._make_place(model)
-                while not await self._try_to_load(model):
-                    pass
+                if model.status == "unloaded":
+                    await self._load_now(model)
+        finally:
+            model.loading = None
+            self._changed()
+
+    async def _load_now(self, model: Model) -> None:
+        """See `_load`."""
+        model.status = "loading"
+        try:
+            await asyncio.to_thread(model.spec.check)
+            await self._make_place(model)
+            while not await self._try_to_load(model):
+                pass
         except BaseException as error:
             model.status, model.worker = "unloaded", None
             if not isinstance(error, ApiError | asyncio.CancelledError):
@@ -243,9 +254,6 @@ class Fleet:
                 model.failures += 1
                 log.error("the model %s could not be loaded: %s", model.name, error)
             raise
-        finally:
-            model.loading = None
-            self._changed()
 
     async def _try_to_load(self, model: Model) -> bool:
         """Load a model; False where another one had to make room, so that it may fit now. Raises
@@ -377,7 +385,7 @@ class Fleet:
                     limits.append(limit / 4)
                     if model.is_idle and now - model.used >= limit:
                         self._stop(model)
-            await asyncio.sleep(min(limits))
+            await asyncio.sleep(max(_LEAST_TICK, min(limits)))
 
     async def close(self, aborts: bool) -> None:
         """End all models; those with open requests abort them, if ``aborts``."""
@@ -395,8 +403,13 @@ class Fleet:
     def _begin(self, work: Any) -> asyncio.Task[Any]:
         task = asyncio.create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._done)
         return task
+
+    def _done(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # a load for which no request waits may fail
 
     def _changed(self) -> None:
         """Wake what waits for a change."""

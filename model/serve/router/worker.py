@@ -62,7 +62,7 @@ class Worker:
 
     def start(self) -> None:
         """Start the process, in the running event loop."""
-        loop = asyncio.get_running_loop()
+        self._loop = loop = asyncio.get_running_loop()
         self.ended, self._ready = loop.create_future(), loop.create_future()
         self._control, theirs = _context.Pipe()
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
@@ -116,30 +116,30 @@ class Worker:
                 return
             said = self._control.recv()
         except (EOFError, OSError):
-            asyncio.get_running_loop().remove_reader(self._control.fileno())
+            self._loop.remove_reader(self._control.fileno())
             return
         if said is not None:
             self._failure = said
+            self._loop.call_later(_KILL_SECONDS, self.order, signal.SIGKILL)  # if it does not end
         elif not self._ready.done():
             self._ready.set_result(None)
 
     def _bury(self) -> None:
         """The process has ended."""
-        loop = asyncio.get_running_loop()
         while self._failure is None and not self._control.closed and self._control.poll():
             try:
                 self._failure = self._control.recv() or self._failure
             except (EOFError, OSError):
                 break
-        loop.remove_reader(self._control.fileno())
-        loop.remove_reader(self._process.sentinel)
+        self._loop.remove_reader(self._control.fileno())
+        self._loop.remove_reader(self._process.sentinel)
         is_alone = not self._kill_all()
         self._process.join()
         code = self._process.exitcode or 0
         self._control.close()
         self.path.unlink(missing_ok=True)
         usual = None if self._is_to_end else Failure(f"its process has ended: {_why(code)}")
-        self._burying = loop.create_task(self._end_with(self._failure or usual, is_alone))
+        self._burying = self._loop.create_task(self._end_with(self._failure or usual, is_alone))
 
     async def _end_with(self, failure: Failure | None, is_alone: bool) -> None:
         """Wait until processes that outlived theirs are gone, with their device memory."""
@@ -152,8 +152,10 @@ class Worker:
         """Kill the processes of the session that `run_worker` begins; whether there are others than
         its leader."""
         pid = self._process.ident
+        if pid is None:
+            return False
         try:
-            os.killpg(pid or 0, signal.SIGKILL)
+            os.killpg(pid, signal.SIGKILL)
         except (ProcessLookupError, PermissionError):
             return False
         return True

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import gc
 import json
 import socket
 import struct
@@ -277,6 +279,7 @@ def test_a_crash_is_of_one_model(start: Start) -> None:
     for name in "ab":
         router.text(name)
         router.toys.service(name).delay = 0.05
+    router.toys.service("a").repeat = 50
     streamed = {"model": "a", "prompt": "Hi", "max_tokens": 500, "stream": True}
     with router.client.stream("POST", "/v1/completions", json=streamed) as response:
         lines = response.iter_lines()
@@ -416,6 +419,8 @@ def test_kept_responses_are_found(start: Start) -> None:
     router.text("a")
     first = http.post("/v1/responses", json={"model": "b", "input": "Hi"}).json()
     assert http.get(f"/v1/responses/{first['id']}").json()["model"] == "b"
+    cancelled = http.post(f"/v1/responses/{first['id']}/cancel")
+    assert "the response has ended" in cancelled.json()["error"]["message"]
     assert http.delete(f"/v1/responses/{first['id']}").json()["deleted"] is True
     assert http.get(f"/v1/responses/{first['id']}").status_code == 404
 
@@ -502,3 +507,57 @@ def test_loads_beside_each_other_do_not_block(start: Start) -> None:
     assert router.status("b") == "loading"
     thread.join(20)
     assert found[0].status_code == 200
+
+
+def test_an_unload_goes_on_without_its_client(start: Start) -> None:
+    router = start("a", "b")
+    service = router.toys.service("a")
+    service.delay = 0.05
+    thread, found = router.in_thread(lambda: router.ask("a"))
+    router.wait_for(lambda: service.running == 1)
+
+    async def unload_and_leave() -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(0.01):
+                await router.fleet.unload(router.fleet.models["a"])
+
+    router.call(unload_and_leave())
+    assert router.fleet.models["a"].leaves
+    service.delay = 0.0
+    assert router.text("a") == "I am a."  # loaded again, once the first was answered
+    thread.join(20)
+    assert found[0].json()["choices"][0]["text"] == "I am a."
+    assert router.toys.started == ["a", "a"]
+
+
+def test_a_load_that_waits_for_its_turn_can_be_stopped(start: Start) -> None:
+    router = start("a", "b", load_seconds=0.3)
+    http = router.client
+    for name in "ab":
+        http.post("/models/load", json={"model": name})
+    listed = http.get("/models").json()["data"]
+    assert [each["status"]["value"] for each in listed] == ["loading", "loading"]
+    http.post("/models/unload", json={"model": "b"})
+    assert http.get("/v1/models/b").json()["status"] == {"value": "unloaded"}
+    router.wait_for(lambda: router.status("a") == "loaded")
+    assert router.toys.started == ["a"]
+
+
+def test_a_failed_load_without_requests_is_no_unhandled_error(
+    start: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    router = start("a", spec("b", load_on_startup=True))
+    router.toys.failing |= {"a": "broken", "b": "broken"}
+    router.client.post("/models/load", json={"model": "a"})
+    router.wait_for(lambda: router.fleet.models["a"].cause is not None)
+    router.server.should_exit = True
+    router.wait_for(lambda: not router.fleet._tasks)
+    gc.collect()
+    assert "never retrieved" not in caplog.text
+
+
+def test_idle_for_no_time_at_all(start: Start) -> None:
+    router = start(spec("a", idle_seconds=0), "b")
+    assert router.text("a") == "I am a."
+    router.wait_for(lambda: router.status("a") == "unloaded")
+    assert router.text("a") == "I am a."
