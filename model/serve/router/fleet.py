@@ -15,67 +15,21 @@ import time
 from collections.abc import AsyncGenerator, Callable, Iterable
 from itertools import count
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any
 
 from urdir.model.errors import ModelError
 from urdir.model.serve.errors import ApiError
+from urdir.model.serve.router.changes import Changes
+from urdir.model.serve.router.model import AnyWorker, Model
+from urdir.model.serve.router.room import Room, busy
 from urdir.model.serve.router.spec import ModelSpec, RouterSettings
 from urdir.model.serve.router.upstream import GoneError
 from urdir.model.serve.router.worker import Failure, LoadError, Worker
 
 log = logging.getLogger("urdir.serve")
 
-Status = Literal["unloaded", "loading", "loaded", "unloading"]
 #: Seconds between looks whether models are idle.
 _LEAST_TICK, _MOST_TICK = 0.05, 1.0
-
-
-class AnyWorker(Protocol):
-    """What a fleet needs of a `Worker`."""
-
-    path: Path
-    ended: asyncio.Future[Failure | None]
-
-    def start(self) -> None:
-        """Start the process."""
-
-    async def ready(self) -> None:
-        """Wait until it answers. Raises LoadError."""
-
-    async def end(self, seconds: float) -> None:
-        """End it, within so long."""
-
-
-class Model:
-    """A model and where it stands.
-
-    ``open`` requests are being answered, ``used`` is when the last one ended. ``cause`` says why
-    the last load failed or the process ended. ``info`` is what its server said of it when it was
-    loaded last. A model that ``leaves`` gets no new requests until it is loaded again.
-    """
-
-    def __init__(self, spec: ModelSpec) -> None:
-        self.spec = spec
-        self.status: Status = "unloaded"
-        self.worker: AnyWorker | None = None
-        self.open = 0
-        self.used = 0.0
-        self.leaves = False
-        self.cause: str | None = None
-        self.failed_at = -float("inf")
-        self.info: dict[str, Any] = {}
-        self.loading: asyncio.Task[None] | None = None
-        self.loads = self.failures = 0
-
-    @property
-    def name(self) -> str:
-        """Its name in answers."""
-        return self.spec.name
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether it is loaded, without a request."""
-        return self.status == "loaded" and not self.open
 
 
 class Fleet:
@@ -95,13 +49,13 @@ class Fleet:
         self.models: dict[str, Model] = {}
         self.settings = settings
         self.waiting = 0  # requests for models that are not loaded
-        self.evictions = 0
         self._find = find
         self._launch = launch
         self._describe = describe
         self._by_name: dict[str, Model] = {}
         self._turn = asyncio.Lock()  # of loads
-        self._change = asyncio.Event()  # a new one after each
+        self._changes = Changes()
+        self.room = Room(self.models, settings, self._changes, self._stop)
         self._tasks: set[asyncio.Task[Any]] = set()
         self._owners = contextlib.ExitStack()
         self._sockets = Path(
@@ -165,7 +119,7 @@ class Fleet:
         finally:
             model.open -= 1
             model.used = time.monotonic()
-            self._changed()
+            self._changes.notify()
 
     async def _wait_until_loaded(self, model: Model) -> None:
         """Wait for a load, which goes on if this is cancelled. Raises ApiError."""
@@ -215,10 +169,10 @@ class Fleet:
             await asyncio.wait((model.loading,))
         if model.status == "loaded":
             model.leaves = True
-            await self._until(lambda: model.status != "loaded" or not model.open)
+            await self._changes.until(lambda: model.status != "loaded" or not model.open)
         if model.status == "loaded":
             self._stop(model)
-        await self._until(lambda: model.status != "unloading")
+        await self._changes.until(lambda: model.status != "unloading")
 
     async def _load(self, model: Model) -> None:
         """Load a model once it may, and there is room. Raises LoadError, ModelError, and ApiError
@@ -228,21 +182,21 @@ class Fleet:
             return model.status != "unloading" and not model.leaves
 
         try:
-            await self._until(is_settled)
+            await self._changes.until(is_settled)
             async with self._turn:
-                await self._until(is_settled)
+                await self._changes.until(is_settled)
                 if model.status == "unloaded":
                     await self._load_now(model)
         finally:
             model.loading = None
-            self._changed()
+            self._changes.notify()
 
     async def _load_now(self, model: Model) -> None:
         """See `_load`."""
         model.status = "loading"
         try:
             await asyncio.to_thread(model.spec.check)
-            await self._make_place(model)
+            await self.room.make_place(model)
             while not await self._try_to_load(model):
                 pass
         except BaseException as error:
@@ -270,7 +224,7 @@ class Fleet:
             await worker.end(0)
             raise LoadError(worker.ended.result() or Failure(str(error))) from error
         except LoadError as error:
-            if error.is_memory and await self._evict():
+            if error.is_memory and await self.room.evict():
                 return False
             raise
         except asyncio.CancelledError:
@@ -291,7 +245,7 @@ class Fleet:
             model.cause = failure.cause
             log.error("the model %s is gone: %s", model.name, failure.cause)
         model.status, model.worker, model.leaves = "unloaded", None, False
-        self._changed()
+        self._changes.notify()
 
     def _stop(self, model: Model) -> None:
         """Begin to unload a model without open requests."""
@@ -310,64 +264,7 @@ class Fleet:
         if model.spec.memory_share is not None:
             return model.spec.memory_share
         most = min(self.settings.loaded or len(self.models), len(self.models))
-        return self.settings.memory_share / max(1, most - len(self._with("loaded")))
-
-    # ---- room ----
-
-    async def _make_place(self, model: Model) -> None:
-        """Evict models until one more may be loaded. Raises ApiError after a while."""
-        others = [other for other in self.models.values() if other is not model]
-        while self.settings.loaded:
-            held = [other for other in others if other.status in ("loaded", "unloading")]
-            if len(held) < self.settings.loaded:
-                return
-            await self._evict()
-
-    async def _evict(self) -> bool:
-        """Unload the idle model that was used longest ago, or wait for one that is unloaded; False
-        if there is none. If none is idle for a while, the one used longest ago gets no new
-        requests, so that it becomes idle. Raises ApiError if that takes too long."""
-        if not self._with("unloading"):
-            if not self._with("loaded"):
-                return False
-            if (idle := await self._idlest()) is not None:
-                self.evictions += 1
-                self._stop(idle)
-        await self._until(lambda: not self._with("unloading"))
-        return True
-
-    async def _idlest(self) -> Model | None:
-        """The idle model that was used longest ago, once there is one; None if all are gone
-        meanwhile. See `_evict`."""
-
-        def find() -> Model | None:
-            return min(
-                (model for model in self._with("loaded") if not model.open),
-                key=lambda model: model.used,
-                default=None,
-            )
-
-        def is_over() -> bool:
-            return find() is not None or not self._with("loaded")
-
-        patience, most = self.settings.patience_seconds, self.settings.room_seconds
-        if not await self._until(is_over, patience):
-            leaving = min(self._with("loaded"), key=lambda model: model.used)
-            leaving.leaves = True
-            try:
-                if not await self._until(is_over, max(0.0, most - patience)):
-                    raise busy(
-                        "all models that are loaded have open requests: there is no room "
-                        "for another one yet"
-                    )
-            finally:
-                leaving.leaves = False
-                self._changed()
-        return find()
-
-    def _with(self, status: Status) -> list[Model]:
-        """The models of a status."""
-        return [model for model in self.models.values() if model.status == status]
+        return self.settings.memory_share / max(1, most - len(self.room.with_status("loaded")))
 
     # ---- idle sleep and the end ----
 
@@ -393,12 +290,12 @@ class Fleet:
             if model.loading is not None:
                 model.loading.cancel()
         seconds = 0.0 if aborts else self.settings.end_seconds
-        workers = [model.worker for model in self._with("loaded") if model.worker is not None]
+        workers = [
+            model.worker for model in self.room.with_status("loaded") if model.worker is not None
+        ]
         await asyncio.gather(*(worker.end(seconds) for worker in workers))
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._owners.close()
-
-    # ---- waiting ----
 
     def _begin(self, work: Any) -> asyncio.Task[Any]:
         task = asyncio.create_task(work)
@@ -410,29 +307,3 @@ class Fleet:
         self._tasks.discard(task)
         if not task.cancelled():
             task.exception()  # a load for which no request waits may fail
-
-    def _changed(self) -> None:
-        """Wake what waits for a change."""
-        self._change.set()
-        self._change = asyncio.Event()
-
-    async def _until(self, condition: Callable[[], bool], seconds: float | None = None) -> bool:
-        """Wait until a condition holds; whether it does within so many seconds."""
-        try:
-            async with asyncio.timeout(seconds):
-                while not condition():
-                    await self._change.wait()
-        except TimeoutError:
-            return False
-        return True
-
-
-def busy(why: str) -> ApiError:
-    """The error for a router that has no room now."""
-    return ApiError(
-        why,
-        status=503,
-        kind="unavailable_error",
-        code="no_room",
-        headers={"Retry-After": "5"},
-    )

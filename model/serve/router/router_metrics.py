@@ -12,7 +12,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from urdir.model.serve.counts import Counts
 from urdir.model.serve.metrics import Collected
-from urdir.model.serve.router.fleet import Fleet, Model
+from urdir.model.serve.router.fleet import Fleet
+from urdir.model.serve.router.model import Model
 from urdir.model.serve.router.upstream import GoneError, Headers, ask
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
@@ -67,7 +68,7 @@ def _own(fleet: Fleet, counts: Counts) -> Iterator[Metric]:
         failures.add_metric([model.name], model.failures)
     yield from (loaded, opened, loads, failures)
     yield CounterMetricFamily(
-        "urdir_router_evictions", "Models unloaded to make room.", value=fleet.evictions
+        "urdir_router_evictions", "Models unloaded to make room.", value=fleet.room.evictions
     )
     yield GaugeMetricFamily(
         "urdir_router_waiting", "Requests that wait for a model to be loaded.", value=fleet.waiting

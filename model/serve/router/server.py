@@ -14,8 +14,9 @@ from urdir.model.serve.connections import room
 from urdir.model.serve.counts import Counts
 from urdir.model.serve.limits import Limits
 from urdir.model.serve.loops import run_in_loop
-from urdir.model.serve.router.app import make_router_app, own_headers
+from urdir.model.serve.router.app import make_router_app
 from urdir.model.serve.router.fleet import Fleet
+from urdir.model.serve.router.forward import own_headers
 from urdir.model.serve.router.spec import ModelSpec, RouterSettings
 from urdir.model.serve.router.upstream import describe
 from urdir.model.serve.server import HttpServer

@@ -90,7 +90,7 @@ def test_streams_pass_as_they_come(start: Start) -> None:
                 last = line
     assert last == "data: [DONE]"
     assert times[-1] - times[0] > 0.05
-    assert router.fleet.models["a"].open == 0
+    router.wait_for(lambda: router.fleet.models["a"].open == 0)
 
 
 def test_what_is_listed_says_where_models_stand(start: Start) -> None:
@@ -166,7 +166,7 @@ def test_the_model_used_longest_ago_makes_room(start: Start) -> None:
     assert [router.status(name) for name in "abc"] == ["loaded", "unloaded", "loaded"]
     router.text("b")
     assert [router.status(name) for name in "abc"] == ["unloaded", "loaded", "loaded"]
-    assert router.fleet.evictions == 2
+    assert router.fleet.room.evictions == 2
 
 
 def test_a_full_device_makes_room(start: Start) -> None:
