@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Self
 
 from urdir.model.engine.batch import ShapeBuckets
 from urdir.model.engine.step_needs import step_needs
-from urdir.model.errors import ModelError, SettingsError
+from urdir.model.errors import NoRoomError, SettingsError
 from urdir.model.families.config import Config
 from urdir.model.lower.attend import segment_alignment
 from urdir.model.lower.paper import Needs, PaperShapes, paper_parts
@@ -224,10 +224,10 @@ class MemoryPlan:
         return {**parts, "total": self.total}
 
     def check(self, device: Device) -> None:
-        """Raise ModelError with needed and available bytes when the device has too little."""
+        """Raise NoRoomError with needed and available bytes when the device has too little."""
         if not self.fits(device):
             free = device.usable_memory()
-            raise ModelError(
+            raise NoRoomError(
                 f"not enough memory on {device.name}: {self.total + RESERVE_BYTES:,} bytes needed "
                 f"(weights {self.weights:,}, KV cache {self.kv_cache:,}, recurrent states "
                 f"{self.recurrent:,}, workspace {self.workspace:,}, graphs {self.graphs:,}, "

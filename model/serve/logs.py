@@ -24,15 +24,17 @@ class LogSettings:
 
     By default warnings and errors go to stderr, as they are. ``verbose`` adds what happens and a
     line for each request; a ``file``, which several processes append to and logrotate may move, or
-    a ``form`` gets these, too.
+    a ``form`` gets these, too. Without ``requests`` these have no lines.
     """
 
     form: Literal["text", "json"] | None = None
     file: Path | None = None
     verbose: bool = False
+    requests: bool = True
 
     def begin(self) -> None:
         """Log so in this process. Raises ModelError if the file cannot be opened."""
+        access_log.disabled = not self.requests
         if self.form is None and self.file is None and not self.verbose:
             return
         try:

@@ -40,6 +40,7 @@ GROUPS = {
         "access",
         "log",
         "embeddings",
+        "models",
     },
     "bench": {"model", "memory", "placement", "bench"},
 }
