@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from http import HTTPStatus
 
 from starlette.applications import Starlette
@@ -16,6 +17,7 @@ from urdir.driver.errors import DriverError
 from urdir.model.engine.requests.device_lost import DeviceLostError
 from urdir.model.errors import ModelError
 from urdir.model.serve.access import Access
+from urdir.model.serve.background import Background
 from urdir.model.serve.endpoints import Endpoints
 from urdir.model.serve.errors import ApiError, api_error
 from urdir.model.serve.guard import REQUEST_ID, Guard, error_response
@@ -46,11 +48,14 @@ def make_app(
     limits: Limits,
     metrics: ServerMetrics,
     keeping: Keeping | None = None,
+    tasks: set[asyncio.Task[None]] | None = None,
 ) -> ASGIApp:
     """Build the application that answers with ``service``, restricted by ``access``;
-    ``metrics`` count. ``keeping`` is what all front ends keep together, by default its own."""
+    ``metrics`` count. ``keeping`` is what all front ends keep together, by default its own.
+    ``tasks`` gets those that write responses without a connection."""
     kept = Kept(keeping or KeepingHere(Store(limits.kept_bytes, limits.kept_seconds)))
-    endpoints = Endpoints(service, limits, metrics, kept)
+    background = Background(kept, metrics.counts, limits, set() if tasks is None else tasks)
+    endpoints = Endpoints(service, limits, metrics, kept, background)
     routes = [
         *([Route("/", page)] if access.page else []),
         Route("/health", endpoints.health),
@@ -60,8 +65,8 @@ def make_app(
         Route("/models", endpoints.models),
         Route("/v1/models", endpoints.models),
         Route("/v1/models/{name:path}", endpoints.model),
-        Route("/v1/responses/{name}", endpoints.response, methods=["GET", "DELETE"]),
-        Route("/v1/responses/{name}/cancel", endpoints.cancel_response, methods=["POST"]),
+        Route("/v1/responses/{name}", background.response, methods=["GET", "DELETE"]),
+        Route("/v1/responses/{name}/cancel", background.cancel, methods=["POST"]),
         Route("/slots/{slot}", endpoints.slot, methods=["POST"]),
         Route("/lora-adapters", endpoints.adapters, methods=["GET", "POST"]),
     ]

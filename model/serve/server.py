@@ -85,8 +85,9 @@ class Server(uvicorn.Server):
         drain_seconds: float | None = None,
     ) -> None:
         counts = counts or Counts()
+        self._background: set[asyncio.Task[None]] = set()  # responses without a connection
         config = uvicorn.Config(
-            make_app(service, access, limits, ServerMetrics(counts), keeping),
+            make_app(service, access, limits, ServerMetrics(counts), keeping, self._background),
             http=http_protocol(limits, Connections(limits.connections, counts)),
             ws="none",
             lifespan="off",
@@ -128,6 +129,8 @@ class Server(uvicorn.Server):
         self._accepting.cancel()
         await asyncio.gather(self._accepting, return_exceptions=True)
         await super().shutdown(sockets)
+        while self._background and not self.force_exit:
+            await asyncio.wait(self._background, timeout=0.1)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -148,7 +151,9 @@ class Server(uvicorn.Server):
         """Close all connections as if the clients had; this cancels open requests."""
         for connection in list(self.server_state.connections):
             connection.transport.abort()
-        tasks = list(self.server_state.tasks)
+        for task in self._background:
+            task.cancel()
+        tasks = [*self.server_state.tasks, *self._background]
         if tasks:
             await asyncio.wait(tasks, timeout=_HANG_UP_SECONDS)
 
