@@ -19,7 +19,7 @@ from urdir.model.errors import ModelError
 from urdir.model.serve.access import Access
 from urdir.model.serve.background import Background
 from urdir.model.serve.endpoints import Endpoints
-from urdir.model.serve.errors import ApiError, api_error
+from urdir.model.serve.errors import ApiError, api_error, text_field
 from urdir.model.serve.guard import REQUEST_ID, Guard, error_response
 from urdir.model.serve.interface import AsyncService
 from urdir.model.serve.kept import Keeping, KeepingHere, Kept, Store
@@ -102,7 +102,7 @@ async def _refused(request: Request, error: Exception) -> Response:
     """Respond to an error of an endpoint in its protocol's format. Failures of the server are
     logged, refusals (ApiError: the model is being read, the server is stopping) are not; so is
     every request, in one line, if access logging is on."""
-    told = api_error(error)
+    told = api_error(error, text_field(request.url.path))
     if told.status >= HTTPStatus.INTERNAL_SERVER_ERROR and not isinstance(error, ApiError):
         is_lost = isinstance(error, DeviceLostError)
         log.error(

@@ -145,7 +145,13 @@ function showContext(used) {
 }
 
 async function nameModel() {
-  server = await describe().catch(() => null);
+  const found = await describe().catch(() => null);
+  if (found === LOADING) {
+    byId("model").textContent = "loading …";
+    setTimeout(nameModel, 1000);
+    return;
+  }
+  server = found;
   if (!server) return;
   byId("model").textContent = document.title = server.model.id;
   const settings = server.props?.default_generation_settings;

@@ -47,10 +47,12 @@ async function complete(body, signal, onDelta) {
   return end;
 }
 
-// {model, props}, or null if the server does not tell.
+// {model, props}, `LOADING` while the model is loaded, or null if the server does not tell.
+const LOADING = {};
 async function describe() {
   const [models, props] = await Promise.all(["v1/models", "props"].map((path) => fetch(path, { headers: headers() })));
   if (models.status === 401) byId("settings").showModal(); // it has the field for the key
+  if (models.status === 503) return LOADING;
   if (!models.ok) return null;
   return { model: (await models.json()).data[0], props: props.ok ? await props.json() : null };
 }
