@@ -8,6 +8,7 @@ The text is the demo model's; answers are given, or made by constraints.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import Iterator
 from typing import Any, Literal
@@ -126,7 +127,11 @@ def test_pydantic_ai(server: Any) -> None:
 
 def test_anthropic(server: Any) -> None:
     anthropic = pytest.importorskip("anthropic")
-    client = anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0)
+    with anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0) as client:
+        talk_to_anthropic(server, client)
+
+
+def talk_to_anthropic(server: Any, client: Any) -> None:
     given: Any = {"model": "toy", "max_tokens": 200, "messages": ASKED}
     server.service.answer = SAYS
     assert client.messages.create(**given).content[0].text == SAYS
@@ -143,10 +148,14 @@ def test_anthropic(server: Any) -> None:
     assert message.content[-1].input in CITIES
 
 
-def test_ollama(server: Any, request: pytest.FixtureRequest) -> None:
+def test_ollama(server: Any) -> None:
     ollama = pytest.importorskip("ollama")
     client = ollama.Client(host=server.url)
-    request.addfinalizer(client._client.close)  # it has no method for that
+    with contextlib.closing(client._client):
+        talk_to_ollama(server, client)
+
+
+def talk_to_ollama(server: Any, client: Any) -> None:
     server.service.answer = SAYS
     assert client.chat(model="toy", messages=ASKED).message.content == SAYS
     parts = client.chat(model="toy", messages=ASKED, stream=True)
