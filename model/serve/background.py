@@ -142,6 +142,7 @@ class Background:
         ordering = asyncio.create_task(self._obey(caller, name, asyncio.current_task()))
         self._counts.add("background", 1)
         last = b""
+        failure: BaseException | None = None
         try:
             is_queued = True
             async with aclosing(answer.events()) as events:
@@ -152,17 +153,19 @@ class Background:
                     if shape.parameters.stream:
                         await self._kept.append(caller, name, data, length)
                         length += len(data)
-        except asyncio.CancelledError:
+        except asyncio.CancelledError as error:
+            failure = error
             with contextlib.suppress(Exception):  # the engine is gone
                 await self._kept.put(caller, name, shape.standing("cancelled"))
         except Exception as error:
             log.error("an answer failed: %s", error, exc_info=error)
-            told = api_error(error)
+            failure, told = error, api_error(error)
             last = NAMED.write(shape.failure(told))
             with contextlib.suppress(Exception):
                 await self._kept.put(caller, name, shape.standing("failed", told))
         finally:
             self._counts.add("background", -1)
+            answer.trace(failure)
             ordering.cancel()
             with contextlib.suppress(Exception):
                 if shape.parameters.stream:

@@ -35,6 +35,7 @@ from urdir.model.serve.metrics import ServerMetrics
 from urdir.model.serve.parameters import check_model, names_of, read_scales
 from urdir.model.serve.prefix_scope import CALLER, prefix_scope
 from urdir.model.serve.slots import slot_action, slot_json
+from urdir.model.serve.spans import INCOMING
 from urdir.model.serve.stream import AnswerResponse, while_connected
 from urdir.model.serve.text_thread import Run, TextThread
 from urdir.model.serve.tokens import check_tokens
@@ -188,6 +189,8 @@ class Endpoints:
             async with self._turn(body, read) as (asked, _):
                 pass
             rows, tokens = await self._service.embed(asked)
+            if (incoming := INCOMING.get()) is not None:
+                incoming.ended(self._model.names[0], tokens=tokens)
             return Response(
                 await asyncio.to_thread(lambda: encode_json(asked.shape(rows, tokens))),
                 media_type="application/json",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
@@ -20,6 +19,7 @@ from urdir.model.serve.errors import ApiError, api_error
 from urdir.model.serve.interface import Json, ServedModel
 from urdir.model.serve.json_response import encode_json
 from urdir.model.serve.parameters import Parameters
+from urdir.model.serve.spans import INCOMING
 from urdir.model.serve.usage import Usage
 
 log = logging.getLogger("urdir.serve")
@@ -120,14 +120,30 @@ class AnswerResponse:
         self._send: Send
         self._beginning = asyncio.Lock()
         self._has_begun = False
+        self._error: Exception | None = None  # after the beginning
         self._last_sent = 0.0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the response."""
         self._send = send
         work = self._send_events() if self._is_streamed else self._send_whole()
-        with contextlib.suppress(ClientDisconnect):  # the client is gone
+        try:
             await while_connected(receive, work)
+        except ClientDisconnect as error:  # the client is gone
+            self.trace(error)
+        except Exception as error:
+            self.trace(error)
+            raise
+        else:
+            self.trace(self._error)
+
+    def trace(self, error: BaseException | None) -> None:
+        """Record the spans of the request, which has ended, if it is traced."""
+        if (incoming := INCOMING.get()) is None:
+            return
+        shape = self.shape
+        reasons = [answer.reason.value for answer in shape.answers]
+        incoming.ended(shape.model.names[0], self._usage, shape.parameters, reasons, error)
 
     async def _send_whole(self) -> None:
         async with aclosing(self._items) as batches:
@@ -161,6 +177,7 @@ class AnswerResponse:
                 if not self._has_begun:
                     raise
             log.error("an answer failed: %s", error, exc_info=error)
+            self._error = error
             last = framing.write(self.shape.failure(api_error(error)))
         finally:
             if pulse is not None:
