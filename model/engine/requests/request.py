@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
@@ -95,7 +95,7 @@ class Piece(NamedTuple):
 class Ending:
     """Why an answer ended, and the tokens it took: of the prompt, of that found in the cache, and
     of the answer, an end token not counted. ``stopped_by`` is the stop string. ``accepted_tokens``
-    are those of the ``drafted_tokens`` that stood."""
+    are those of the ``drafted_tokens`` that stood. The request waited for ``queue_seconds``."""
 
     finish: Finish
     prompt_tokens: int
@@ -104,6 +104,7 @@ class Ending:
     stopped_by: str | None = None
     drafted_tokens: int = 0
     accepted_tokens: int = 0
+    queue_seconds: float = field(default=0.0, compare=False)
 
 
 #: What comes out of a request: pieces, and last an ending or what went wrong.

@@ -42,6 +42,7 @@ class Task:
         "slot",
         "stored",
         "tokens",
+        "waited",
         "waits",
     )
 
@@ -61,6 +62,7 @@ class Task:
         self.missed: int | None = None
         self.in_flight = self.cached = 0
         self.has_begun = False
+        self.waited = 0.0  # seconds, until it began
 
     @property
     def answered(self) -> int:
