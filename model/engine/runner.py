@@ -83,6 +83,14 @@ class Steps(Owner):
             others = [(steps.graph(shape), queue) for steps, queue in self._followers]
             launch_together([(self.graph(shape), stream), *others])
 
+    def settled(self, stream: Stream) -> list[StepParts]:
+        """Wait for what is queued on ``stream`` and on those of other ranks; what each has, this
+        one's first. Raises DriverError."""
+        ranks = [(self, stream), *self._followers]
+        for _, queue in ranks:
+            queue.synchronize()
+        return [steps.parts for steps, _ in ranks]
+
     def make_ready(self, shape: StepShape) -> None:
         """Record what a launch of the shape replays, unless it is recorded. Raises DriverError."""
         if self.observer is None:
@@ -135,6 +143,11 @@ class Steps(Owner):
         """True where a launch of the shape takes no preparation."""
         ranks = (self, *(steps for steps, _ in self._followers))
         return all(shape in steps._graphs for steps in ranks)
+
+    @property
+    def graphs(self) -> tuple[RecordedGraph, ...]:
+        """The graphs of this rank, the last one used last."""
+        return tuple(self._graphs.values())
 
     @property
     def graph_bytes(self) -> int:

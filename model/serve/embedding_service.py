@@ -116,8 +116,7 @@ class EmbeddingService:
         engine, made = self._engine, list[Sequence[int]]()
         for text in asked.texts:
             made.append(engine.tokenizer.encode_whole(text) if isinstance(text, str) else text)
-        for first, second in asked.pairs:
-            made += pair_tokens(engine.tokenizer, engine.file.metadata, first, [second])
+        made += pair_tokens(engine.tokenizer, engine.file.metadata, asked.pairs)
         if asked.truncates:
             most, ends = engine.encoder.context, int(engine.tokenizer.adds_eos)
             made = [

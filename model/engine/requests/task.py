@@ -53,7 +53,7 @@ class Task:
         self.tokens = list(request.prompt)
         most = context if request.limit is None else len(self.tokens) + request.limit - 1
         self.end = min(context, most)
-        self.waits = request.constraint is not None
+        self.waits = request.constraint is not None or bool(request.processors)
         self.free = sys.maxsize
         self.slot = -1
         self.stored = self.complete = self.reached = self.room = self.prefill = 0

@@ -31,8 +31,8 @@ from urdir.model.families.streaming import ALL_LAYERS
 _OPENING = {"model", "context", "memory", "placement", "template"}
 _GENERATING = {"prompt", "generation", "sampling", "text"}
 GROUPS = {
-    "run": {*_OPENING, *_GENERATING, "run"},
-    "chat": {*_OPENING, *_GENERATING, "chat"},
+    "run": {*_OPENING, *_GENERATING, "format", "run"},
+    "chat": {*_OPENING, *_GENERATING, "chat", "format"},
     "serve": {
         *_OPENING,
         "sampling",
