@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -26,7 +27,9 @@ class Streaming:
     """``nbytes`` in host memory, which a prompt copies at ``link`` bytes per second, and
     ``resident`` ones on the device, read at ``read``. ``cached`` of the first are experts that have
     a cache there, which is not among the second; a token uses ``used`` of these bytes. Rates are
-    ``measured`` on this machine's GPU, or assumed.
+    ``measured`` on this machine's GPU, or assumed. Bytes are those ``on`` the GPU, on each GPU that
+    has a share of all layers (the largest), or on all that have some layers, as one works after the
+    other.
     """
 
     nbytes: int
@@ -36,17 +39,21 @@ class Streaming:
     link: float
     read: float
     measured: bool
+    on: str = "the GPU"
 
     @classmethod
-    def of(cls, file: ModelFile, config: Config, device: Device) -> Streaming:
-        """That of a model on a device, whose rates are measured unless it is emulated."""
-        assert config.streaming is not None
-        alone = replace(config, streaming=replace(config.streaming, experts=0))
-        resident = sum(weight_sizes(file, alone).values())
-        sizes = streamed_nbytes(file, config), resident, *expert_nbytes(file, config)
-        if device.is_emulated:
-            return cls(*sizes, ASSUMED_LINK, ASSUMED_READ, False)
-        return cls(*sizes, link_bandwidth(device), read_bandwidth(device), True)
+    def of(cls, file: ModelFile, shares: Sequence[Config], device: Device) -> Streaming:
+        """That of a model's shares on devices like this one, whose rates are measured unless it is
+        emulated."""
+        ranks = [_sizes(file, share) for share in shares]
+        each, on = max(ranks), "the GPU" if len(ranks) == 1 else "each GPU"
+        if shares[0].stage is not None:
+            each, on = [sum(of) for of in zip(*ranks, strict=True)], "all GPUs"
+        nbytes, resident, cached, used = each
+        rates = ASSUMED_LINK, ASSUMED_READ
+        if not device.is_emulated:
+            rates = link_bandwidth(device), read_bandwidth(device)
+        return cls(nbytes, resident, cached, used, *rates, not device.is_emulated, on)
 
     def tokens_per_second(self, found: float = 1.0) -> float:
         """Tokens of one answer per second, at most, if this share of the experts that a token uses
@@ -68,14 +75,25 @@ class Streaming:
             answers += f" with all chosen experts in the cache ({', '.join(shares)} of them)"
         return (
             f"{self.nbytes / 1e9:,.2f} GB are streamed from host memory beside "
-            f"{self.resident / 1e9:,.2f} GB on the GPU, at {self.link / 1e9:,.1f} GB/s ({rates}): "
+            f"{self.resident / 1e9:,.2f} GB on {self.on}, at "
+            f"{self.link / 1e9:,.1f} GB/s ({rates}): "
             f"at most {answers}, {self.prompt_tokens_per_second:,.0f} of a prompt"
         )
 
 
+def _sizes(file: ModelFile, config: Config) -> list[int]:
+    """Bytes in host memory, on the device without caches, of cached experts, and of those that a
+    token uses."""
+    assert config.streaming is not None
+    alone = replace(config, streaming=replace(config.streaming, experts=0))
+    resident = sum(weight_sizes(file, alone).values())
+    return [streamed_nbytes(file, config), resident, *expert_nbytes(file, config)]
+
+
 @dataclass(slots=True)
 class LinkUse:
-    """What tests of a session use of the ``link`` to the host, in bytes per second."""
+    """What tests of a session use of the ``link`` to the host, in bytes per second: that of the
+    first device."""
 
     session: Session
     link: float

@@ -16,12 +16,13 @@ from tests.model.stepping import answer, logits_of, logits_of_each, stepping
 from urdir.driver import bindings
 from urdir.driver.device import Device
 from urdir.driver.errors import DriverError, OutOfMemoryError
+from urdir.driver.group import Group
 from urdir.driver.streamed import is_transfer
 from urdir.model.engine.batch import Output, StepShape
 from urdir.model.engine.budget import RESERVE_BYTES
 from urdir.model.engine.engine import Engine
 from urdir.model.engine.fitting import Place
-from urdir.model.engine.placing import fitting_names
+from urdir.model.engine.placing import Ranks, fitting_names
 from urdir.model.engine.session import Session
 from urdir.model.errors import ModelError, SettingsError, UnsupportedError
 from urdir.model.families.config import Config
@@ -30,7 +31,7 @@ from urdir.model.files.gguf import Gguf
 from urdir.model.memory import streamed
 from urdir.model.memory.expert_cache import ExpertCache
 from urdir.model.memory.session_settings import SessionSettings
-from urdir.model.memory.weight_sizes import weight_sizes
+from urdir.model.memory.weight_sizes import shares_of, weight_sizes
 from urdir.model.memory.weights import Weights
 from urdir.ptxgen.kernels.experts.place import parts_of
 
@@ -47,6 +48,8 @@ NAMES = [*SAMPLE, *(pytest.param(name, marks=pytest.mark.full) for name in MIXTU
 NANO = DATA / "golden" / "nano-llama-q8_0.gguf"
 EXPERTS = Placement(host_experts=99)
 CACHED = replace(EXPERTS, expert_slots=2)
+ALL_CACHED = replace(CACHED, gpu_layers=0)
+each_split = pytest.mark.parametrize("split", ["tensors", "layers"])
 
 
 @contextmanager
@@ -67,18 +70,30 @@ def results(device: Device, weights: Weights, whole: bool) -> list[Any]:
     of three sequences that are in one step."""
     settings = SessionSettings(context=64, sequences=3, page_len=16)
     vocab = weights.config.vocab_size
-    tokens = [(number * 7 + 3) % vocab for number in range(24)]
+    tokens = tokens_of(vocab)
     with Session(device, weights, settings) as session:
-        found: list[Any] = [answer(session, tokens[:9], 7 if whole else 4)]
-        found.append(logits_of_each(session, tokens[: 4 if whole else 2]))
-        if whole:
-            found.append(logits_of(session, tokens))
+        found = of_session(session, vocab, whole)
     if whole:
         with stepping(device, weights, settings) as eager:
             for sequence in range(3):
                 eager.feed(tokens[sequence : sequence + 5], sequence)
             found.append([eager.step() for _ in range(3)])
     return found
+
+
+def of_session(session: Session, vocab: int, whole: bool = False) -> list[Any]:
+    """A greedy answer, and logits of decode steps; with ``whole`` those of a prompt."""
+    tokens = tokens_of(vocab)
+    found: list[Any] = [answer(session, tokens[:9], 7 if whole else 4)]
+    found.append(logits_of_each(session, tokens[: 4 if whole else 2]))
+    if whole:
+        found.append(logits_of(session, tokens))
+    return found
+
+
+def tokens_of(vocab: int) -> list[int]:
+    """Tokens of a prompt."""
+    return [(number * 7 + 3) % vocab for number in range(24)]
 
 
 def same(found: Sequence[Any], expected: Sequence[Any]) -> None:
@@ -124,6 +139,41 @@ def test_mixtures_with_caches_of_one_two_and_all_experts(
 def test_layers(placement: Placement, device: Device, expected: list[Any]) -> None:
     with opened(device, NANO, placement) as weights:
         same(results(device, weights, False), expected)
+
+
+@pytest.mark.parametrize(
+    ("split", "name"),
+    [
+        ("layers", "nano"),
+        ("tensors", "gpt-oss-moe"),
+        pytest.param("tensors", "nano", marks=pytest.mark.full),
+        pytest.param("layers", "qwen3moe-moe", marks=pytest.mark.full),
+    ],
+)
+def test_several_devices(
+    split: Any,
+    name: str,
+    device_name: str,
+    needs_gpus: Callable[[int], None],
+    reference_file: Callable[[str], Path],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each streams its layers and caches its experts, and answers are those without."""
+    needs_gpus(2)
+    held: list[Weights] = []
+    upload = Weights.upload
+    monkeypatch.setattr(Weights, "upload", lambda self, *of: (held.append(self), upload(self, *of)))
+    path = NANO if name == "nano" else reference_file(name)
+    wanted: dict[str, Any] = {"device": device_name, "gpus": 2, "split": split, "context": 64}
+    found: list[list[Any]] = []
+    for placement in (None, ALL_CACHED):
+        with Engine.open(path, placement=placement, cache_folder=None, **wanted) as engine:
+            found.append(of_session(engine.session, engine.config.vocab_size))
+            caches = [cache for of in held for cache in of.expert_caches.values()]
+            assert all(cache.statistics()[1] for cache in caches)
+    assert [bool(of.streamed) for of in held] == [False, False, True, True]
+    assert bool(caches) == (name != "nano")
+    same(found[1], found[0])
 
 
 @pytest.fixture(scope="module")
@@ -204,17 +254,18 @@ def test_patterns_that_are_refused(config: Config, pattern: str, words: str) -> 
         Placement(overrides=((pattern, True),)).on_host(config)
 
 
-def test_as_much_is_streamed_as_does_not_fit(demo_file: Path) -> None:
+def test_as_much_is_streamed_as_does_not_fit(demo_file: Path, device: Device) -> None:
     with Gguf(demo_file) as gguf:
+        ranks = Ranks(gguf, [device])
         config = Config.of(gguf)
         whole = sum(weight_sizes(gguf, config).values())
         counts = []
         for room in (whole, 0.8 * whole, 0.5 * whole, 0):
-            names = fitting_names(gguf, config, frozenset(), room)
+            names = fitting_names(ranks, config, frozenset(), [room])
             counts.append(len(layers_of(names)))
             rest = sum(weight_sizes(gguf, with_streaming(config, names)).values())
             assert rest <= room or len(layers_of(names)) == config.n_layers
-        names = fitting_names(gguf, config, frozenset(), 0.8 * whole)
+        names = fitting_names(ranks, config, frozenset(), [0.8 * whole])
     assert counts[0] == 0
     assert counts == sorted(counts)
     assert counts[-1] == config.n_layers
@@ -248,26 +299,31 @@ def test_what_the_host_has_left(tmp_path: Path) -> None:
         assert streamed.host_available(tmp_path) == left
 
 
-@pytest.mark.parametrize(
-    ("changed", "words"), [({"gpus": 2}, "for 2 GPUs"), ({"embeddings": True}, "embeddings with")]
-)
-def test_where_no_weights_are_in_host_memory(
-    changed: dict[str, Any], words: str, demo_file: Path
-) -> None:
-    with pytest.raises(UnsupportedError, match=words):
-        Engine.open(demo_file, device="emulator", placement=Placement(gpu_layers=0), **changed)
+def test_embeddings_have_no_weights_in_host_memory(demo_file: Path) -> None:
+    with pytest.raises(UnsupportedError, match="embeddings with"):
+        Engine.open(
+            demo_file, device="emulator", placement=Placement(gpu_layers=0), embeddings=True
+        )
 
 
-def test_several_gpus_have_room_for_what_one_has_not(demo_file: Path) -> None:
-    wanted: dict[str, Any] = {"device": "emulator", "context": 64, "chunk": 64, "sequences": 1}
-    with Device.open("emulator") as device, Gguf(demo_file) as gguf:
-        settings = SessionSettings(context=64, chunk=64)
-        needed = Place(gguf, Config.of(gguf), device).plan(settings).total + RESERVE_BYTES
-    wanted |= {"device_memory": needed - 500_000, "placement": Placement(fit=True)}
-    with Engine.open(demo_file, **wanted) as engine:
-        assert engine.weights.streamed
-    with Engine.open(demo_file, gpus=2, **wanted) as engine:
+@each_split
+def test_what_is_streamed_fits_each_of_several_gpus(split: Any, demo_file: Path) -> None:
+    with Group.open("emulator", 2) as group, Gguf(demo_file) as gguf:
+        config, settings = Config.of(gguf), SessionSettings(context=64, chunk=64)
+        needed = [
+            Place(gguf, share, device).plan(settings).total + RESERVE_BYTES
+            for share, device in zip(shares_of(config, gguf, 2, split), group, strict=True)
+        ]
+    wanted: dict[str, Any] = {"device": "emulator", "gpus": 2, "split": split}
+    wanted |= {"context": 64, "chunk": 64, "device_memory": max(needed)}
+    with Engine.open(demo_file, placement=Placement(fit=True), **wanted) as engine:
         assert not engine.weights.streamed
+    wanted["device_memory"] -= 100_000
+    with Engine.open(demo_file, placement=Placement(fit=True), **wanted) as engine:
+        streaming = engine.config.streaming
+        assert streaming is not None
+        assert len(layers_of(streaming.names)) < engine.config.n_layers
+        assert all(device.usable_memory() > 0 for device in engine.group)
 
 
 def test_room_is_left_for_a_draft_model(reference_file: Callable[[str], Path]) -> None:
@@ -331,7 +387,7 @@ def test_a_call_that_fails_leaves_nothing_behind(
     def use() -> None:
         with (
             Device.open("emulator", api=api) as device,
-            opened(device, path, replace(CACHED, gpu_layers=0)) as weights,
+            opened(device, path, ALL_CACHED) as weights,
             Session(device, weights, SessionSettings(context=32)) as session,
         ):
             session.steps.graph(StepShape(1, 32, Output.GREEDY))
