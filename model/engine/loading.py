@@ -231,7 +231,7 @@ def _open_session(
                 own = opening.own(Weights(pair.file, pair.own, device))
                 loaded.append((own, pair.file))
             drafters.append(Drafter(model, own, pair.launches, pair.token_map))
-    opening.upload(loaded)
+    opening.upload(loaded, options.stream_dir)
     session = opening.own(
         Session(
             devices[0],

@@ -82,7 +82,9 @@ class EngineOptions:
     `Service.act_on_slot` saves prefixes to files of the folder ``prefix_dir``.
 
     ``placement`` says which matrices lie in host memory, and are copied to the device before each
-    use (None: none). Of each device ``device_memory`` bytes are used at most (None: what is free).
+    use (None: none). Of each device ``device_memory`` bytes are used at most (None: what is free),
+    and of the host ``host_memory`` by weights. Layers that exceed the latter are read from files
+    before each use: in the folder ``stream_dir``, where they are written at first.
     ``random_routing``, to measure: rows choose experts at random, the first half of them with this
     share of all choices, and answers mean nothing.
 
@@ -129,6 +131,8 @@ class EngineOptions:
     prefix_dir: Path | None = None
     placement: Placement | None = None
     device_memory: int | None = None
+    host_memory: int | None = None
+    stream_dir: Path | None = None
     random_routing: float | None = None
     drafts: DraftSettings | None = None
     draft: str | os.PathLike[str] | SyntheticModel | None = None

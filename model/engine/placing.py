@@ -11,15 +11,18 @@ from typing import TYPE_CHECKING
 
 from urdir.model.engine.budget import RESERVE_BYTES
 from urdir.model.engine.fitting import Place
+from urdir.model.errors import UnsupportedError
 from urdir.model.families.placement import (
     EXPERTS,
     Placement,
     cached_mixtures,
     streamable,
+    units,
     with_streaming,
 )
 from urdir.model.families.stored import stored_in
-from urdir.model.memory.streamed import check_host
+from urdir.model.memory.layer_files import READER_BYTES
+from urdir.model.memory.streamed import check_host, host_room
 from urdir.model.memory.weight_sizes import shares_of, streamed_nbytes, weight_sizes
 
 if TYPE_CHECKING:
@@ -62,8 +65,35 @@ def placed(
     if slots is None:
         slots = _fitting_slots(ranks, config, names, room())
     config = with_streaming(config, names, slots)
-    check_host(sum(streamed_nbytes(file, share) for share in ranks.shares(config)))
-    return config
+    return with_files(ranks, config, host_room(options.host_memory), options.stream_dir is not None)
+
+
+def with_files(ranks: Ranks, config: Config, room: int | None, has_folder: bool) -> Config:
+    """The description with as many layers in files as are needed for the others to fit ``room``
+    bytes of host memory (None: all fit); layers are chosen evenly. Raises ModelError where that is
+    needed and there is no folder for them, UnsupportedError for several devices that work together
+    on each layer."""
+    needed = ranks.host_nbytes(config)
+    if room is None or needed <= room or not has_folder:
+        check_host(needed, room)
+        return config
+    if len(ranks.devices) > 1 and ranks.split == "tensors":
+        raise UnsupportedError(
+            f"{needed:,} bytes of weights would be streamed from host memory, which has {room:,}: "
+            f"{len(ranks.devices)} GPUs with parts of all layers do not read them from files, "
+            "split the model by layers"
+        )
+    layers = [{of.name for of in unit} for unit in units(config)]
+    assert config.streaming is not None
+    streaming = config.streaming
+    choices = [
+        replace(config, streaming=replace(streaming, in_files=frozenset().union(*some)))
+        for count in range(1, len(layers) + 1)
+        if (some := [layers[at * len(layers) // count] for at in range(count)])
+    ]
+    left = max(0, room - 2 * READER_BYTES * len(ranks.devices))
+    fits = bisect_left(choices, True, key=lambda of: ranks.host_nbytes(of) <= left)
+    return choices[min(fits, len(choices) - 1)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +118,11 @@ class Ranks:
         pairs = zip(self.shares(config), self.devices, strict=True)
         places = (Place(self.file, share, device) for share, device in pairs)
         return [_room(place, options, with_draft) for place in places]
+
+    def host_nbytes(self, config: Config) -> int:
+        """Bytes of host memory of all devices' weights."""
+        shares = self.shares(config)
+        return sum(streamed_nbytes(self.file, share, in_files=False) for share in shares)
 
     def fit(self, config: Config, room: Sequence[float]) -> bool:
         """Whether the weights of each device fit its ``room``."""

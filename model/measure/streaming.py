@@ -29,7 +29,7 @@ class Streaming:
     a cache there, which is not among the second; a token uses ``used`` of these bytes. Rates are
     ``measured`` on this machine's GPU, or assumed. Bytes are those ``on`` the GPU, on each GPU that
     has a share of all layers (the largest), or on all that have some layers, as one works after the
-    other.
+    other. ``in_files`` of all are read from files, as fast as those are.
     """
 
     nbytes: int
@@ -40,6 +40,7 @@ class Streaming:
     read: float
     measured: bool
     on: str = "the GPU"
+    in_files: int = 0
 
     @classmethod
     def of(cls, file: ModelFile, shares: Sequence[Config], device: Device) -> Streaming:
@@ -49,11 +50,11 @@ class Streaming:
         each, on = max(ranks), "the GPU" if len(ranks) == 1 else "each GPU"
         if shares[0].stage is not None:
             each, on = [sum(of) for of in zip(*ranks, strict=True)], "all GPUs"
-        nbytes, resident, cached, used = each
+        nbytes, resident, cached, used, in_files = each
         rates = ASSUMED_LINK, ASSUMED_READ
         if not device.is_emulated:
             rates = link_bandwidth(device), read_bandwidth(device)
-        return cls(nbytes, resident, cached, used, *rates, not device.is_emulated, on)
+        return cls(nbytes, resident, cached, used, *rates, not device.is_emulated, on, in_files)
 
     def tokens_per_second(self, found: float = 1.0) -> float:
         """Tokens of one answer per second, at most, if this share of the experts that a token uses
@@ -73,8 +74,9 @@ class Streaming:
         if self.cached:
             shares = (f"{self.tokens_per_second(x):.3g} with {x:.0%}" for x in (0.9, 0.5))
             answers += f" with all chosen experts in the cache ({', '.join(shares)} of them)"
+        files = f" ({self.in_files / 1e9:,.2f} GB of them from files)" if self.in_files else ""
         return (
-            f"{self.nbytes / 1e9:,.2f} GB are streamed from host memory beside "
+            f"{self.nbytes / 1e9:,.2f} GB are streamed from host memory{files} beside "
             f"{self.resident / 1e9:,.2f} GB on {self.on}, at "
             f"{self.link / 1e9:,.1f} GB/s ({rates}): "
             f"at most {answers}, {self.prompt_tokens_per_second:,.0f} of a prompt"
@@ -82,12 +84,14 @@ class Streaming:
 
 
 def _sizes(file: ModelFile, config: Config) -> list[int]:
-    """Bytes in host memory, on the device without caches, of cached experts, and of those that a
-    token uses."""
+    """Bytes that are streamed, on the device without caches, of cached experts, of those that a
+    token uses, and in files."""
     assert config.streaming is not None
     alone = replace(config, streaming=replace(config.streaming, experts=0))
     resident = sum(weight_sizes(file, alone).values())
-    return [streamed_nbytes(file, config), resident, *expert_nbytes(file, config)]
+    nbytes = streamed_nbytes(file, config)
+    in_files = nbytes - streamed_nbytes(file, config, in_files=False)
+    return [nbytes, resident, *expert_nbytes(file, config), in_files]
 
 
 @dataclass(slots=True)

@@ -67,6 +67,10 @@ def test_what_would_be_streamed(cli: Cli) -> None:
         times = 1 if split == "layers" else 2
         assert nbytes <= times * found["streamed"]["nbytes"] < 1.6 * nbytes
     assert not json.loads(cli("show", "demo", "--json")[1])["streamed"]
+    wanted = ("-ngl", "0", "--host-memory", "1M", "--stream-dir", "layers")
+    found = json.loads(cli("show", "demo", "--json", *wanted)[1])["streamed"]
+    assert found["nbytes"] - 1_000_000 <= found["in_files"] <= found["nbytes"]
+    assert "not enough host memory" in cli("show", "demo", *wanted[:4])[1]
     code, out, _ = cli("show", "demo", "--gpu", "100M", "-c", "100")
     assert code == 1
     assert "are streamed from host memory beside" in out

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,9 @@ from urdir.driver import bindings
 from urdir.driver.device import Device
 from urdir.driver.errors import DriverError, OutOfMemoryError
 from urdir.driver.group import Group
+from urdir.driver.host_work import HostWorkError
 from urdir.driver.streamed import is_transfer
+from urdir.model.engine import placing
 from urdir.model.engine.batch import Output, StepShape
 from urdir.model.engine.budget import RESERVE_BYTES
 from urdir.model.engine.engine import Engine
@@ -199,6 +202,87 @@ def test_the_plan_has_transfers_beside_kernels(device: Device) -> None:
     assert len(transfers) == streamed > 10
     kept = [op.label for op in plan if not is_transfer(op)]
     assert kept == [op.label for op in whole]
+
+
+# ---- layers in files ----------------------------------------------------------------------------
+
+
+def files_in(folder: Path) -> list[str]:
+    """The names of its files, and when they were written."""
+    return sorted(f"{of.name} {of.stat().st_mtime_ns}" for of in folder.iterdir())
+
+
+@pytest.mark.parametrize("name", ["gpt-oss-moe", pytest.param("nano", marks=pytest.mark.full)])
+def test_layers_in_files(
+    name: str,
+    device_name: str,
+    tmp_path: Path,
+    reference_file: Callable[[str], Path],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """All of them, or one; written once, and read by steps of prompts and of tokens."""
+    path = NANO if name == "nano" else reference_file(name)
+    wanted: dict[str, Any] = {"device": device_name, "context": 64, "cache_folder": None}
+    wanted |= {"stream_dir": tmp_path / "layers", "placement": ALL_CACHED}
+    monkeypatch.setattr(placing, "READER_BYTES", 0)
+    found: list[list[Any]] = []
+    written, counts = [], []
+    for room in (None, 0, 600_000):
+        with Engine.open(path, host_memory=room, **wanted) as engine:
+            found.append(of_session(engine.session, engine.config.vocab_size))
+            counts.append(len(engine.weights.streamed.in_files))
+            caches = engine.weights.expert_caches.values()
+            assert all(cache.statistics()[1] for cache in caches)
+            assert all((cache.reader is None) == (room is None) for cache in [*caches][:1])
+        if room is not None:
+            written.append(files_in(tmp_path / "layers"))
+    for other in found[1:]:
+        same(other, found[0])
+    assert len(written[0]) == 2
+    assert written[1] == written[0]
+    every = len(engine.weights.streamed)
+    assert counts == [0, every, every // 2]
+
+
+def test_gpus_that_work_together_read_no_files(tmp_path: Path) -> None:
+    wanted: dict[str, Any] = {"device": "emulator", "context": 64, "gpus": 2, "host_memory": 0}
+    wanted |= {"placement": Placement(gpu_layers=0), "stream_dir": tmp_path}
+    with pytest.raises(UnsupportedError, match=r"2 GPUs with parts of .* split the model by lay"):
+        Engine.open(NANO, **wanted)
+
+
+@pytest.mark.full
+def test_layers_in_files_of_several_devices(tmp_path: Path) -> None:
+    wanted: dict[str, Any] = {"device": "emulator", "context": 64, "gpus": 2, "host_memory": 0}
+    wanted |= {"placement": Placement(gpu_layers=0), "stream_dir": tmp_path}
+    answers = []
+    for changed in ({}, {"host_memory": None, "stream_dir": None}):
+        with Engine.open(NANO, split="layers", **wanted | changed) as engine:
+            answers.append(answer(engine.session, tokens_of(256)[:9], 3))
+    assert answers[0] == answers[1]
+    assert len(files_in(tmp_path)) == 2
+
+
+def test_a_folder_without_room_is_refused_with_the_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streamed.shutil, "disk_usage", lambda _: SimpleNamespace(free=12_345))
+    wanted: dict[str, Any] = {"placement": Placement(gpu_layers=0), "host_memory": 0}
+    with pytest.raises(ModelError, match=r"not enough room in .*: 8\d\d,\d{3} bytes .* 12,345 are"):
+        Engine.open(NANO, device="emulator", context=64, stream_dir=tmp_path, **wanted)
+    assert not files_in(tmp_path)
+
+
+def test_a_file_that_changes_ends_the_answer(tmp_path: Path) -> None:
+    """The step fails, and all later ones."""
+    wanted: dict[str, Any] = {"placement": Placement(gpu_layers=0), "host_memory": 0}
+    with Engine.open(NANO, device="emulator", context=64, stream_dir=tmp_path, **wanted) as engine:
+        answer(engine.session, [3, 5], 2)
+        for path in tmp_path.iterdir():
+            path.write_bytes(b"nothing")
+        for words in ("was changed while", "could not be read before"):
+            with pytest.raises(HostWorkError, match=words):
+                answer(engine.session, [3, 5, 7], 3)
 
 
 # ---- what stays on the device -----------------------------------------------------------------

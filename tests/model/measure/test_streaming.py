@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -15,6 +16,8 @@ def test_layers_are_copied_beside_launches() -> None:
     assert of.tokens_per_second() == pytest.approx(5)  # 0.2 s of copies hide 0.01 s of reads
     assert of.prompt_tokens_per_second == pytest.approx(2048 / 0.2)
     assert "(measured)" in str(of)
+    assert "files" not in str(of)
+    assert "(5.00 GB of them from files)" in str(replace(of, in_files=5_000_000_000))
 
 
 def test_experts_that_are_missing_are_waited_for() -> None:
