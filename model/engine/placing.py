@@ -58,7 +58,8 @@ def placed(
     ranks = Ranks(file, devices, options.split)
     room = partial(ranks.room, config, options, with_draft)
     if placement.fit:
-        names = fitting_names(ranks, config, names, room())
+        host = host_room(options.host_memory)
+        names = fitting_names(ranks, config, names, room(), placement.expert_slots, host)
     if not names:
         return config
     slots = placement.expert_slots
@@ -150,19 +151,58 @@ def _room(
 
 
 def fitting_names(
-    ranks: Ranks, config: Config, names: frozenset[str], room: Sequence[float]
+    ranks: Ranks,
+    config: Config,
+    names: frozenset[str],
+    room: Sequence[float],
+    slots: int | None = None,
+    host: int | None = None,
 ) -> frozenset[str]:
     """The tensors that lie in host memory where the others have ``room`` bytes of each device:
-    ``names``, and as few more as are needed. Experts come first, as few of them are used at a time;
-    layers are chosen evenly, so that the link is busy all the time."""
+    ``names``, and as few more as are needed.
 
-    def fits(choice: frozenset[str]) -> bool:
-        return ranks.fit(with_streaming(config, choice), room)
+    Of a mixture these are the experts of all layers, or of as many as ``host`` bytes hold (None:
+    all): as many of each layer as there is room for (at least ``slots``, None: those of a row) stay
+    in its cache, and a token copies what it lacks. Layers come next, chosen evenly, so that the
+    link is busy all the time. Where there is no room for caches, experts are chosen like layers.
+    """
+
+    def fits(choice: frozenset[str], slots: int = 0) -> bool:
+        return ranks.fit(with_streaming(config, choice, slots), room)
 
     if fits(names):  # few layers may need more: they have as many slots
         return names
-    choices = [names | more for more in _choices(config)] or [names]
-    return choices[min(bisect_left(choices, True, key=fits), len(choices) - 1)]
+    can = streamable(config)
+    layers = [frozenset(of.name for of in stored_in(layer)) & can for layer in config.layers]
+    experts = [frozenset(n for n in names if re.search(EXPERTS, n)) for names in layers]
+    every = frozenset[str]().union(*experts)
+    some = [names | more for more in _more(frozenset(), experts)]
+    more = [names | more for more in _more(every, layers)] or [names]
+    least = _most_used(config) if slots is None else slots
+    if some and least and fits(some[-1], least):
+
+        def exceeds(choice: frozenset[str]) -> bool:
+            return host is not None and ranks.host_nbytes(with_streaming(config, choice)) > host
+
+        first = bisect_left(some, True, key=partial(fits, slots=least))
+        return some[max(first, bisect_left(some, True, key=exceeds) - 1)]
+    if every and least and fits(more[-1], least):
+        return more[bisect_left(more, True, key=partial(fits, slots=least))]
+    some += more
+    return some[min(bisect_left(some, True, key=fits), len(some) - 1)]
+
+
+def _more(before: frozenset[str], parts: Sequence[frozenset[str]]) -> Iterator[frozenset[str]]:
+    """More and more of some parts, evenly."""
+    some = [names for names in parts if names]
+    for count in range(1, len(some) + 1):
+        yield before.union(*(some[at * len(some) // count] for at in range(count)))
+
+
+def _most_used(config: Config) -> int:
+    """Experts of a layer that a row uses."""
+    found = (of for layer in config.layers for of in layer.mixtures)
+    return max((of.router.used for of in found), default=0)
 
 
 def _fitting_slots(
@@ -179,16 +219,3 @@ def _fitting_slots(
 
     slots = bisect_left(range(1, most + 1), True, key=exceeds)
     return slots if slots >= least else 0
-
-
-def _choices(config: Config) -> Iterator[frozenset[str]]:
-    """More and more tensors."""
-    can = streamable(config)
-    layers = [frozenset(of.name for of in stored_in(layer)) & can for layer in config.layers]
-    experts = [frozenset(n for n in names if re.search(EXPERTS, n)) for names in layers]
-    before = frozenset[str]()
-    for stage in (experts, layers):
-        some = [names for names in stage if names]
-        for count in range(1, len(some) + 1):
-            yield before.union(*(some[at * len(some) // count] for at in range(count)))
-        before = before.union(*some)

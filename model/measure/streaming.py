@@ -30,6 +30,7 @@ class Streaming:
     ``measured`` on this machine's GPU, or assumed. Bytes are those ``on`` the GPU, on each GPU that
     has a share of all layers (the largest), or on all that have some layers, as one works after the
     other. ``in_files`` of all are read from files, as fast as those are.
+    ``caches`` are the bytes of the experts' caches.
     """
 
     nbytes: int
@@ -41,6 +42,7 @@ class Streaming:
     measured: bool
     on: str = "the GPU"
     in_files: int = 0
+    caches: int = 0
 
     @classmethod
     def of(cls, file: ModelFile, shares: Sequence[Config], device: Device) -> Streaming:
@@ -50,11 +52,11 @@ class Streaming:
         each, on = max(ranks), "the GPU" if len(ranks) == 1 else "each GPU"
         if shares[0].stage is not None:
             each, on = [sum(of) for of in zip(*ranks, strict=True)], "all GPUs"
-        nbytes, resident, cached, used, in_files = each
+        nbytes, resident, cached, used, *rest = each
         rates = ASSUMED_LINK, ASSUMED_READ
         if not device.is_emulated:
             rates = link_bandwidth(device), read_bandwidth(device)
-        return cls(nbytes, resident, cached, used, *rates, not device.is_emulated, on, in_files)
+        return cls(nbytes, resident, cached, used, *rates, not device.is_emulated, on, *rest)
 
     def tokens_per_second(self, found: float = 1.0) -> float:
         """Tokens of one answer per second, at most, if this share of the experts that a token uses
@@ -75,23 +77,25 @@ class Streaming:
             shares = (f"{self.tokens_per_second(x):.3g} with {x:.0%}" for x in (0.9, 0.5))
             answers += f" with all chosen experts in the cache ({', '.join(shares)} of them)"
         files = f" ({self.in_files / 1e9:,.2f} GB of them from files)" if self.in_files else ""
+        caches = f" and {self.caches / 1e9:,.2f} GB of cached experts" if self.caches else ""
         return (
             f"{self.nbytes / 1e9:,.2f} GB are streamed from host memory{files} beside "
-            f"{self.resident / 1e9:,.2f} GB on {self.on}, at "
+            f"{self.resident / 1e9:,.2f} GB{caches} on {self.on}, at "
             f"{self.link / 1e9:,.1f} GB/s ({rates}): "
             f"at most {answers}, {self.prompt_tokens_per_second:,.0f} of a prompt"
         )
 
 
 def _sizes(file: ModelFile, config: Config) -> list[int]:
-    """Bytes that are streamed, on the device without caches, of cached experts, of those that a
-    token uses, and in files."""
+    """Bytes that are streamed, on the device without caches, of experts with caches, of those that
+    a token uses, in files, and of caches."""
     assert config.streaming is not None
     alone = replace(config, streaming=replace(config.streaming, experts=0))
     resident = sum(weight_sizes(file, alone).values())
     nbytes = streamed_nbytes(file, config)
     in_files = nbytes - streamed_nbytes(file, config, in_files=False)
-    return [nbytes, resident, *expert_nbytes(file, config), in_files]
+    caches = sum(weight_sizes(file, config).values()) - resident
+    return [nbytes, resident, *expert_nbytes(file, config), in_files, caches]
 
 
 @dataclass(slots=True)

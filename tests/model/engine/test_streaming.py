@@ -30,11 +30,12 @@ from urdir.model.engine.session import Session
 from urdir.model.errors import ModelError, SettingsError, UnsupportedError
 from urdir.model.families.config import Config
 from urdir.model.families.placement import Placement, streamable, with_streaming
+from urdir.model.families.synthetic import SyntheticModel
 from urdir.model.files.gguf import Gguf
 from urdir.model.memory import streamed
 from urdir.model.memory.expert_cache import ExpertCache
 from urdir.model.memory.session_settings import SessionSettings
-from urdir.model.memory.weight_sizes import shares_of, weight_sizes
+from urdir.model.memory.weight_sizes import shares_of, streamed_nbytes, weight_sizes
 from urdir.model.memory.weights import Weights
 from urdir.ptxgen.kernels.experts.place import parts_of
 
@@ -354,6 +355,30 @@ def test_as_much_is_streamed_as_does_not_fit(demo_file: Path, device: Device) ->
     assert counts == sorted(counts)
     assert counts[-1] == config.n_layers
     assert layers_of(names) != set(range(counts[1]))  # evenly
+
+
+def test_experts_of_all_layers_are_streamed_and_cached(device: Device) -> None:
+    """Of a model with 48 layers, even where those of a few would do: a token uses few of each.
+    Fewer layers where the host's memory ends; more than experts where caches do not fit."""
+    with SyntheticModel("qwen3-30b-a3b") as file:
+        config, ranks = Config.of(file), Ranks(file, [device])
+        whole = sum(weight_sizes(file, config).values())
+        least = with_streaming(config, EXPERTS.on_host(config), 8)
+        lowest = sum(weight_sizes(file, least).values())
+        every = streamed_nbytes(file, least)
+        assert lowest < 0.2 * whole
+
+        def layers(room: float, host: int | None = None) -> tuple[int, bool]:
+            names = fitting_names(ranks, config, frozenset(), [room], host=host)
+            return len(layers_of(names)), all("_exps" in name for name in names)
+
+        assert layers(whole) == (0, True)
+        assert layers(0.9 * whole) == (48, True)
+        assert layers(lowest) == (48, True)
+        assert layers(lowest - 1000) == (48, False)
+        assert layers(0.9 * whole, every) == (48, True)
+        assert layers(0.9 * whole, every - 1) == (47, True)
+        assert layers(0.5 * whole, every // 10)[0] >= 24  # what the device needs comes first
 
 
 # ---- refusals, and faults -----------------------------------------------------------------------
