@@ -156,20 +156,23 @@ class ReadExperts(HostWork):
         copies, reader = args["copies"], self._cache.reader
         assert isinstance(copies, Region)
         assert reader is not None
-        stream.synchronize()
-        words = copies.download(np.uint32, self._copies.nbytes // 4).tolist()
-        wanted: list[tuple[InFile, Region]] = []
+        with reader.use():
+            stream.synchronize()
+            words = copies.download(np.uint32, self._copies.nbytes // 4).tolist()
+            reader.copy([*self._missing(words, stream)], stream)
+
+    def _missing(self, words: Sequence[int], stream: Stream) -> Iterator[tuple[InFile, Region]]:
+        """What is to be read of the listed experts, and where it goes; the rest is copied."""
         listed = words[4 : 4 + 2 * words[0]]
         for expert, slot in zip(listed[::2], listed[1::2], strict=True):
             for part in self._cache.parts.values():
                 source, nbytes = part.source, part.nbytes
                 place = part.target.slice(slot * nbytes, nbytes)
                 if isinstance(source, InFile):
-                    wanted.append((source.slice(expert * nbytes, nbytes), place))
+                    yield source.slice(expert * nbytes, nbytes), place
                 else:
                     assert isinstance(source, Slice)
                     place.copy_from(source.slice(expert * nbytes, nbytes), stream)
-        reader.copy(wanted, stream)
 
 
 def cache_sizes(

@@ -7,7 +7,7 @@ import os
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -158,7 +158,8 @@ class FileReader(Owner):
     """Copies pieces of files to the device through page-locked memory, where threads read those
     that come next; with ``guesses`` also those that came next the last time.
 
-    A failure ends it, as what was queued before may have changed states: every later copy fails.
+    A failure ends it, as what was queued before may have changed states, or what caches are said
+    to hold: every later copy fails.
     """
 
     def __init__(self, device: Device, name: str, *, guesses: bool) -> None:
@@ -170,34 +171,45 @@ class FileReader(Owner):
         self._begun: deque[tuple[Piece, int, Future[None]]] = deque()
         self._free = deque(range(AHEAD))
         self._busy: list[Event | None] = [None] * AHEAD
-        self._failed: HostWorkError | None = None
+        self._failed: BaseException | None = None
 
     def copy(self, copies: Sequence[tuple[InFile, Region]], stream: Stream) -> None:
         """Queue copies from files to the device, once their bytes are read. Raises DriverError."""
+        with self.use():
+            self._copy(copies, stream)
+
+    @contextmanager
+    def use(self) -> Iterator[None]:
+        """A failure within ends the reader. Raises DriverError, also of an earlier one."""
         if self._failed is not None:
             raise HostWorkError(f"weights could not be read before: {self._failed}")
+        try:
+            yield
+        except ModelError as error:
+            self._failed = HostWorkError(f"weights cannot be read: {error}")
+            raise self._failed from error
+        except BaseException as error:
+            self._failed = error
+            raise
+
+    def _copy(self, copies: Sequence[tuple[InFile, Region]], stream: Stream) -> None:
         wanted = [
             (piece, target.slice(piece.offset - source.pieces[0].offset, piece.nbytes))
             for source, target in copies
             for piece in source.pieces
         ]
         pieces = [piece for piece, _ in wanted]
-        try:
-            for number, (piece, target) in enumerate(wanted):
-                self._begin(pieces[number : number + AHEAD])
-                _, slot, done = self._begun.popleft()
-                self._free.append(slot)
-                done.result()
-                at = slot * PIECE_BYTES
-                target.upload_async(self._pinned, piece.nbytes, 0, stream, at)
-                self._busy[slot] = stream.record(self._busy[slot])
-                if self._last is not None and self._guesses:
-                    self._next[self._last] = piece
-                self._last = piece
-            self._begin([])
-        except ModelError as error:
-            self._failed = HostWorkError(f"weights cannot be read: {error}")
-            raise self._failed from error
+        for number, (piece, target) in enumerate(wanted):
+            self._begin(pieces[number : number + AHEAD])
+            _, slot, done = self._begun.popleft()
+            self._free.append(slot)
+            done.result()
+            target.upload_async(self._pinned, piece.nbytes, 0, stream, slot * PIECE_BYTES)
+            self._busy[slot] = stream.record(self._busy[slot])
+            if self._last is not None and self._guesses:
+                self._next[self._last] = piece
+            self._last = piece
+        self._begin([])
 
     def _begin(self, pieces: Sequence[Piece]) -> None:
         """Have ``pieces`` read next, in this order; others may be read after them."""

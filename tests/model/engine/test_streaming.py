@@ -57,15 +57,19 @@ each_split = pytest.mark.parametrize("split", ["tensors", "layers"])
 
 
 @contextmanager
-def opened(device: Device, path: Path, placement: Placement | None) -> Iterator[Weights]:
-    """The weights of a file, placed so."""
+def opened(
+    device: Device, path: Path, placement: Placement | None, stream_dir: Path | None = None
+) -> Iterator[Weights]:
+    """The weights of a file, placed so, all that is streamed in files if there is a folder."""
     with Gguf(path) as gguf:
         config = Config.of(gguf)
         if placement is not None:
             names = placement.on_host(config)
             assert names
             config = with_streaming(config, names, placement.expert_slots or 0)
-        with Weights.load(gguf, config, device) as weights:
+            if stream_dir is not None:
+                config = replace(config, streaming=replace(config.streaming, in_files=names))
+        with Weights.load(gguf, config, device, stream_dir) as weights:
             yield weights
 
 
