@@ -67,8 +67,9 @@ class Streaming:
 
     @property
     def prompt_tokens_per_second(self) -> float:
-        """Tokens of a long prompt per second, at most, as far as transfers limit them."""
-        return _PROMPT_ROWS * self.link / self.nbytes
+        """Tokens of a long prompt per second, at most, as far as transfers limit them: experts that
+        are cached come from there."""
+        return _PROMPT_ROWS * self.link / (self.nbytes - self.caches)
 
     def __str__(self) -> str:
         rates = "measured" if self.measured else "assumed, as no GPU was measured"
@@ -125,17 +126,23 @@ class LinkUse:
 
     def during(self, row: BenchRow) -> str:
         """What a test used that has ended just now: a step copies all that it streams once, and the
-        experts that its rows lack."""
-        streamed = self.session.weights.streamed
+        experts that its rows lack, or, where these may choose more than a cache has slots, all that
+        are not there."""
+        weights = self.session.weights
         before, self._seen = self._seen, self._counted()
         pairs, copies, moved = (now - then for now, then in zip(self._seen, before, strict=True))
-        nbytes, rows, experts = float(streamed.nbytes), row.sequences, ""
+        caches = weights.expert_caches.values()
+        kept = sum(of.slots * of.expert_nbytes for of in caches if of.reader is None)
+        nbytes, rows, experts = float(weights.streamed.nbytes - kept), row.sequences, ""
         if row.ms_per_step is None:  # prompts read all experts
             rows *= self.session.shapes.chunks[-1]
+        elif caches and not pairs:
+            slots = min(of.slots for of in caches)
+            experts = f", with all experts: more may be chosen than the {slots} that a cache holds"
         elif pairs:
             mixtures = [of for layer in self.session.parts.config.layers for of in layer.mixtures]
             of_step = rows * sum(of.router.used for of in mixtures)
-            nbytes += moved * of_step / pairs - self.session.weights.experts_nbytes
+            nbytes += kept + moved * of_step / pairs - weights.experts_nbytes
             experts = f", {1 - copies / pairs:.1%} of the experts were on the device"
         rate = row.tokens_per_second / rows * nbytes
         return (
