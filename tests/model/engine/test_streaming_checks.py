@@ -20,6 +20,8 @@ from urdir.driver import bindings
 from urdir.driver.dependencies import Hazard
 from urdir.driver.device import Device
 from urdir.driver.errors import CudaError, DriverError, LaunchError
+from urdir.driver.operation import Launch
+from urdir.driver.streamed import is_transfer
 from urdir.model.engine.batch import Output, StepShape
 from urdir.model.engine.realizar import EagerSteps
 from urdir.model.engine.session import Session
@@ -137,3 +139,21 @@ def test_a_call_that_fails_while_files_are_read(
             with pytest.raises(DriverError, match=words):
                 eager.step()
     assert api.live() == {}
+
+
+def test_what_reads_a_slot_starts_after_its_transfer(
+    device: Device, reference_file: Callable[[str], Path]
+) -> None:
+    """Kernels read weights before they wait for others: programmatic edges would be too early for
+    those that a kernel gathers into a slot."""
+    with (
+        opened(device, reference_file("gpt-oss-moe"), ALL_CACHED) as weights,
+        Session(device, weights, SessionSettings(context=32)) as session,
+    ):
+        graph = session.steps.graph(StepShape(8, 32, Output.GREEDY, prompt=8))
+        operations = [node.operation for node in graph.nodes]
+        transfers = {number for number, of in enumerate(operations) if is_transfer(of)}
+        assert any(isinstance(operations[number], Launch) for number in transfers)
+        early = [edge for edge in graph.edges if edge.programmatic]
+        assert early
+        assert not any({edge.before, edge.after} & transfers for edge in early)
