@@ -232,6 +232,6 @@ class MemoryPlan:
                 f"(weights {self.weights:,}, KV cache {self.kv_cache:,}, recurrent states "
                 f"{self.recurrent:,}, workspace {self.workspace:,}, graphs {self.graphs:,}, "
                 f"staging {self.staging:,}), {free:,} available: a shorter context, fewer "
-                "sequences or a smaller model need less; on one GPU Placement(fit=True) streams "
+                "sequences or a smaller model need less; Placement(fit=True) streams "
                 "what does not fit from host memory"
             )

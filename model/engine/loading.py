@@ -223,7 +223,7 @@ def _open_session(
         fewer_sequences=options.sequences is None,
     )
     weights = [opening.own(Weights(file, share, device)) for share, device in ranks]
-    _keep_counts(opening, options, file, weights[0])
+    _keep_counts(opening, options, file, weights)
     loaded = [(each, file) for each in weights]
     drafters: list[Drafter] = []
     model = settings.draft_model
@@ -233,7 +233,7 @@ def _open_session(
                 own = opening.own(Weights(pair.file, pair.own, device))
                 loaded.append((own, pair.file))
             drafters.append(Drafter(model, own, pair.launches, pair.token_map))
-    opening.upload(loaded)
+    opening.upload(loaded, options.stream_dir)
     session = opening.own(
         Session(
             devices[0],
@@ -390,11 +390,12 @@ def _open_file(
 
 
 def _keep_counts(
-    opening: Opening, options: EngineOptions, file: ModelFile, weights: Weights
+    opening: Opening, options: EngineOptions, file: ModelFile, weights: Sequence[Weights]
 ) -> None:
     """Read how often cached experts were chosen in earlier runs; it is noted in the end."""
     folder = options.cache_folder
-    if folder is None or not weights.expert_caches or options.random_routing is not None:
+    has_caches = any(each.expert_caches for each in weights)
+    if folder is None or not has_caches or options.random_routing is not None:
         return
     from urdir.model.cache_folder import user_cache_folder
     from urdir.model.engine.expert_counts import ExpertCounts
