@@ -156,16 +156,22 @@ class Engine(Owner):
         outside the vocabulary."""
         return self.tokenizer.decode(tokens, keep_control=True)
 
-    def logits(self, text: str | Sequence[int]) -> Logits:
-        """The logits after each token of a text, or of token ids: (n_tokens, n_vocab) f32.
+    def logits(self, text: str | Sequence[int], *, decoder: Sequence[int] | None = None) -> Logits:
+        """The logits after each token of a text, or of token ids: (n_tokens, n_vocab) f32. Of an
+        encoder-decoder the text is what its encoder reads, and the logits are those after each of
+        the tokens ``decoder`` (None: the start token).
 
         Each token takes a step. Raises ContextFullError, ModelError for no tokens or an unknown
         one and while an answer is open, DriverError.
         """
         from urdir.model.engine.logits import logits_of
 
-        tokens = self.tokenize(text) if isinstance(text, str) else text
-        return logits_of(self.session, tokens)
+        if (of := self.config.source) is None:
+            tokens = self.tokenize(text) if isinstance(text, str) else text
+            return logits_of(self.session, tokens)
+        source = self.tokenizer.encode_whole(text) if isinstance(text, str) else text
+        tokens = [of.start] if decoder is None else decoder
+        return logits_of(self.session, tokens, source=source)
 
     @overload
     def chat(

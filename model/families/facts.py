@@ -66,6 +66,7 @@ def model_facts(description: Description) -> Facts:
         adds=description.adds and description.adds.name,
         token_type=description.token_type is not None,
         embeddings=_embedding(description.embedding_of_texts),
+        encoder_layers=description.source and description.source.encoder.n_layers,
     )
 
 
@@ -168,6 +169,7 @@ def _attention(of: Attention) -> Facts:
         index_pool=_other_than(of.indexer.pool if of.indexer else 1, 1),
         selects_as_before=of.follows_indexer,
         norm_of_result=_norm(of.norm),
+        to_encoder=of.cross is not None,
     )
 
 
@@ -187,6 +189,7 @@ def _recurrence(of: Recurrence) -> Facts:
         value_dim=_other_than(of.value_dim, of.key_dim),
         convolution=_convolution(of.conv),
         norm_of_result=_norm(of.norm),
+        to_encoder=of.cross is not None,
         state=sum(of.state.values()),
     )
 
@@ -210,6 +213,7 @@ def _kimi_delta(of: KimiDelta) -> Facts:
         rank=of.decay_low and of.decay_low.rows,
         floor=of.floor,
         norm_of_result=_norm(of.norm),
+        to_encoder=of.cross is not None,
         state=sum(of.state.values()),
     )
 
@@ -219,6 +223,7 @@ def _lightning(of: Lightning) -> Facts:
         heads=of.heads,
         dim=of.dim,
         norm_of_result=_norm(of.norm),
+        to_encoder=of.cross is not None,
         state=sum(of.state.values()),
     )
 

@@ -18,7 +18,7 @@ from urdir.model.families.config import Config
 from urdir.model.families.embedding import Embedding
 from urdir.model.families.pooling import Pooling
 from urdir.model.layers.pooled import RESULT, pooled_width
-from urdir.model.lower.paper import Needs, PaperArena, PaperDevice, PaperWorkspace, needs_of
+from urdir.model.lower.paper import Needs, PaperDevice, PaperTextRows, PaperWorkspace, needs_of
 from urdir.model.lower.parts import LayerParts
 from urdir.model.lower.sheet import Sheet
 from urdir.model.memory.text_rows import TextKeys, TextRows, TextRowsShape
@@ -29,7 +29,6 @@ from urdir.ptxgen.kernels.attention.kv_types import KvDtype
 
 if TYPE_CHECKING:
     from urdir.driver.device import Device
-    from urdir.driver.memory import Slice
     from urdir.model.files.model_file import ModelFile
 
 #: Rows of a step, on a GPU and on the emulator, unless a text has more.
@@ -79,23 +78,13 @@ class EncoderSettings:
         return TextRowsShape(self.rows, text_bucket(self.rows, self.rows), kinds_of(config))
 
 
-class _PaperRows:
-    """`TextRows` of paper."""
-
-    def __init__(self, shape: TextRowsShape) -> None:
-        self.shape, self._arena = shape, PaperArena(shape.sizes(), "rows of texts")
-
-    def __getitem__(self, name: str) -> Slice:
-        return self._arena[name]
-
-
 def workspace_of(weights: Weights, settings: EncoderSettings) -> WorkspaceShape:
     """The workspace that the largest steps need: of few rows and of most, of one text and of many,
     since their kernels differ. ``weights`` may be of paper."""
     config, rows = weights.config, settings.rows
     of = config.embedding_of_texts or Embedding(None)
     device = cast("Device", PaperDevice(weights.device))
-    state = cast("TextRows", _PaperRows(settings.rows_shape(config)))
+    state = cast("TextRows", PaperTextRows(settings.rows_shape(config)))
     parts = LayerParts(
         device=device,
         config=config,

@@ -37,7 +37,9 @@ class Request:
     ``settings.seed`` repeats the answer. What is known of the prompt's beginning is shared with
     requests of the same ``scope`` alone, a name of some bytes that is no secret. Without ``drafts``
     every step takes one token of it; ``draft_p_min`` is its own `DraftSettings.p_min`. ``adapters``
-    are names of LoRA adapters that are loaded, with their scales (None: those of the engine).
+    are names of LoRA adapters that are loaded, with their scales (None: those of the engine). Of an
+    encoder-decoder the ``source`` is what its encoder reads, and the prompt begins the decoder's
+    text; without a source the prompt is that (`sources.with_source`).
     Raises ModelError for an empty prompt, SettingsError.
     """
 
@@ -53,6 +55,17 @@ class Request:
     drafts: bool = True
     draft_p_min: float | None = None
     adapters: tuple[tuple[str, float], ...] | None = None
+    source: tuple[int, ...] = ()
+
+    @property
+    def given(self) -> int:
+        """Number of tokens that are given: of the source, if there is one, else of the prompt."""
+        return len(self.source or self.prompt)
+
+    @property
+    def positions(self) -> int:
+        """Positions of the cache that it takes before its answer."""
+        return max(len(self.prompt), len(self.source))
 
     def __post_init__(self) -> None:
         if not self.prompt:
