@@ -81,7 +81,12 @@ def run(args: argparse.Namespace) -> int:
             raise UsageError("no prompt: stdin is empty; give it after the model, or with -p TEXT")
     wanted = answer_options(args, chat=not args.raw, chat_template=template)
     with load(wanted) as loading:
-        if args.raw:
+        is_source = loading.config.source is not None
+        if is_source and (system is not None or template is not None):
+            raise UsageError(
+                "an encoder-decoder reads a text: without a system message or a chat template"
+            )
+        if args.raw or is_source:
             request = _continued(args, loading, prompt, form)
         else:
             request = _answered(args, loading, system, prompt, form)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Self
 
 from urdir.model.engine.batch import ShapeBuckets
-from urdir.model.engine.encoding.source import SourceBudget
+from urdir.model.engine.sources import SourceBudget
 from urdir.model.engine.step_needs import step_needs
 from urdir.model.errors import ModelError, SettingsError
 from urdir.model.families.config import Config

@@ -282,7 +282,7 @@ def _open_encoder(
     """The parts of an engine that makes embeddings, which ``opening`` owns."""
     from urdir.model.engine.encoding.budget import EncoderSettings, encoder_plan
     from urdir.model.engine.encoding.encoder import Encoder, check_encodes
-    from urdir.model.engine.encoding.source import encoder_of
+    from urdir.model.engine.sources import encoder_of
     from urdir.model.lower.paper import paper_weights
     from urdir.model.memory.weights import Weights
 
@@ -414,7 +414,9 @@ def _open_file(
         needed = options.text or options.chat is not False
         tokenizer = opening.tokenizer(file, needed=needed)
         if process is not None:
-            source = source or template_of(file, tokenizer, bool(options.chat))
+            # texts for an encoder need none
+            needed = bool(options.chat) and config.source is None
+            source = source or template_of(file, tokenizer, needed)
             if source is not None:
                 process.check(source)
     return file, pair, config, opening.own(Texts(file, tokenizer, source, process))

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 from urdir.model.engine.budget import SessionBudget
 from urdir.model.engine.draft_room import with_draft_room
-from urdir.model.engine.encoding.source import SourceEncoder
 from urdir.model.engine.runner import Observer, Steps
+from urdir.model.engine.sources import SourceEncoder
 from urdir.model.engine.speculation.open_source import open_source
 from urdir.model.engine.stages import ChainedSteps, Place, building_layers
 from urdir.model.engine.step import building

@@ -189,7 +189,6 @@ def _recurrence(of: Recurrence) -> Facts:
         value_dim=_other_than(of.value_dim, of.key_dim),
         convolution=_convolution(of.conv),
         norm_of_result=_norm(of.norm),
-        to_encoder=of.cross is not None,
         state=sum(of.state.values()),
     )
 
@@ -213,7 +212,6 @@ def _kimi_delta(of: KimiDelta) -> Facts:
         rank=of.decay_low and of.decay_low.rows,
         floor=of.floor,
         norm_of_result=_norm(of.norm),
-        to_encoder=of.cross is not None,
         state=sum(of.state.values()),
     )
 
@@ -223,7 +221,6 @@ def _lightning(of: Lightning) -> Facts:
         heads=of.heads,
         dim=of.dim,
         norm_of_result=_norm(of.norm),
-        to_encoder=of.cross is not None,
         state=sum(of.state.values()),
     )
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
 from urdir.model.engine.budget import GRAPH_BYTES, MemoryPlan, check_context
-from urdir.model.engine.encoding.step import (
+from urdir.model.engine.text_steps import (
     EncodeShape,
     append_step,
     kinds_of,

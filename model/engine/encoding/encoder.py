@@ -13,7 +13,7 @@ from urdir.driver import execute
 from urdir.driver.context import close_all
 from urdir.model.engine.budget import check_context
 from urdir.model.engine.encoding.budget import EncoderSettings, workspace_of
-from urdir.model.engine.encoding.step import (
+from urdir.model.engine.text_steps import (
     MOST_TEXTS,
     EncodeShape,
     build_plan,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Self, cast
 from urdir.driver import execute
 from urdir.driver.context import close_all
 from urdir.driver.plan import Plan
-from urdir.model.engine.encoding.step import EncodeShape, kinds_of, row_bucket, rows_of, text_bucket
+from urdir.model.engine.text_steps import EncodeShape, kinds_of, row_bucket, rows_of, text_bucket
 from urdir.model.families.config import Config
 from urdir.model.families.description import fields_of
 from urdir.model.layers.builder import StepOps
