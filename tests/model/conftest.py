@@ -193,7 +193,8 @@ def reference_file(
     tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config
 ) -> Callable[[str], Path]:
     """The path of a model of `data/families`, `data/golden`, `data/drafts`, `data/encoders` or
-    `data/encoder_decoders`, or of the folder of ``--references``; unpacked, or written by `golden_files`."""
+    `data/encoder_decoders`, or of the folder of ``--references``; unpacked, or written by
+    `golden_files`."""
     folder = tmp_path_factory.mktemp("references")
     given = pytestconfig.getoption("--references")
     kinds = ("golden", "families", "drafts", "encoders", "encoder_decoders")

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import gguf as reference
 import numpy as np
 import pytest
 
@@ -21,6 +22,8 @@ from urdir.model.engine.requests.sources import with_source
 from urdir.model.engine.sampling_settings import GREEDY
 from urdir.model.engine.session import Session
 from urdir.model.errors import ContextFullError, ModelError, SettingsError, UnsupportedError
+from urdir.model.families.config import Config
+from urdir.model.files.pretrained.model import SafetensorsModel
 from urdir.model.memory.draft_settings import DraftSettings
 from urdir.model.memory.session_settings import SessionSettings
 from urdir.model.verify.conformance import relative_rms
@@ -201,7 +204,8 @@ def test_the_longest_source_fills_the_context(golden: Golden) -> None:
     request = Request(prompt=tuple(golden.source * 3)[:64], settings=GREEDY, limit=2)
     with golden.session(page_len=16) as session:
         ((tokens, ending),) = answered(session, [request])
-    assert len(tokens) == 2 and ending.prompt_tokens == 64
+    assert len(tokens) == 2
+    assert ending.prompt_tokens == 64
 
 
 @of_each
@@ -237,3 +241,124 @@ def test_embeddings_are_those_of_the_encoder(golden: Golden, device_name: str) -
         alone = engine.embed(texts[1:], pooling="none", normalize=False)
     assert states.shape == (len(golden.source) + 5, golden.engine.config.hidden)
     np.testing.assert_allclose(states[-5:], alone, rtol=0, atol=1e-5)
+
+
+#: Modules of transformers' T5 by their names in GGUF files.
+_MODULES = {
+    **{f"attn_{of}": f"layer.0.SelfAttention.{of}" for of in "qkvo"},
+    "attn_rel_b": "layer.0.SelfAttention.relative_attention_bias",
+    "attn_norm": "layer.0.layer_norm",
+    **{f"cross_attn_{of}": f"layer.1.EncDecAttention.{of}" for of in "qkvo"},
+    "cross_attn_norm": "layer.1.layer_norm",
+    "ffn_gate": "layer.FFN.DenseReluDense.wi_0",
+    "ffn_up": "layer.FFN.DenseReluDense.wi_1",
+    "ffn_down": "layer.FFN.DenseReluDense.wo",
+    "ffn_norm": "layer.FFN.layer_norm",
+    "token_embd": "shared",
+    "output": "lm_head",
+    "enc.output_norm": "encoder.final_layer_norm",
+    "dec.output_norm": "decoder.final_layer_norm",
+}
+_CONFIG = {
+    "architectures": ["T5ForConditionalGeneration"],
+    "model_type": "t5",
+    "is_encoder_decoder": True,
+    "d_model": 128,
+    "d_kv": 64,
+    "d_ff": 192,
+    "num_layers": 2,
+    "num_decoder_layers": 2,
+    "num_heads": 2,
+    "vocab_size": 128,
+    "relative_attention_num_buckets": 8,
+    "relative_attention_max_distance": 128,
+    "layer_norm_epsilon": 1e-5,
+    "feed_forward_proj": "gated-gelu",
+    "tie_word_embeddings": False,
+    "decoder_start_token_id": 0,
+    "dropout_rate": 0.1,
+}
+
+
+def stored_name(name: str) -> str:
+    """A tensor's name in a folder."""
+    part, blk, rest = name.removesuffix(".weight").partition(".blk.")
+    if not blk:
+        return f"{_MODULES[part]}.weight"
+    number, _, module = rest.partition(".")
+    network = "1" if part == "enc" else "2"
+    return f"{part}oder.block.{number}.{_MODULES[module].replace('FFN', network)}.weight"
+
+
+def values_of(path: Path) -> dict[str, Any]:
+    """The weights of a golden as a folder stores them."""
+    return {
+        stored_name(tensor.name): (
+            "F32",
+            np.ascontiguousarray(
+                reference.quants.dequantize(tensor.data, tensor.tensor_type), np.float32
+            ),
+        )
+        for tensor in reference.GGUFReader(path).tensors
+    }
+
+
+def opened(folder: Path, device_name: str, **options: Any) -> Engine:
+    return Engine.open(
+        folder, device=device_name, context=32, kv_dtype="f32", exact=True, **options
+    )
+
+
+@of_each
+def test_folders_as_transformers_writes_them(
+    golden: Golden, make_folder: Callable[..., Path], device_name: str
+) -> None:
+    """Logits of a tied embedding are divided by the root of the width."""
+    weights = values_of(Path(golden.engine.file.path))
+    with opened(make_folder(_CONFIG, weights), device_name) as engine:
+        assert engine.config.layers == golden.engine.config.layers
+        found = engine.logits(golden.source, decoder=golden.tokens[:1])
+    assert relative_rms(found, golden.logits[:1]) <= EXACT_RELATIVE_RMS
+    del weights["lm_head.weight"]
+    tied = make_folder({**_CONFIG, "tie_word_embeddings": True}, weights)
+    with Engine.open(tied, device=device_name, embeddings=True, context=32) as engine:
+        assert engine.config.n_layers == 2
+    with SafetensorsModel(tied) as model:
+        config = Config.of(model)
+    assert config.tied
+    assert config.logit_scale == 128**-0.5
+
+
+@of_each
+def test_a_folder_of_an_encoder_alone(golden: Golden, make_folder: Callable[..., Path]) -> None:
+    weights = values_of(Path(golden.engine.file.path))
+    alone = {name: of for name, of in weights.items() if name.startswith(("enc", "shared"))}
+    with SafetensorsModel(
+        make_folder({**_CONFIG, "architectures": ["T5EncoderModel"]}, alone)
+    ) as model:
+        config = Config.of(model)
+    assert (config.architecture, config.is_causal) == ("t5encoder", False)
+    source = golden.engine.config.source
+    assert source is not None
+    assert config.layers == source.encoder.layers
+
+
+@of_each
+@pytest.mark.parametrize(
+    ("field", "value", "what"),
+    [
+        ("feed_forward_proj", "gated-silu", "'relu' and 'gated-gelu' are supported"),
+        ("relative_attention_max_distance", 256, "128 is supported"),
+        ("num_decoder_layers", 10**6, "num_decoder_layers|decoder_block_count"),
+        ("d_kv", 0, "d_kv"),
+        ("decoder_start_token_id", 128, "decoder_start_token_id' is 128"),
+        ("relative_attention_num_buckets", 7, "expected an even number"),
+    ],
+)
+def test_folders_that_are_refused(
+    golden: Golden, make_folder: Callable[..., Path], field: str, value: Any, what: str
+) -> None:
+    weights = values_of(Path(golden.engine.file.path))
+    folder = make_folder({**_CONFIG, field: value}, weights)
+    with pytest.raises(ModelError, match=what), SafetensorsModel(folder) as model:
+        Config.of(model)

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from urdir.model.families.config import Config
 from urdir.model.engine.sources import encoder_of
+from urdir.model.families.config import Config
 from urdir.model.files.gguf import Gguf
 from urdir.model.graph.evaluation import Evaluation
 from urdir.model.layers.builder import StepOps
