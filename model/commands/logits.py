@@ -137,7 +137,7 @@ def _logits(args: argparse.Namespace, tokens: list[int]) -> dict[str, Rows]:
             source = tokens if end is None else [*tokens, end]
             tokens = decoder or [of.start]
         elif decoder is not None:
-            raise options.UsageError("--decoder-tokens: the model is no encoder-decoder")
+            raise options.UsageError("--decoder-tokens: the model has no encoder")
         _check_tokens([*tokens, *source], engine.config.vocab_size)
         with Progress("logits", len(tokens)) as progress:
             rows = logits_of(engine.session, tokens, progress.advance, source)

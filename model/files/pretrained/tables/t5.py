@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from urdir.model.files.pretrained.family import Family, Found
 from urdir.model.files.pretrained.fields import Fields
+from urdir.model.files.pretrained.steps.common import number
 
 _BLOCK = re.compile(r"^(enc|dec)oder\.block\.(0|[1-9]\d{0,8})\.layer\.(\d)\.(.+)\.weight$")
 _FFN = {"wi": "ffn_up", "wi_0": "ffn_gate", "wi_1": "ffn_up", "wo": "ffn_down"}
@@ -33,6 +34,8 @@ _ENDS = {
     "decoder.final_layer_norm.weight": "dec.output_norm.weight",
     "lm_head.weight": "output.weight",
 }
+#: Where config.json has no field.
+_DEFAULTS = {"context_length": 512, "attention.layer_norm_rms_epsilon": 1e-6}
 
 
 def _place(stored: str) -> str:
@@ -54,8 +57,10 @@ def _network(fields: Fields, found: Found) -> None:
     fields.fix("dense_act_fn", ("relu",) if kind == "relu" else ("gelu_new",))
     fields.take("scale_decoder_outputs", bool)
     found["attention.value_length"] = fields.size("d_kv", 64)
+    for key, value in _DEFAULTS.items():
+        found.setdefault(key, value)
     if fields.given("tie_word_embeddings", bool, True):
-        found["own.logit_scale"] = fields.size("d_model") ** -0.5
+        found["own.logit_scale"] = number(found, "embedding_length") ** -0.5
 
 
 _T5 = Family(
@@ -70,13 +75,7 @@ _T5 = Family(
         "relative_attention_num_buckets": "attention.relative_buckets_count",
         "layer_norm_epsilon": "attention.layer_norm_rms_epsilon",
     },
-    defaults={
-        "n_positions": 512,
-        "d_kv": 64,
-        "layer_norm_epsilon": 1e-6,
-        "relative_attention_num_buckets": 32,
-        "decoder_start_token_id": 0,
-    },
+    defaults={"d_kv": 64, "relative_attention_num_buckets": 32, "decoder_start_token_id": 0},
     fixed={
         "is_encoder_decoder": (True,),
         "relative_attention_max_distance": (128,),
