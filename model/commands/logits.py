@@ -139,6 +139,8 @@ def _logits(args: argparse.Namespace, tokens: list[int]) -> dict[str, Rows]:
         elif decoder is not None:
             raise options.UsageError("--decoder-tokens: the model has no encoder")
         _check_tokens([*tokens, *source], engine.config.vocab_size)
+        if engine.config.diffuses:
+            return {"logits": engine.encoder.logits(tokens, range(len(tokens)))}
         with Progress("logits", len(tokens)) as progress:
             rows = logits_of(engine.session, tokens, progress.advance, source)
     return {"logits": rows}

@@ -152,8 +152,8 @@ def answering(session: Session | None) -> Session:
     """The sequences of a model. Raises UnsupportedError without them."""
     if session is None:
         raise UnsupportedError(
-            "the model is open for embeddings and scores (embed, rerank), it gives no answers; a "
-            "decoder does if it is opened with embeddings=False"
+            "the model is open for embeddings and scores (embed, rerank) or to fill masks "
+            "(diffuse), it gives no answers; a decoder does if it is opened with embeddings=False"
         )
     return session
 

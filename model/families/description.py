@@ -97,7 +97,8 @@ class Description:
 
     Models that make embeddings or scores of texts say so in ``embedding_of_texts``. Encoders (not
     `is_causal`) make nothing else: their ``output`` is the embedding, which has no meaning. Of an
-    encoder-decoder this is the decoder, with the encoder in ``source``.
+    encoder-decoder this is the decoder, with the encoder in ``source``. A model that is no encoder
+    and not causal either ``diffuses``: it makes the logits of masked tokens.
     """
 
     architecture: str
@@ -121,6 +122,7 @@ class Description:
     recalls: Normalization | None = None
     hides: tuple[int, int] | None = None
     source: SourceText | None = None
+    diffuses: bool = False
     streams: tuple[Linear, ...] = ()
     merges: tuple[Linear, ...] = ()
     ignored_keys: tuple[str, ...] = ()  # of the file, unknown to the architecture

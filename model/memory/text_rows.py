@@ -119,9 +119,11 @@ class TextRows(Owner):
         *,
         last: bool = False,
         slots: Sequence[int] = (),
+        picked: Sequence[int] = (),
     ) -> None:
         """Make these texts the rows of a step of ``rows`` rows and ``count`` texts; the row that is
-        picked of each is its first one, or the ``last``. Sources have ``slots``."""
+        picked of each is its first one, or the ``last``, or in all these are the ``picked`` ones.
+        Sources have ``slots``."""
         lengths = np.array([len(text) for text in texts])
         ends = np.cumsum(lengths)
         starts = ends - lengths
@@ -134,7 +136,8 @@ class TextRows(Owner):
             self._put(f"begin {number}", begin, rows)
             self._put(f"last {number}", seen, rows)
         self._put("segment", np.stack([starts, ends], axis=1).reshape(-1), 2 * count)
-        self._put("picked", ends - 1 if last else starts, count)
+        of_each = ends - 1 if last else starts
+        self._put("picked", np.asarray(picked) if len(picked) else of_each, count)
         if slots:
             self._put("slot", np.repeat(slots, lengths), rows)
 

@@ -272,7 +272,7 @@ _CONFIG = {
     "vocab_size": 128,
     "relative_attention_num_buckets": 8,
     "relative_attention_max_distance": 128,
-    "layer_norm_epsilon": 1e-5,
+    "layer_norm_epsilon": float(np.float32(1e-5)),
     "feed_forward_proj": "gated-gelu",
     "tie_word_embeddings": False,
     "decoder_start_token_id": 0,

@@ -91,6 +91,8 @@ _T5 = Family(
 _ENCODER = replace(
     _T5,
     architecture="t5encoder",
+    keys={**_T5.keys, "num_decoder_layers": "", "decoder_start_token_id": ""},
+    defaults={name: of for name, of in _T5.defaults.items() if name != "decoder_start_token_id"},
     fixed={**_T5.fixed, "is_encoder_decoder": (False, True)},
 )
 
