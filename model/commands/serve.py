@@ -373,7 +373,13 @@ def _makes_embeddings(args: argparse.Namespace) -> bool:
     if args.embeddings or args.reranking or args.pooling:
         return True
     with open_file(args.model, args.quantize) as file:
-        return _engine_options(args, None).makes_embeddings(Config.of(file))
+        config = Config.of(file)
+    if config.diffuses:
+        raise UnsupportedError(
+            f"'{config.architecture}' models fill masked tokens, which is not served: use urdir "
+            "run, or Engine.diffuse"
+        )
+    return _engine_options(args, None).makes_embeddings(config)
 
 
 def _open_embeddings(args: argparse.Namespace) -> AsyncService:

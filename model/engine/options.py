@@ -192,8 +192,10 @@ class EngineOptions:
             )
 
     def makes_embeddings(self, config: Config) -> bool:
-        """Whether a model is opened for embeddings. Raises SettingsError for an encoder that is
-        not."""
+        """Whether a model is opened for steps of whole texts: embeddings, or masks that are filled.
+        Raises SettingsError for an encoder that is not."""
+        if config.diffuses:
+            return True
         if self.embeddings is None:
             of = config.embedding_of_texts
             return not config.is_causal or (of is not None and of.pooling is not None)

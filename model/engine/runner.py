@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Protocol
 
 from urdir.driver import execute
 from urdir.driver.context import close_all
+from urdir.driver.graph import RecordedGraph
 from urdir.driver.group import launch_together
 from urdir.driver.parallel import Job, Work, completed, elsewhere
 from urdir.model.engine.batch import StepShape
@@ -146,7 +148,9 @@ class Steps(Owner):
     @property
     def graphs(self) -> tuple[RecordedGraph, ...]:
         """The graphs of this rank, the last one used last."""
-        return tuple(self._graphs.values())
+        made = self._graphs.values()
+        parts = ((of,) if isinstance(of, RecordedGraph) else of.graphs for of in made)
+        return tuple(chain.from_iterable(parts))
 
     @property
     def graph_bytes(self) -> int:

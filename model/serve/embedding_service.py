@@ -16,13 +16,13 @@ import numpy as np
 from urdir.driver.errors import loses_device
 from urdir.model.engine.adapters import AdapterScale
 from urdir.model.engine.encoding.encoder import Floats
-from urdir.model.engine.encoding.step import MOST_TEXTS
 from urdir.model.engine.encoding.texts import normalized, pair_tokens
 from urdir.model.engine.engine import Engine
 from urdir.model.engine.requests.device_lost import DeviceLostError
 from urdir.model.engine.requests.metrics import Metrics
 from urdir.model.engine.requests.request import Ending, Piece, Request
 from urdir.model.engine.requests.slots import SlotAction, SlotDone
+from urdir.model.engine.text_steps import MOST_TEXTS
 from urdir.model.errors import BusyError, SettingsError
 from urdir.model.families.pooling import Pooling
 from urdir.model.serve.embeddings import Embeds

@@ -40,7 +40,9 @@ class Request:
     every step takes one token of it; ``draft_p_min`` is its own `DraftSettings.p_min`. ``adapters``
     are names of LoRA adapters that are loaded, with their scales (None: those of the engine).
     ``processors`` change the logits, one after the other: each step waits for the token of the last
-    one, and has no drafts. Raises ModelError for an empty prompt, SettingsError.
+    one, and has no drafts. Of an encoder-decoder the ``source`` is what its encoder reads, and the
+    prompt begins the decoder's text; without a source the prompt is that (`sources.with_source`).
+    Raises ModelError for an empty prompt, SettingsError.
     """
 
     prompt: tuple[int, ...]
@@ -56,6 +58,17 @@ class Request:
     draft_p_min: float | None = None
     adapters: tuple[tuple[str, float], ...] | None = None
     processors: tuple[LogitProcessor, ...] = ()
+    source: tuple[int, ...] = ()
+
+    @property
+    def given(self) -> int:
+        """Number of tokens that are given: of the source, if there is one, else of the prompt."""
+        return len(self.source or self.prompt)
+
+    @property
+    def positions(self) -> int:
+        """Positions of the cache that it takes before its answer."""
+        return max(len(self.prompt), len(self.source))
 
     def __post_init__(self) -> None:
         if not self.prompt:

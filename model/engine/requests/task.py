@@ -69,6 +69,11 @@ class Task:
         """Tokens of the answer, an end token included."""
         return len(self.tokens) - len(self.request.prompt)
 
+    @property
+    def least_room(self) -> int:
+        """Positions that it needs to begin: those of its tokens, and of its source."""
+        return max(len(self.tokens), len(self.request.source))
+
     def advance(self, drafts: int, tokens: int) -> None:
         """A step with so many drafts is complete and chose so many tokens."""
         self.in_flight -= 1
