@@ -6,6 +6,7 @@ import os
 from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
+from itertools import takewhile
 from math import exp
 from typing import TYPE_CHECKING, Literal, overload
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
     from urdir.model.engine.adapters import Adapters
     from urdir.model.engine.answer_options import AnswerOptions, ChatOptions
+    from urdir.model.engine.diffusion import DiffusionSettings
     from urdir.model.engine.encoding.encoder import Encoder, Floats
     from urdir.model.engine.generate import Generation
     from urdir.model.engine.reply import (
@@ -173,22 +175,37 @@ class Engine(Owner):
         outside the vocabulary."""
         return self.tokenizer.decode(tokens, keep_control=True)
 
-    def logits(self, text: str | Sequence[int]) -> Logits:
-        """The logits after each token of a text, or of token ids: (n_tokens, n_vocab) f32.
+    def logits(self, text: str | Sequence[int], *, decoder: Sequence[int] | None = None) -> Logits:
+        """The logits after each token of a text, or of token ids: (n_tokens, n_vocab) f32. Of an
+        encoder-decoder the text is what its encoder reads, and the logits are those after each of
+        the tokens ``decoder`` (None: the start token). A model that fills masks sees the whole text
+        at each token.
 
-        Each token takes a step. Raises ContextFullError, ModelError for no tokens or an unknown
-        one and while an answer is open, DriverError.
+        Each token takes a step otherwise. Raises ContextFullError, ModelError for no tokens or an
+        unknown one and while an answer is open, DriverError.
         """
         from urdir.model.engine.logits import logits_of
 
-        return logits_of(self.session, self.tokenize(text))
+        if (of := self.config.source) is None:
+            tokens = self.tokenize(text)
+            if self.config.diffuses:
+                return self.encoder.logits(tokens, range(len(tokens)))
+            return logits_of(self.session, tokens)
+        source = self.tokenizer.encode_whole(text) if isinstance(text, str) else text
+        begun = [of.start] if decoder is None else decoder
+        return logits_of(self.session, begun, source=source)
 
     def logprobs(self, text: str | Sequence[int]) -> NDArray[np.float64]:
         """ln p of each token of a text, or of token ids, after the first: (n_tokens - 1,) f64.
 
-        Raises as `logits`, and for fewer than two tokens."""
+        Raises as `logits`, and for fewer than two tokens, UnsupportedError for an encoder-decoder
+        and a model that fills masks."""
         from urdir.model.engine.logits import logprobs_of
 
+        if self.config.source is not None:
+            raise UnsupportedError(
+                "an encoder-decoder predicts its answer, not its text: see Engine.logits"
+            )
         return logprobs_of(self.session, self.tokenize(text))
 
     def perplexity(self, text: str | Sequence[int]) -> float:
@@ -259,6 +276,42 @@ class Engine(Owner):
     def generate(self, prompt: str | Sequence[int], **options: Unpack[AnswerOptions]) -> str:
         """How the model continues a plain text, or token ids, without a template; see `chat`."""
         return "".join(self.generation(self._request(prompt, options)).text())
+
+    def diffuse(
+        self,
+        prompt: str | Sequence[int],
+        *,
+        length: int = 128,
+        settings: SamplingSettings | None = None,
+        diffusion: DiffusionSettings | None = None,
+    ) -> str:
+        """A text of up to ``length`` tokens after a prompt, by a model that fills masked tokens
+        (Dream, LLaDA, RND1): see `diffusion`. It ends before the first end token."""
+        tokens = self.tokenize(prompt)
+        *_, filled = self.diffusion(tokens, length=length, settings=settings, diffusion=diffusion)
+        ends = frozenset(self.tokenizer.end_ids)
+        return self.tokenizer.decode(takewhile(lambda of: of not in ends, filled[len(tokens) :]))
+
+    def diffusion(
+        self,
+        prompt: Sequence[int],
+        *,
+        length: int = 128,
+        settings: SamplingSettings | None = None,
+        diffusion: DiffusionSettings | None = None,
+    ) -> Iterator[list[int]]:
+        """The tokens of prompt and answer after each step of `DiffusionSettings`, masks among them.
+        Raises UnsupportedError for a model that does not fill masks, ContextFullError,
+        SettingsError, ModelError."""
+        from urdir.model.engine.diffusion import DiffusionSettings, Masks, denoise
+
+        if length < 1:
+            raise SettingsError(f"a text of {length} tokens: expected 1 or more")
+        masks = Masks.of(self.file.metadata, self.config.vocab_size)
+        self.encoder.check_texts([[*prompt, *[masks.token] * length]])
+        chosen = (settings or self.default_settings).with_seed()
+        how = diffusion or DiffusionSettings()
+        return denoise(self.encoder.logits, prompt, length, masks, chosen, how)
 
     def generation(self, request: Request) -> Generation:
         """One answer, token by token. One is open at a time."""

@@ -18,12 +18,16 @@ from urdir.model.errors import ModelError
 
 
 def logits_of(
-    session: Session, tokens: Sequence[int], advance: Callable[[], object] = lambda: None
+    session: Session,
+    tokens: Sequence[int],
+    advance: Callable[[], object] = lambda: None,
+    source: Sequence[int] = (),
 ) -> Logits:
     """The logits after each of ``tokens``, (n_tokens, n_vocab) f32; ``advance`` is called after
-    each step. Raises what `logits_after` raises, and ModelError for no tokens."""
+    each step. An encoder-decoder reads the ``source`` first. Raises what `logits_after` raises, and
+    ModelError for no tokens."""
     rows = np.empty((len(tokens), session.parts.config.vocab_size), np.float32)
-    for place, row in enumerate(logits_after(session, tokens[:1], tokens[1:])):
+    for place, row in enumerate(logits_after(session, tokens[:1], tokens[1:], source)):
         rows[place] = row
         advance()
     return rows
@@ -43,7 +47,10 @@ def logprobs_of(session: Session, tokens: Sequence[int]) -> npt.NDArray[np.float
 
 
 def logits_after(
-    session: Session, prompt: Sequence[int], given: Sequence[int] = ()
+    session: Session,
+    prompt: Sequence[int],
+    given: Sequence[int] = (),
+    source: Sequence[int] = (),
 ) -> Iterator[Logits]:
     """The logits (n_vocab,) f32 after ``prompt``, then after each of the tokens ``given``.
 
@@ -60,7 +67,9 @@ def logits_after(
         found.append(logits)
         return next(following)
 
-    request = Request(prompt=tuple(prompt), settings=GREEDY, limit=len(given) + 1)
+    request = Request(
+        prompt=tuple(prompt), settings=GREEDY, limit=len(given) + 1, source=tuple(source)
+    )
     with closing(Generation(session, None, request, note).pieces()) as pieces:
         for _ in pieces:
             yield found.pop()

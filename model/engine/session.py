@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -72,6 +72,7 @@ class Session(Owner):
             #: The LoRA adapters, where there is room for some.
             self.adapters = Adapters(all_weights) if has_room else None
             self.parts, self.steps, self.storage = lead.parts, lead.steps, lead.storage
+            self._encoder = lead.source_encoder
             self.stream = lead.stream
             self.graphs = DecodeGraphs(self.steps, self.shapes)
             self.queue = StepQueue(self.steps, self.parts.state, self.shapes, self.stream)
@@ -99,6 +100,19 @@ class Session(Owner):
         """Tell a draft model that a sequence begins: see `DraftSource.begin`."""
         if self.source is not None:
             self.source.begin(sequence, length, p_min)
+
+    @property
+    def takes_sources(self) -> bool:
+        """Whether the model is an encoder-decoder, whose sequences have sources."""
+        return self._encoder is not None
+
+    def begin_sources(self, sources: Mapping[int, Sequence[int]]) -> None:
+        """Queue the encoding of sequences' sources, for which their caches have room. Raises
+        DriverError."""
+        if self._encoder is not None and sources:
+            for sequence, source in sources.items():
+                self.parts.state.set_source(sequence, len(source))
+            self._encoder.encode(sources)
 
     def check_room(self, tokens: int) -> None:
         """Raise ContextFullError when so many tokens of a sequence do not fit."""

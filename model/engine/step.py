@@ -70,8 +70,8 @@ def _layers(
         yield from model_launches(plan, parts, shape)
     if known is not None:
         known[same] = plan  # the last one used comes last
-        if len(known) > _MOST_KNOWN:
-            known.pop(next(iter(known)), None)
+        for oldest in [*known][:-_MOST_KNOWN]:  # a copy: another thread may change it meanwhile
+            known.pop(oldest, None)
     return plan
 
 

@@ -30,6 +30,7 @@ from urdir.model.engine.requests.open_answers import OpenAnswers
 from urdir.model.engine.requests.reader import Reader
 from urdir.model.engine.requests.request import Item, Request
 from urdir.model.engine.requests.scheduler import Scheduler
+from urdir.model.engine.requests.sources import with_source
 from urdir.model.errors import ModelError, SettingsError
 from urdir.model.owner import Owner
 from urdir.model.text.thought_limit import ThoughtClock
@@ -63,6 +64,8 @@ class AnswerLoop(Owner):
         self._session = session
         self._on_host = choose is not None
         self._lost: Exception | None = None
+        if session.takes_sources:  # keys depend on the source, too
+            limits = replace(limits, share_prefixes=False)
         self._end_ids = end_ids = frozenset(() if tokenizer is None else tokenizer.end_ids)
         with ExitStack() as owners:
             owners.enter_context(session.in_use())
@@ -96,6 +99,7 @@ class AnswerLoop(Owner):
 
         Compiling a constraint may take a second or two. Raises ModelError for a token outside the
         vocabulary, SettingsError, and what `ConstraintCompiler.matcher` raises."""
+        request = with_source(self._session, self._tokenizer, request)
         self._session.check_tokens(request.prompt)
         self._session.check_settings(request.settings)
         if request.processors and not self._on_host:

@@ -111,6 +111,7 @@ class Launcher(Owner):
         for number, slot in plan.admitted:
             with self._answers.alone(number):
                 self._begin(number, slot)
+        self._begin_sources(plan)
         masks = self._masks(plan)
         given = self._given(plan, masks)
         step = self._shaped(plan.of(self._answers))
@@ -213,6 +214,12 @@ class Launcher(Owner):
         state.write_adapter(slot, *answer.place)
         complete = self._scheduler.complete(number)
         self._session.begin_drafts(slot, complete, request.draft_p_min)
+
+    def _begin_sources(self, plan: StepPlan) -> None:
+        """Queue the encoding of the sources of requests that have been given a sequence."""
+        admitted = [(slot, self._answers.get(number)) for number, slot in plan.admitted]
+        sources = {slot: of.request.source for slot, of in admitted if of and of.request.source}
+        self._session.begin_sources(sources)
 
     def _shaped(self, plan: StepPlan) -> _Step | None:
         """The shape of a step. Requests without a shape even alone fail; None if none is left."""

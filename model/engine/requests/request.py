@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
@@ -40,7 +40,9 @@ class Request:
     every step takes one token of it; ``draft_p_min`` is its own `DraftSettings.p_min`. ``adapters``
     are names of LoRA adapters that are loaded, with their scales (None: those of the engine).
     ``processors`` change the logits, one after the other: each step waits for the token of the last
-    one, and has no drafts. Raises ModelError for an empty prompt, SettingsError.
+    one, and has no drafts. Of an encoder-decoder the ``source`` is what its encoder reads, and the
+    prompt begins the decoder's text; without a source the prompt is that (`sources.with_source`).
+    Raises ModelError for an empty prompt, SettingsError.
     """
 
     prompt: tuple[int, ...]
@@ -56,6 +58,17 @@ class Request:
     draft_p_min: float | None = None
     adapters: tuple[tuple[str, float], ...] | None = None
     processors: tuple[LogitProcessor, ...] = ()
+    source: tuple[int, ...] = ()
+
+    @property
+    def given(self) -> int:
+        """Number of tokens that are given: of the source, if there is one, else of the prompt."""
+        return len(self.source or self.prompt)
+
+    @property
+    def positions(self) -> int:
+        """Positions of the cache that it takes before its answer."""
+        return max(len(self.prompt), len(self.source))
 
     def __post_init__(self) -> None:
         if isinstance(self.prompt, str):
@@ -111,7 +124,7 @@ class Piece(NamedTuple):
 class Ending:
     """Why an answer ended, and the tokens it took: of the prompt, of that found in the cache, and
     of the answer, an end token not counted. ``stopped_by`` is the stop string. ``accepted_tokens``
-    are those of the ``drafted_tokens`` that stood."""
+    are those of the ``drafted_tokens`` that stood. The request waited for ``queue_seconds``."""
 
     finish: Finish
     prompt_tokens: int
@@ -120,6 +133,7 @@ class Ending:
     stopped_by: str | None = None
     drafted_tokens: int = 0
     accepted_tokens: int = 0
+    queue_seconds: float = field(default=0.0, compare=False)
 
 
 #: What comes out of a request: pieces, and last an ending or what went wrong.

@@ -79,6 +79,7 @@ BAD: list[tuple[Any, dict[str, Any], type[ModelError], str]] = [
 ]
 
 
+@pytest.mark.full  # by a command: commands/test_run.py
 @pytest.mark.slow
 def test_drawn_answers_differ_and_their_seed_repeats_them() -> None:
     """Of a chat, a text, and many. Prompts are in the cache, and so processed in the same steps."""

@@ -189,7 +189,10 @@ def test_rows_agree_with_themselves(engine: Engine) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("steps", "count", "name"), [(6, 1, "tg6"), (5, 2, "tg5 x 2")])
+@pytest.mark.parametrize(
+    ("steps", "count", "name"),
+    [pytest.param(6, 1, "tg6", marks=pytest.mark.full), (5, 2, "tg5 x 2")],
+)
 def test_decoding_may_reach_the_end_of_the_context(
     nano: Path, device_name: str, steps: int, count: int, name: str
 ) -> None:
@@ -344,6 +347,7 @@ def test_the_startup_section(cli: Cli, tmp_path: Path, monkeypatch: pytest.Monke
     assert [path.name for path in tmp_path.iterdir()] == ["emulator"]  # cubins, no code of the host
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_a_model_without_a_vocabulary_gives_no_text_at_the_start(
     cli: Cli, nano: Path, monkeypatch: pytest.MonkeyPatch
