@@ -103,7 +103,10 @@ class Reference:
         taken = periods[:, stored.first : stored.first + stored.each]
         if stored.transposed:
             taken = taken.swapaxes(1, 2)
-        return taken.reshape(-1, stored.cols)
+        taken = taken.reshape(-1, stored.cols)
+        if stored.runs is not None:
+            taken = np.concatenate([taken[start:stop] for start, stop in stored.runs])
+        return taken
 
     def vector(self, stored: StoredVector) -> Floats:
         """(size,)."""
@@ -592,7 +595,8 @@ class Reference:
         parts = self.matrix(of.expand.matrix).reshape(a.heads, -1, a.value_dim)
         turned = self.linear(a.q, source).reshape(rows, a.heads, -1)
         turned = self._turned(a, turned, "q", positions)
-        k_turned = self._turned(a, self.linear(a.k, x)[:, None], "k", positions)
+        k_turned = self.norm(of.k_norm, self.linear(a.k, x))[:, None]
+        k_turned = self._turned(a, k_turned, "k", positions)
         if a.key_is_latent:
             turned, k_turned = turned[:, :, :0], k_turned[:, :, :0]
         k_turned, latents = self.stored(layer, k_turned, latent[:, None])

@@ -106,6 +106,27 @@ CASES = {
         ),
         "Q8_0",
     ),
+    "five of the tokens in one layer, windows of smaller latent vectors in two": (
+        Shape(
+            *("dots3note", 3, 96, 3, 1, 64, 160, 83, False),
+            {
+                **_LATENT,
+                "attention.q_lora_rank": 64,
+                "attention.indexer.head_count": 7,
+                "attention.indexer.key_length": 32,
+                "attention.indexer.top_k": 5,
+                "attention.indexer.types": np.array([0, 1, 0]),
+                "attention.sliding_window": 6,
+                "attention.sliding_window_pattern": np.array([1, 0, 1]),
+                "attention.kv_lora_rank_swa": 64,
+                "attention.key_length_mla_swa": 48,
+                "attention.value_length_mla_swa": 32,
+                "rope.freq_base_swa": 5000.0,
+            },
+            ("ffn_gate.weight", "ffn_gate_shexp.weight"),
+        ),
+        "Q8_0",
+    ),
     "pools of three tokens, several streams": (
         Shape(
             *("glm5-next", 3, 96, 3, 1, 32, 160, 83, False),
@@ -326,6 +347,7 @@ CASES = {
 #: What other tests of the default run have, too.
 _FULL = {
     "pools of three tokens, several streams",  # a golden has them
+    "five of the tokens in one layer, windows of smaller latent vectors in two",
     "head_dim 80, groups of 3",
     "head_dim 256, six layers, five with rings",
     "delta rule, six heads on three",
@@ -345,6 +367,7 @@ RANKS = {
     "latent vectors of 3 heads, yarn": (3, 1),  # the experts are too narrow
     "latent vectors whose keys are stored beside values": (4, 0),
     "five of the tokens, chosen in one of two layers": (3, 1),
+    "five of the tokens in one layer, windows of smaller latent vectors in two": (3, 2),
     "pools of three tokens, several streams": (3, 2),
     "delta rule, six heads on three": (3, 0),
     "delta rule by channel of 3 heads, latent vectors that stand still": (3, 1),

@@ -471,3 +471,15 @@ def test_heads_for_predicting_several_tokens_attend_to_all(changed: Any) -> None
     (head,) = found.nextn
     assert head.layer.attention.indexer is None
     assert not head.layer.attention.follows_indexer
+
+
+def test_layers_of_dots_note_have_a_window_or_an_indexer(changed: Any) -> None:
+    found = described_by(changed("dots3note")).attentions
+    assert [(of.window, of.indexer is None, of.value_dim) for of in found[:2]] == [
+        (0, False, 64),
+        (20, True, 32),
+    ]
+    with pytest.raises(ConfigError, match="layer 2 has neither window nor indexer"):
+        described_by(changed("dots3note", {"attention.indexer.types": np.array([1, 0, 0, 0])}))
+    with pytest.raises(UnsupportedError, match=r"rope\.dimension_count_swa: not 32"):
+        described_by(changed("dots3note", {"rope.dimension_count_swa": 16}))
