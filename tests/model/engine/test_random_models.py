@@ -127,6 +127,25 @@ CASES = {
         ),
         "Q8_0",
     ),
+    "streams that are not mixed, sinks and gates of latent vectors": (
+        Shape(
+            *("hy_v4", 3, 96, 3, 1, 64, 160, 83, False),
+            {
+                **_LATENT,
+                "attention.q_lora_rank": 64,
+                "attention.indexer.head_count": 7,
+                "attention.indexer.key_length": 40,
+                "attention.indexer.top_k": 5,
+                "attention.indexer.types": np.array([1, 0, 1]),
+                "hyper_connection.count": 4,
+                "hyper_connection.epsilon": 1e-4,
+                "hyper_connection.magnitude": 1.5,
+                "swiglu_clamp_exp": 0.7,
+            },
+            ("ffn_gate.weight", "ffn_gate_shexp.weight"),
+        ),
+        "F16",
+    ),
     "pools of three tokens, several streams": (
         Shape(
             *("glm5-next", 3, 96, 3, 1, 32, 160, 83, False),
@@ -348,6 +367,7 @@ CASES = {
 _FULL = {
     "pools of three tokens, several streams",  # a golden has them
     "five of the tokens in one layer, windows of smaller latent vectors in two",
+    "streams that are not mixed, sinks and gates of latent vectors",
     "head_dim 80, groups of 3",
     "head_dim 256, six layers, five with rings",
     "delta rule, six heads on three",
@@ -368,6 +388,7 @@ RANKS = {
     "latent vectors whose keys are stored beside values": (4, 0),
     "five of the tokens, chosen in one of two layers": (3, 1),
     "five of the tokens in one layer, windows of smaller latent vectors in two": (3, 2),
+    "streams that are not mixed, sinks and gates of latent vectors": (3, 2),
     "pools of three tokens, several streams": (3, 2),
     "delta rule, six heads on three": (3, 0),
     "delta rule by channel of 3 heads, latent vectors that stand still": (3, 1),
