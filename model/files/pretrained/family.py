@@ -45,6 +45,8 @@ class Family:
     layouts: Mapping[str, Layout] = field(default_factory=dict)
     #: Modules outside of layers, before those of `names.ENDS`.
     ends: Mapping[str, str] = field(default_factory=dict)
+    #: Modules with a list of layers each, as long as the others; the layers are numbered on.
+    stacks: tuple[str, ...] = ()
     #: Prefixes of stored names, removed in this order, and those of tensors without effect.
     outer: tuple[str, ...] = ()
     unused: tuple[str, ...] = ()

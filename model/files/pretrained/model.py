@@ -15,7 +15,7 @@ from urdir.model.files.metadata import Metadata, Value
 from urdir.model.files.pretrained.config import family_of, read_config, text_config
 from urdir.model.files.pretrained.drafts import EAGLE3, is_draft, split_fields, take_token_map
 from urdir.model.files.pretrained.fields import shown
-from urdir.model.files.pretrained.places import find_places
+from urdir.model.files.pretrained.places import find_places, stored_layers
 from urdir.model.files.pretrained.quantised.modules import merge_parts
 from urdir.model.files.pretrained.quantised.scheme import read_scheme
 from urdir.model.files.pretrained.sentences import sentence_metadata
@@ -66,7 +66,7 @@ class SafetensorsModel(Owner):
         token_map = take_token_map(stored, config, self.path) if family is EAGLE3 else {}
         layers = values["block_count"]
         assert isinstance(layers, int)
-        places = find_places(stored, family, layers, self.path)
+        places = find_places(stored, family, stored_layers(family, values), self.path)
         self.unused_tensors = places.unused
         found = dict(places.found)
         if read.tied or (read.tied is None and family.tied):

@@ -200,6 +200,28 @@ def _apart_of_both(values: Values) -> Values:
     return _apart(found)
 
 
+def _fused_gates(values: Values) -> Values:
+    """HRM-Text: gates, queries, keys and values of a layer in one matrix, as it is published."""
+    split = tuple(f"attn_{name}.weight" for name in ("gate", "q", "k", "v"))
+    found = {name: of for name, of in values.items() if not name.endswith(split)}
+    for name in [name for name in values if name.endswith("attn_gate.weight")]:
+        parts = [values[name.replace("gate", of)] for of in ("gate", "q", "k", "v")]
+        found[name.replace("attn_gate", "attn.gqkv")] = np.concatenate(parts)
+    return found
+
+
+def _hrm_names(name: str) -> str:
+    """Of the second stack, layer 1 is the first one."""
+    if not name.startswith("blk."):
+        return {"hrm.z_l_init": "model.z_L_init"}.get(name) or _names()(name)
+    stack = "LH"[int(name[4])]
+    base, _, suffix = name[6:].rpartition(".")
+    known = {**_LAYER, "attn_gate": "self_attn.gate_proj", "attn.gqkv": "attn.gqkv_proj"}
+    return f"model.{stack}_module.layers.0.{known[base]}.{suffix}"
+
+
+_HRM = {**_RMS, "num_layers_per_stack": "hrm.layers_per_stack", "H_cycles": "hrm.h_cycles",
+        "L_cycles": "hrm.l_cycles"}  # fmt: skip
 KEY_HEADS = 2
 _NEXT = {
     "ssm_out": "linear_attn.out_proj", "ssm_norm": "linear_attn.norm", "ssm_a": "linear_attn.A_log",
@@ -211,6 +233,9 @@ _NEXT = {
 }  # fmt: skip
 
 CASES = [
+    _case("hrm_text-dense", "hrm_text", _hrm_names, lambda values: values, _HRM,
+          embedding_scale=1.0, L_bp_cycles=[2]),
+    _case("hrm_text-dense", "hrm_text", _hrm_names, _fused_gates, _HRM, initializer_range=1.0),
     _case("smollm3-dense", "smollm3", _names(), _half_style),
     _case("qwen3moe-moe", "qwen3_moe", _names(experts="mlp.experts"), _apart,
           {**_RMS, **_EXPERTS, "moe_intermediate_size": "expert_feed_forward_length"}),
