@@ -233,6 +233,19 @@ _NEXT = {
 }  # fmt: skip
 
 CASES = [
+    _case("step35-moe", "step3p5", _names(
+        attn_gate="self_attn.g_proj", ffn_gate_inp="moe.gate", exp_probs_b="moe.router_bias",
+        **{f"ffn_{n}_exps": f"moe.{n}_proj" for n in ("gate", "up", "down")},
+        **{f"ffn_{n}_shexp": f"share_expert.{n}_proj" for n in ("gate", "up", "down")}),
+        _less_one,
+        {**_RMS, **_EXPERTS, "sliding_window": "attention.sliding_window",
+         "moe_intermediate_size": "expert_feed_forward_length",
+         "share_expert_dim": "expert_shared_feed_forward_length",
+         "moe_router_scaling_factor": "expert_weights_scale",
+         "swiglu_limits": "swiglu_clamp_exp", "swiglu_limits_shared": "swiglu_clamp_shexp"},
+        layer_types=[*("full_attention", "sliding_attention", "sliding_attention"),
+                     *("full_attention", "sliding_attention")],
+        rope_theta=[1e4, 5e3, 5e3, 1e4, 5e3], partial_rotary_factors=[0.5, 1.0, 1.0, 0.5, 1.0]),
     _case("hrm_text-dense", "hrm_text", _hrm_names, lambda values: values, _HRM,
           embedding_scale=1.0, L_bp_cycles=[2]),
     _case("hrm_text-dense", "hrm_text", _hrm_names, _fused_gates, _HRM, initializer_range=1.0),
