@@ -80,6 +80,8 @@ def family_of(config: Mapping[str, Any], path: Path) -> Family:
     family = FAMILIES[name]
     if family.without_experts is not None and not config.get("num_local_experts"):
         return family.without_experts
+    if family.encoder is not None and config.get("use_bidirectional_attention") is True:
+        return family.encoder
     if family.ranking is not None and _ranks(config):
         return family.ranking
     return family

@@ -54,6 +54,7 @@ class Family:
     windows: Literal["each", "pattern", "none"] = "each"
     without_experts: Family | None = None  # if num_local_experts is 0 or absent
     ranking: Family | None = None  # of a class for sequence classification
+    encoder: Family | None = None  # if use_bidirectional_attention is true
     tied: bool = False  # unless the configuration says otherwise
     activations: tuple[str, ...] = ("silu", "swish")
 

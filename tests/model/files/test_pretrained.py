@@ -62,7 +62,7 @@ def _array(tensor: StoredTensor) -> np.ndarray[Any, Any]:
 
 
 #: Tensors of descriptions that GGUF has under other names, or not at all.
-_OF_FOLDERS = {"fc"}
+_OF_FOLDERS = {"fc", "hrm.z_l_init"}
 
 
 def test_names_are_those_of_the_gguf_package() -> None:

@@ -85,6 +85,15 @@ GEMMA3 = replace(
         "rope_local_base_freq": 1e4,
     },
 )
+GEMMA3 = replace(
+    GEMMA3,
+    encoder=replace(
+        GEMMA3,
+        architecture="gemma-embedding",
+        keys={},
+        fixed={"use_bidirectional_attention": (True,)},
+    ),
+)
 GEMMA4 = Family(
     "gemma4",
     names={
