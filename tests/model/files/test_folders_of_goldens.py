@@ -232,6 +232,38 @@ _NEXT = {
     **{f"ffn_{n}_shexp": f"mlp.shared_expert.{n}_proj" for n in ("gate", "up", "down")},
 }  # fmt: skip
 
+
+def _sparse(values: Values) -> Values:
+    """Latent attention with an indexer, experts apart."""
+    return _apart(_one_of_latent(_with_indexers(values)))
+
+
+_SPARSE = _names(
+    **{f"attn_{n}": f"self_attn.{n}_proj" for n in ("q_a", "q_b", "kv_b")},
+    attn_kv_a_mqa="self_attn.kv_a_proj_with_mqa",
+    attn_q_a_norm="self_attn.q_a_layernorm",
+    attn_kv_a_norm="self_attn.kv_a_layernorm",
+    experts="mlp.experts",
+    exp_probs_b="mlp.gate.e_score_correction_bias",
+    indexer="self_attn.indexer",
+    **{f"ffn_{n}_shexp": f"mlp.shared_experts.{n}_proj" for n in ("gate", "up", "down")},
+)
+_SPARSE_KEYS = {
+    **_RMS,
+    **_EXPERTS,
+    "kv_lora_rank": "attention.kv_lora_rank",
+    "q_lora_rank": "attention.q_lora_rank",
+    "v_head_dim": "attention.value_length_mla",
+    "n_shared_experts": "expert_shared_count",
+    "moe_intermediate_size": "expert_feed_forward_length",
+    "first_k_dense_replace": "leading_dense_block_count",
+    "norm_topk_prob": "expert_weights_norm",
+    "qk_rope_head_dim": "rope.dimension_count",
+    "routed_scaling_factor": "expert_weights_scale",
+    "index_n_heads": "attention.indexer.head_count",
+    "index_head_dim": "attention.indexer.key_length",
+    "index_topk": "attention.indexer.top_k",
+}
 CASES = [
     _case("step35-moe", "step3p5", _names(
         attn_gate="self_attn.g_proj", ffn_gate_inp="moe.gate", exp_probs_b="moe.router_bias",
@@ -289,23 +321,11 @@ CASES = [
          "expert_weights_norm", "qk_rope_head_dim": "rope.dimension_count"},
         qk_nope_head_dim=128,
         tolerance=3e-5),  # transformers norms latent vectors with another eps than llama.cpp
-    _case("deepseek32", "deepseek_v32", _names(
-        **{f"attn_{n}": f"self_attn.{n}_proj" for n in ("q_a", "q_b", "kv_b")},
-        attn_kv_a_mqa="self_attn.kv_a_proj_with_mqa", attn_q_a_norm="self_attn.q_a_layernorm",
-        attn_kv_a_norm="self_attn.kv_a_layernorm", experts="mlp.experts", exp_probs_b=
-        "mlp.gate.e_score_correction_bias", indexer="self_attn.indexer",
-        **{f"ffn_{n}_shexp": f"mlp.shared_experts.{n}_proj" for n in ("gate", "up", "down")}),
-        lambda values: _apart(_one_of_latent(_with_indexers(values))),
-        {**_RMS, **_EXPERTS, "kv_lora_rank": "attention.kv_lora_rank", "q_lora_rank":
-         "attention.q_lora_rank", "v_head_dim": "attention.value_length_mla", "n_shared_experts":
-         "expert_shared_count", "moe_intermediate_size": "expert_feed_forward_length",
-         "first_k_dense_replace": "leading_dense_block_count", "norm_topk_prob":
-         "expert_weights_norm", "qk_rope_head_dim": "rope.dimension_count",
-         "routed_scaling_factor": "expert_weights_scale", "index_n_heads":
-         "attention.indexer.head_count", "index_head_dim": "attention.indexer.key_length",
-         "index_topk": "attention.indexer.top_k"},
-        qk_nope_head_dim=64,
-        tolerance=3e-5),  # other eps of latent vectors and of index keys
+    _case("deepseek32", "deepseek_v32", _SPARSE, _sparse, _SPARSE_KEYS, qk_nope_head_dim=64,
+          tolerance=3e-5),  # other eps of latent vectors and of index keys
+    _case("glm-dsa-shared", "glm_moe_dsa", _SPARSE, _sparse, _SPARSE_KEYS, qk_nope_head_dim=64,
+          indexer_types=["full", "shared", "full"], layer_types=3 * ["indexed_attention"],
+          tolerance=3e-5),
     _case("qwen3next-moe", "qwen3_next", _names(**_NEXT), _by_key_head,
           {**_RMS, **_EXPERTS, "moe_intermediate_size": "expert_feed_forward_length",
            "shared_expert_intermediate_size": "expert_shared_feed_forward_length",

@@ -19,6 +19,7 @@ from urdir.model.files.pretrained.steps.common import (
     rotates,
 )
 
+_INDEXERS = {"F": "full", "S": "shared"}
 _SCORINGS = {"softmax": 1, "sigmoid": 2, "noaux_tc": 2}
 #: Whether weights of experts are normed; the second of families that GGUF gives no choice.
 weights_norm = flag("norm_topk_prob", "expert_weights_norm")
@@ -116,6 +117,22 @@ def grouped(fields: Fields, found: Found) -> None:
             found["own.groups_by_best"] = True
     elif method != "noaux_tc":
         raise fields.refused("topk_method", "greedy, group_limited_greedy, noaux_tc are supported")
+
+
+def indexer_kinds(fields: Fields, found: Found) -> None:
+    """Which layers have an indexer: by name, by letters (F, S), or every n-th one."""
+    layers = layers_of(fields, found)
+    every = max(fields.given("index_topk_freq", int, 1), 1)
+    skipped = fields.given("index_skip_topk_offset", int, 2)
+    own = [max(layer - skipped + 1, 0) % every == 0 for layer in range(layers)]
+    if fields.is_text("index_topk_pattern"):
+        letters = fields.take("index_topk_pattern", str) or ""
+        fields.put("indexer_types", [_INDEXERS.get(of, of) for of in letters])
+    kinds = layer_kinds(fields, found, *_INDEXERS.values(), field="indexer_types")
+    if kinds is not None:
+        own = [kind == "full" for kind in kinds]
+    fields.drop("layer_types")  # all are the same
+    found["attention.indexer.types"] = np.array(own)
 
 
 def mimo_heads(fields: Fields, found: Found) -> None:

@@ -10,6 +10,7 @@ from urdir.model.files.pretrained.layouts import Layout, column, exp, negated_ex
 from urdir.model.files.pretrained.steps.common import flag
 from urdir.model.files.pretrained.steps.mixtures import (
     grouped,
+    indexer_kinds,
     latent_heads,
     minicpm_scales,
     mlp_layers,
@@ -44,6 +45,17 @@ DEEPSEEK_V3 = Family(
     defaults={"scoring_func": "sigmoid", "norm_topk_prob": True},
     rope="interleaved",
 )
+_SPARSE = replace(
+    DEEPSEEK_V3,
+    architecture="deepseek32",
+    names=_INDEXER,
+    keys={
+        **_EXPERTS,
+        "index_n_heads": "attention.indexer.head_count",
+        "index_head_dim": "attention.indexer.key_length",
+        "index_topk": "attention.indexer.top_k",
+    },
+)
 FAMILIES: Mapping[str, Family] = {
     "deepseek_v2": Family(
         "deepseek2",
@@ -55,16 +67,13 @@ FAMILIES: Mapping[str, Family] = {
         rope="interleaved",
     ),
     "deepseek_v3": DEEPSEEK_V3,
-    "deepseek_v32": replace(
-        DEEPSEEK_V3,
-        architecture="deepseek32",
-        names=_INDEXER,
-        keys={
-            **_EXPERTS,
-            "index_n_heads": "attention.indexer.head_count",
-            "index_head_dim": "attention.indexer.key_length",
-            "index_topk": "attention.indexer.top_k",
-        },
+    "deepseek_v32": _SPARSE,
+    "glm_moe_dsa": replace(
+        _SPARSE,
+        architecture="glm-dsa",
+        steps=(*_SPARSE.steps, indexer_kinds),
+        fixed={"indexer_rope_interleave": (True,)},
+        ignored=frozenset({"layer_types"}),
     ),
     "kimi_k2": DEEPSEEK_V3,
     "glm4_moe_lite": DEEPSEEK_V3,
