@@ -238,7 +238,7 @@ def _sparse(values: Values) -> Values:
     return _apart(_one_of_latent(_with_indexers(values)))
 
 
-_SPARSE = _names(
+_SPARSE_MODULES = dict(
     **{f"attn_{n}": f"self_attn.{n}_proj" for n in ("q_a", "q_b", "kv_b")},
     attn_kv_a_mqa="self_attn.kv_a_proj_with_mqa",
     attn_q_a_norm="self_attn.q_a_layernorm",
@@ -248,6 +248,7 @@ _SPARSE = _names(
     indexer="self_attn.indexer",
     **{f"ffn_{n}_shexp": f"mlp.shared_experts.{n}_proj" for n in ("gate", "up", "down")},
 )
+_SPARSE = _names(**_SPARSE_MODULES)
 _SPARSE_KEYS = {
     **_RMS,
     **_EXPERTS,
@@ -264,7 +265,36 @@ _SPARSE_KEYS = {
     "index_head_dim": "attention.indexer.key_length",
     "index_topk": "attention.indexer.top_k",
 }
+
+
+def _last_halves(values: Values) -> Values:
+    """Hunyuan 4: the last 32 values of heads rotate by halves."""
+
+    def turned(of: Array) -> Array:
+        return np.concatenate([of[:, :-32], of[:, -32::2], of[:, -31::2]], axis=1)
+
+    heads = {"attn_q_b": 2, "attn_kv_a_mqa": 1, "indexer.attn_q_b": 16, "indexer.attn_k": 1}
+    heads["indexer.k_norm"] = 1
+    found = {}
+    for name, of in values.items():
+        base = name.split(".", 2)[-1].rpartition(".")[0]
+        count = heads.get(base, 0)
+        found[name] = (
+            turned(of.reshape(count, -1, *of.shape[1:])).reshape(of.shape) if count else of
+        )
+    return _sparse(found)
+
+
 CASES = [
+    _case("hy_v4", "hy_v4", _names(
+        **_SPARSE_MODULES, attn_gate="self_attn.linear_gate", attn_sinks="self_attn.sinks",
+        **{f"hc_attn_{n}": f"attn_hc.{n}" for n in ("fn", "base", "scale")},
+        **{f"hc_ffn_{n}": f"hc_pre.hc_mlp_layer.hc_{n}" for n in ("fn", "base", "scale")},
+        **{f"output_hc_{n}": f"model.hc_head.hc_head_{n}" for n in ("fn", "base", "scale")}),
+        _last_halves,
+        {**_SPARSE_KEYS, "hc_magnitude": "hyper_connection.magnitude"},
+        qk_nope_head_dim=64, indexer_types=["full", "shared", "full"],
+        tolerance=3e-5),
     _case("step35-moe", "step3p5", _names(
         attn_gate="self_attn.g_proj", ffn_gate_inp="moe.gate", exp_probs_b="moe.router_bias",
         **{f"ffn_{n}_exps": f"moe.{n}_proj" for n in ("gate", "up", "down")},
@@ -337,7 +367,21 @@ CASES = [
 
 
 def _published(values: Values, names: Callable[[str], str]) -> Iterator[tuple[str, Any]]:
-    modules = ("A_log", ".D", "dt_bias", "correction_bias", "sinks", "gate_up_proj", "down_proj")
+    modules = (
+        ".fn",
+        ".base",
+        ".scale",
+        "_fn",
+        "_base",
+        "_scale",
+        "A_log",
+        ".D",
+        "dt_bias",
+        "correction_bias",
+        "sinks",
+        "gate_up_proj",
+        "down_proj",
+    )
     for name, of in values.items():
         stored = names(name)
         base, _, suffix = stored.rpartition(".")
