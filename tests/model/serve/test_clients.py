@@ -7,6 +7,7 @@ The text is the demo model's; answers are given, or made by constraints.
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterator
 from typing import Any, Literal
@@ -100,7 +101,11 @@ def test_pydantic_ai(server: Any) -> None:
 
 def test_anthropic(server: Any) -> None:
     anthropic = pytest.importorskip("anthropic")
-    client = anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0)
+    with anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0) as client:
+        talk_to_anthropic(server, client)
+
+
+def talk_to_anthropic(server: Any, client: Any) -> None:
     given: Any = {"model": "toy", "max_tokens": 200, "messages": ASKED}
     server.service.answer = SAYS
     assert client.messages.create(**given).content[0].text == SAYS
@@ -120,6 +125,11 @@ def test_anthropic(server: Any) -> None:
 def test_ollama(server: Any) -> None:
     ollama = pytest.importorskip("ollama")
     client = ollama.Client(host=server.url)
+    with contextlib.closing(client._client):
+        talk_to_ollama(server, client)
+
+
+def talk_to_ollama(server: Any, client: Any) -> None:
     server.service.answer = SAYS
     assert client.chat(model="toy", messages=ASKED).message.content == SAYS
     parts = client.chat(model="toy", messages=ASKED, stream=True)
