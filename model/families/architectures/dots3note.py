@@ -1,7 +1,7 @@
 """dots.note 3: MLA with a gate for each head, over tokens that an indexer selects, or with a window
 and smaller latent vectors; DeepSeek V3's experts.
 
-Keys: those of `deepseek32` but for yarn_log_multiplier; attention.sliding_window,
+Keys: those of `deepseek32` without yarn_log_multiplier; attention.sliding_window,
 attention.sliding_window_pattern (a flag for each layer), attention.kv_lora_rank_swa,
 key_length_mla_swa, value_length_mla_swa, rope.freq_base_swa, and rope.dimension_count_swa
 (refused if it differs). Layers with a window have no indexer; the others must have one. llama.cpp:
