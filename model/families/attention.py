@@ -46,6 +46,7 @@ class Latent:
     All heads share one latent vector l = norm(``down`` x). The single KV head has the value l and a
     key of the rotated part, then l. `Attention` has the rotated projections, which come first.
 
+    The rotated part of the key is normed by ``k_norm``, if given, before it rotates.
     Queries read x, or ``q_norm`` (``q_down`` x). ``q_still`` (heads, still) makes their unrotated
     parts; ``absorb`` (heads * latent, still) maps each into the latent space. Without these two a
     head rotates as a whole, and l is the value only. ``expand`` (heads * value, latent) maps each
@@ -64,6 +65,7 @@ class Latent:
     keys: Linear | None = None
     q_down: Linear | None = None
     q_norm: Normalization | None = None
+    k_norm: Normalization | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,9 +158,9 @@ class Attention:
     @property
     def written_out(self) -> Attention | None:
         """The non-absorbed form: keys and values per head, a key's shared part first. None without
-        a latent vector, or if the file lacks its matrices."""
+        a latent vector, if the file lacks its matrices, and for the few keys of a window."""
         latent = self.latent
-        if latent is None or latent.keys is None:
+        if latent is None or latent.keys is None or self.window:
             return None
         return replace(
             self,

@@ -65,6 +65,7 @@ def model_facts(description: Description) -> Facts:
         saves=description.saves,
         adds=description.adds and description.adds.name,
         token_type=description.token_type is not None,
+        token_types=description.token_types and description.token_types.rows,
         embeddings=_embedding(description.embedding_of_texts) or None,
         diffuses=description.diffuses,
         encoder_layers=description.source and description.source.encoder.n_layers,
