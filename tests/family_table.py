@@ -133,7 +133,9 @@ def _attention(config: Config) -> Features:
     yield any(isinstance(m, Lightning) for m in others), "lightning"
     yield any(isinstance(m, TimeMix) for m in others), "time mixing"
     yield any(m.latent for m in mixers), "MLA"
-    yield any(m.indexer for m in mixers), "indexer"
+    windows = [m.compression for m in mixers if m.compression]
+    yield any(of.blocks for of in windows), "window and compressed blocks of tokens"
+    yield any(m.indexer for m in mixers) or any(of.index for of in windows), "indexer"
     yield any(m.follows_indexer for m in mixers), "shared indexers"
     yield any(m.indexer and m.indexer.pool > 1 for m in mixers), "pools of keys"
     yield bool(others) and 0 < len(mixers) < config.n_layers, "attention in some layers"
@@ -229,6 +231,7 @@ def _more(config: Config) -> Features:
     yield bool(config.saved_streams), "saved streams"
     yield config.banked(config.n_layers) > 0, "banked streams"
     yield config.has_streams, "hyper-connections"
+    yield config.join is not None, "weighted sum of streams"
     sources = [m.q.matrix.name for m in config.attentions]
     yield len(set(sources)) < len(sources), "looped layers"
     yield bool(config.unused_tensors), "unused tensors"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from urdir.model.families.compression import Compression
 from urdir.model.families.rope import RopeConfig
 from urdir.model.families.stored import (
     MOST_DISTANCE,
@@ -111,7 +112,8 @@ class Attention:
     reads the cache of layer ``shares_cache_of``. Q, K and V are clamped to +- ``clamp``. A ``norm``
     (heads * value_dim,) normalises all heads of the result together. With a ``latent``, q and k are
     the rotated parts. With an ``indexer``, or as the last layer that has one selected
-    (``follows_indexer``), rows attend to some tokens alone.
+    (``follows_indexer``), rows attend to some tokens alone. With a ``compression`` to the last
+    tokens and to blocks of tokens.
     """
 
     heads: int  # query heads
@@ -142,6 +144,7 @@ class Attention:
     indexer: Indexer | None = None
     follows_indexer: bool = False
     norm: Normalization | None = None
+    compression: Compression | None = None
 
     @property
     def written_out(self) -> Attention | None:

@@ -13,7 +13,7 @@ from typing import Any, Self
 from urdir.model.families.adapters import AdapterRoom
 from urdir.model.families.attention import Attention
 from urdir.model.families.embedding import Embedding
-from urdir.model.families.layers import LayerConfig
+from urdir.model.families.layers import LayerConfig, StreamJoin
 from urdir.model.families.nextn import NextnHead
 from urdir.model.families.recurrent import Lightning, Recurrent
 from urdir.model.families.rope import RopeConfig
@@ -82,8 +82,9 @@ class Description:
     ``output`` of ``output_norm`` of the stream, times ``logit_scale``, then c * tanh(. / c) for a
     ``softcap`` c > 0. With ``recalls``, banked streams are mixed in before that, as in `Block`.
     If blocks have hyper-connections, the stream is copied to several first, whose mean counts in
-    the end. Further ``streams`` begin as products of the stream, as long as it, and end as those of
-    ``merges``, of which the mean with the stream is taken. Logits of the tokens from ``hides[0]``
+    the end, or a sum that is weighted as ``join`` says. Further ``streams`` begin as products of
+    the stream, as long as it, and end as those of ``merges``, of which the mean with the stream is
+    taken. Logits of the tokens from ``hides[0]``
     to before ``hides[1]`` are the lowest number (Chameleon).
 
     Models that make embeddings or scores of texts say so in ``embedding_of_texts``. Encoders (not
@@ -110,6 +111,7 @@ class Description:
     embedding_of_texts: Embedding | None = None
     recalls: Normalization | None = None
     hides: tuple[int, int] | None = None
+    join: StreamJoin | None = None
     streams: tuple[Linear, ...] = ()
     merges: tuple[Linear, ...] = ()
     ignored_keys: tuple[str, ...] = ()  # of the file, unknown to the architecture

@@ -7,7 +7,7 @@ from typing import Literal
 
 from urdir.model.families.stored import Linear, Normalization, StoredVector
 from urdir.ptxgen.kernels.activation import Activation
-from urdir.ptxgen.kernels.experts.selection import Selection
+from urdir.ptxgen.kernels.experts.selection import Scoring, Selection
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +37,9 @@ class Dense:
 class Router:
     """The routing of tokens to experts, and the weights of the chosen ones.
 
-    Scores of the logits are "softmax", "sigmoid", or the logits themselves, with a softmax over the
-    chosen ones ("softmax_selected"), or over those near each of two ("sparsemixer", `Selection`).
+    Scores of the logits are "softmax", "sigmoid", "sqrt_softplus", or the logits themselves, with a
+    softmax over the chosen ones ("softmax_selected"), or over those near each of two
+    ("sparsemixer", `Selection`).
     The ``used`` highest scores are chosen. ``choice_bias`` (experts,) is added for the choice only;
     a choice among groups takes the ``groups_used`` best of ``groups``, by the sum of a group's two
     best scores, or its best one (``by_best``). The chosen scores are the weights: divided by their
@@ -50,7 +51,7 @@ class Router:
 
     linear: Linear
     used: int
-    scoring: Literal["softmax", "sigmoid", "softmax_selected", "sparsemixer"] = "softmax"
+    scoring: Scoring = "softmax"
     choice_bias: StoredVector | None = None
     groups: int = 1
     groups_used: int = 1

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from urdir.model.errors import UnsupportedError
-from urdir.model.families.layers import HyperConnection, LayerConfig
+from urdir.model.families.layers import HyperConnection, LayerConfig, StreamJoin
 from urdir.model.families.parts import rms_norm
 from urdir.model.families.reader import Reader
 from urdir.model.families.stored import Normalization
@@ -34,5 +34,16 @@ def _connection(file: Reader, index: int, name: str) -> HyperConnection:
         scale=file.vector(f"hc_{name}_scale.weight", index, 3),
         base=file.vector(f"hc_{name}_base.weight", index, MIXES),
         iterations=file.size("hyper_connection.sinkhorn_iterations"),
+        eps=file.amount("hyper_connection.epsilon"),
+    )
+
+
+def stream_join(file: Reader) -> StreamJoin:
+    """The weighted sum of streams after the last layer, tensors output_hc_fn, base, scale."""
+    return StreamJoin(
+        norm=Normalization(replace(rms_norm(file), weight=False)),
+        mixes=file.linear("output_hc_fn", None, STREAMS, STREAMS * file.hidden, bias="absent"),
+        scale=file.vector("output_hc_scale.weight", None, 1),
+        base=file.vector("output_hc_base.weight", None, STREAMS),
         eps=file.amount("hyper_connection.epsilon"),
     )

@@ -60,6 +60,19 @@ class HyperConnection:
 
 
 @dataclass(frozen=True, slots=True)
+class StreamJoin:
+    """The sum of the streams of a residual, weighted by numbers made of ``mixes`` (4, streams *
+    hidden) times the ``norm`` of all streams together, with ``scale`` (1,), ``base`` (4,), and
+    ``eps``."""
+
+    norm: Normalization
+    mixes: Linear
+    scale: StoredVector
+    base: StoredVector
+    eps: float
+
+
+@dataclass(frozen=True, slots=True)
 class Block:
     """x += post_norm(scale * sum of the branches).
 

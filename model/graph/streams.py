@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from urdir.model.families.layers import HyperConnection
+from urdir.model.families.layers import HyperConnection, StreamJoin
 from urdir.model.graph.evaluation import Evaluation, Floats
 from urdir.model.graph.ops import Op
 from urdir.model.graph.tensor import Tensor
-from urdir.ptxgen.kernels.streams import MIXES, STREAMS, weights_of
+from urdir.ptxgen.kernels.streams import MIXES, STREAMS, joining_weights, weights_of
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -29,17 +29,25 @@ class Widen(Op):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class JoinStreams(Op):
-    """y (rows, width) = the mean of the streams x."""
+    """y (rows, width) = the mean of the streams x, or their sum weighted by ``mixes`` (rows, 4)."""
 
     word = "join_streams"
     x: Tensor
+    mixes: Tensor | None = None
+    of: StreamJoin | None = None
 
     def __post_init__(self) -> None:
         self._check(self.x.width == STREAMS * self.y.width, "not four streams")
+        self._check((self.mixes is None) == (self.of is None), "mixes go with weights")
 
     def evaluate(self, at: Evaluation, *x: Floats) -> Floats:
-        made: Floats = _apart(x[0]).mean(axis=1)
-        return made
+        if self.of is None:
+            made: Floats = _apart(x[0]).mean(axis=1)
+            return made
+        scale, base = at.vector(self.of.scale), at.vector(self.of.base)
+        weights = joining_weights(x[1], scale, base, self.of.eps)
+        joined: Floats = np.einsum("rs,rsc->rc", weights, _apart(x[0]))
+        return joined
 
 
 @dataclass(frozen=True, slots=True, eq=False)
