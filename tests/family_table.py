@@ -203,6 +203,7 @@ def _mixture(network: Mixture) -> Features:
     yield True, f"experts ({_named(network)})"
     yield True, route.scoring.replace("_", " ")
     yield route.choice_bias is not None, "selection bias"
+    yield route.by_token is not None, "experts by token"
     yield route.groups > 1, "groups"
     yield route.normalize, "normalised weights"
     yield route.scale != 1.0, "scale"

@@ -14,7 +14,7 @@ from urdir.ptxgen.weights.formats import FORMATS, INTEGERS
 #: Types supported for vectors.
 VECTOR_TYPES = ("F32", "F16", "BF16")
 #: Types of tables of several vectors.
-TABLE_TYPES = (*VECTOR_TYPES, "Q8_0")
+TABLE_TYPES = (*VECTOR_TYPES, "Q8_0", "I32")
 
 
 def check_tensors(description: Description, file: ModelFile) -> None:

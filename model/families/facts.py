@@ -276,6 +276,7 @@ def _mixture(of: Mixture) -> Facts:
         gated=of.gate is not None,
         bias=of.up.bias is not None,
         scores=router.scoring,
+        chosen_by_token=router.by_token is not None,
         groups=_other_than(router.groups, 1),
         groups_used=_other_than(router.groups_used, router.groups),
         by_best=router.by_best,

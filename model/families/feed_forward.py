@@ -45,8 +45,9 @@ class Router:
     best scores, or its best one (``by_best``). The chosen scores are the weights: divided by their
     sum (``normalize``), times ``scale``, times the expert's ``expert_scale`` (experts,).
     With ``shares`` so many experts share one network, see `Selection`.
-    ``by_logits`` chooses by logits. ``reads`` names the router's input: that of the FFN, that of
-    the layer, or a norm of its own (``norm``).
+    With ``by_token`` (vocabulary, used) the experts of a row are those of its token, and scores
+    are their weights alone. ``by_logits`` chooses by logits. ``reads`` names the router's input:
+    that of the FFN, that of the layer, or a norm of its own (``norm``).
     """
 
     linear: Linear
@@ -64,6 +65,7 @@ class Router:
     norm_scale: float = 1.0  # multiplies the router's own norm
     by_best: bool = False
     shares: int = 1
+    by_token: StoredVector | None = None
 
     @property
     def experts(self) -> int:

@@ -57,11 +57,12 @@ class Reference:
         self._banked: list[Floats] = []
         self._values: Floats = np.zeros(0)
         self._streams: list[Floats] = []
+        self._tokens: Any = None
 
     def logits(self, tokens: Any) -> Floats:
         """Logits (tokens, vocab) after every token of one sequence."""
         c = self.config
-        tokens = np.asarray(tokens)
+        tokens = self._tokens = np.asarray(tokens)
         positions = np.arange(len(tokens))
         x = self.matrix(c.embedding)[tokens] * c.embedding_scale
         if c.positions is not None:
@@ -346,6 +347,10 @@ class Reference:
             case _:
                 scores = logits
         choice = logits if of.by_logits else scores
+        if of.by_token is not None:
+            chosen = self.vector(of.by_token).reshape(-1, of.used)[self._tokens].astype(int)
+            weights = np.take_along_axis(scores, chosen, axis=1)
+            return chosen, weights / weights.sum(axis=1, keepdims=True) * of.scale
         if of.choice_bias is not None:
             choice = choice + self.vector(of.choice_bias)
         if of.groups > 1:

@@ -9,13 +9,15 @@ output_group_count, output_lora_rank, compress_ratios, compress_rope_freq_base (
 blocks, which rope.scaling extends); attention.indexer.head_count, key_length, top_k (blocks);
 rope.dimension_count (the last values of a head rotate); swiglu_clamp_exp, swiglu_clamp_shexp
 (default: as the other); expert_gating_func (others than 4, the root of softplus, are refused);
-hash_layer_count (others than 0 are refused). llama.cpp: `src/models/` deepseek4.cpp.
+hash_layer_count (of layers whose experts are those of a token). llama.cpp: `src/models/`
+deepseek4.cpp.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 from urdir.model.errors import ConfigError, UnsupportedError
 from urdir.model.families.attention import Attention
@@ -47,10 +49,10 @@ def deepseek4(file: Reader) -> Description:
             f"{file.key('expert_gating_func')} is {file.size('expert_gating_func')}: "
             f"{_SQRT_SOFTPLUS} (the root of softplus) is supported"
         )
-    if file.count("hash_layer_count"):
-        raise UnsupportedError(
-            f"{file.key('hash_layer_count')} is {file.count('hash_layer_count')}: experts chosen "
-            "by tokens are not supported"
+    by_token = file.count("hash_layer_count")
+    if by_token > file.layer_count():
+        raise ConfigError(
+            f"{file.key('hash_layer_count')} is {by_token} of {file.layer_count()} layers"
         )
     ratios = _ratios(file)
     limits = file.by_layer("swiglu_clamp_exp", float, 0.0)
@@ -60,7 +62,14 @@ def deepseek4(file: Reader) -> Description:
     def network(index: int) -> Mixture:
         beside = shared_count(file) * expert_width(file, index)
         inside, outside = (limited(of[index], "inputs") for of in (limits, shared))
-        return scored_experts(file, index, beside, inside, outside, scores="sqrt_softplus")
+        options: dict[str, Any] = {"scores": "sqrt_softplus"}
+        if index >= by_token:
+            return scored_experts(file, index, beside, inside, outside, **options)
+        options |= {"choice_bias": "absent", "normalize": True}
+        mixture = scored_experts(file, index, beside, inside, outside, **options)
+        shape = file.stored["token_embd.weight"][0], mixture.router.used
+        table = file.vector("ffn_gate_tid2eid.weight", index, *shape)
+        return replace(mixture, router=replace(mixture.router, by_token=table))
 
     description = rms_decoder(
         file,
