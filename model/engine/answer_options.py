@@ -15,6 +15,7 @@ from urdir.model.text.formats import Format, given_format
 if TYPE_CHECKING:
     from urdir.model.engine.logit_processor import LogitProcessor
     from urdir.model.text.constraints import Constraint
+    from urdir.model.text.thought_limit import ThoughtLimit
     from urdir.model.text.tokenizer import Tokenizer
 
 #: What options of other libraries are here.
@@ -22,6 +23,7 @@ _OTHER_NAMES = {
     **dict.fromkeys(
         ("max_tokens", "max_new_tokens", "max_completion_tokens", "n_predict"), "limit=N has it"
     ),
+    **dict.fromkeys(("thinking_budget_tokens", "thinking_budget"), "reasoning_budget=N has it"),
     "stop": "stops=[TEXT] has it",
     "enable_thinking": "variables={'enable_thinking': ...} has it",
     "json_schema": "response_format={'type': 'json_schema', 'json_schema': {'schema': ...}} has it",
@@ -57,12 +59,14 @@ class ChatOptions(AnswerOptions, total=False):
 
     ``tools`` are descriptions in OpenAI's form; ``tool_choice`` is "auto", "none", "required" or
     the tool to call, its name or OpenAI's object. ``variables`` are what else the template may read
-    ("enable_thinking").
+    ("enable_thinking"). Reasoning
+    ends after ``reasoning_budget`` tokens (None: by itself), and the answer goes on; 0 is none.
     """
 
     tools: ToolDescriptions | None
     tool_choice: str | Mapping[str, Any]
     variables: Mapping[str, Any] | None
+    reasoning_budget: int | None
 
 
 def check_options(options: AnswerOptions, known: type) -> None:
@@ -111,6 +115,7 @@ def make_request(
     options: AnswerOptions,
     *,
     shown: frozenset[str] = frozenset(),
+    thoughts: ThoughtLimit | None = None,
     constrain: Callable[[Format | None], Constraint | None] = of_whole_answer,
 ) -> Request:
     """A request with ``options``; ``constrain`` makes the constraint of their format. Raises
@@ -125,6 +130,7 @@ def make_request(
         limit=options.get("limit"),
         stops=_several(options.get("stops")),
         constraint=constrain(form),
+        thoughts=thoughts,
         adapters=None if adapters is None else tuple(map(_with_scale, _several(adapters))),
         processors=_several(options.get("processors")),
         shown=shown,

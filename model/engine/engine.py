@@ -241,11 +241,11 @@ class Engine(Owner):
         """The model's answer to a conversation of `Message` objects or dictionaries, with
         ``stream`` as it comes.
 
-        ``options`` are `ChatOptions`: ``settings``, ``limit``, ``stops``, ``tools``,
-        ``tool_choice``, ``variables``, and ``response_format``, ``grammar`` or ``regex``, which
-        apply after the reasoning, and whose place a call may take. Drawn answers differ from call
-        to call unless the settings have a seed: ``reply.statistics.seed`` repeats the answer. The
-        prefix shared with the previous conversation is read from the cache. Raises TemplateError
+        ``options`` are `ChatOptions`; ``response_format``, ``grammar`` and ``regex`` apply after
+        the reasoning, and a call may take the place of what they describe. Drawn answers differ
+        from call to call unless the settings have a seed: ``reply.statistics.seed`` repeats the
+        answer. The prefix shared with the previous conversation is read from the cache. Raises
+        TemplateError
         for malformed messages (`conversation`), SettingsError, ConstraintError, ModelError.
         """
         from urdir.model.engine.reply import ChatPrompt, ReplyStream
@@ -371,6 +371,13 @@ class Engine(Owner):
         adapter = adapter_reader(self.file, self.config)(path)
         adapters.add(name or adapter.name, adapter)
         return name or adapter.name
+
+    @property
+    def adapters(self) -> tuple[str, ...]:
+        """Names of LoRA adapters that requests may choose: those loaded, and those of the
+        ``adapter_folder``."""
+        adapters = self.session.adapters
+        return () if adapters is None else adapters.known_names()
 
     def unload_adapter(self, name: str) -> None:
         """Forget an adapter; answers that use it go on. Raises SettingsError without it."""

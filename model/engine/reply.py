@@ -24,7 +24,7 @@ from urdir.model.engine.answer_options import (
 from urdir.model.engine.generate import Generation, Statistics
 from urdir.model.engine.requests.request import Ending, Piece, Request
 from urdir.model.engine.sampling_settings import SamplingSettings
-from urdir.model.errors import ConstraintError, TemplateError
+from urdir.model.errors import ConstraintError, SettingsError, TemplateError
 from urdir.model.owner import Owner
 from urdir.model.text.answers import AnswerFormat, AnswerParser
 from urdir.model.text.chat import ChatTemplate, Message, Prompt, conversation
@@ -192,16 +192,23 @@ class ChatPrompt:
         tools = None if tool_choice == "none" else options.get("tools")
         schemas = _schemas(tools)
         turns = conversation(messages, template.source)
-        rendered = template.render(turns, tools, options.get("variables"))
+        variables = dict(options.get("variables") or {})
+        if options.get("reasoning_budget") == 0:
+            variables.setdefault("enable_thinking", False)
+        rendered = template.render(turns, tools, variables)
         tokens = tuple(template.tokens(rendered))
         return cls(rendered, tokens, template.form, schemas, tool_choice)
 
     def request(self, default_settings: SamplingSettings, options: ChatOptions) -> Request:
         """The request of an answer. Raises as `make_request`."""
+        budget = options.get("reasoning_budget")
+        if budget is not None and not (isinstance(budget, int) and budget >= 0):
+            raise SettingsError(f"a reasoning_budget of {budget!r} tokens: expected 0 or more")
         return make_request(
             self.tokens,
             default_settings,
             options,
+            thoughts=self.form.limit(budget, self.rendered.text, begun=self.rendered.begun),
             shown=self.form.shown,
             constrain=self.constraint,
         )

@@ -33,7 +33,7 @@ from urdir.model.files.gguf import Gguf
 from urdir.model.serve.served_model import EngineModel
 from urdir.model.text.answers import AnswerFormat
 from urdir.model.text.call_form import GENERIC
-from urdir.model.text.chat import Message, Prompt, conversation
+from urdir.model.text.chat import ChatTemplate, Message, Prompt, conversation
 from urdir.model.text.formats import Format
 from urdir.model.text.reasoning import THINK_TAGS
 from urdir.model.text.tokenizer import Tokenizer
@@ -143,6 +143,26 @@ def test_one_or_several_and_none_are_taken() -> None:
     assert (request.stops, request.adapters) == (("x",), (("a", 0.5), ("b", 1.0)))
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     assert Message.of({"role": "user", "content": parts}).content == "a\nb"
+
+
+def test_a_budget_of_reasoning() -> None:
+    """It is the server's limit; without any the template is asked for no reasoning."""
+    options: Any = {"reasoning_budget": 7}
+    limit = _prompt().request(GREEDY, options).thoughts
+    assert limit == AnswerFormat(GENERIC, THINK_TAGS[0]).limit(7, "prompt")
+    assert limit is not None
+    assert _prompt().request(GREEDY, {}).thoughts is None
+    for bad in (-1, "5"):
+        with pytest.raises(SettingsError, match="a reasoning_budget of"):
+            _prompt().request(GREEDY, {"reasoning_budget": bad})  # type: ignore[typeddict-item]
+    source = "{{ enable_thinking | default('unset') }}"
+    with ChatTemplate(source, Tokenizer.of(Gguf(demo_model()))) as template:
+        for budget, given, wanted in ((0, {}, "False"), (5, {}, "unset"),
+                                      (0, {"enable_thinking": True}, "True")):  # fmt: skip
+            made = ChatPrompt.of(
+                template, [QUESTION], {"reasoning_budget": budget, "variables": given}
+            )
+            assert made.rendered.text == wanted
 
 
 def test_prompts_are_texts_or_token_ids() -> None:
