@@ -245,8 +245,8 @@ class Engine(Owner):
         the reasoning, and a call may take the place of what they describe. Drawn answers differ
         from call to call unless the settings have a seed: ``reply.statistics.seed`` repeats the
         answer. The prefix shared with the previous conversation is read from the cache. Raises
-        TemplateError
-        for malformed messages (`conversation`), SettingsError, ConstraintError, ModelError.
+        TemplateError for malformed messages (`conversation`), SettingsError, ConstraintError,
+        ModelError.
         """
         from urdir.model.engine.reply import ChatPrompt, ReplyStream
 
