@@ -102,6 +102,14 @@ class Indexer:
 
 
 @dataclass(frozen=True, slots=True)
+class CrossKeys:
+    """Keys and values of cross attention: products of the states of a `SourceText`."""
+
+    k: Linear
+    v: Linear
+
+
+@dataclass(frozen=True, slots=True)
 class Attention:
     """Causal softmax attention (GQA) with scores scale * q . k; or where it is not ``causal``, of
     each token to all of its text, within a window to ``window`` // 2 tokens on either side.
@@ -113,7 +121,8 @@ class Attention:
     reads the cache of layer ``shares_cache_of``. Q, K and V are clamped to +- ``clamp``. A ``norm``
     (heads * value_dim,) normalises all heads of the result together. With a ``latent``, q and k are
     the rotated parts. With an ``indexer``, or as the last layer that has one selected
-    (``follows_indexer``), rows attend to some tokens alone.
+    (``follows_indexer``), rows attend to some tokens alone. With ``cross`` they attend to all of
+    the sequence's source, whose keys and values its layer's cache has; there are no k and v.
     """
 
     heads: int  # query heads
@@ -141,6 +150,7 @@ class Attention:
     latent: Latent | None = None
     causal: bool = True
     relative: RelativeBias | None = None  # is added to scores
+    cross: CrossKeys | None = None
     indexer: Indexer | None = None
     follows_indexer: bool = False
     norm: Normalization | None = None

@@ -71,6 +71,15 @@ class Stage:
 
 
 @dataclass(frozen=True, slots=True)
+class SourceText:
+    """What the decoder of an encoder-decoder attends to (`CrossKeys`): the states of a text after
+    all of its ``encoder``. The decoder's own text begins with the token ``start``."""
+
+    encoder: Description
+    start: int
+
+
+@dataclass(frozen=True, slots=True)
 class Description:
     """A whole model, one rank's tensor-parallel ``share``, or one rank's pipeline ``stage``.
 
@@ -88,7 +97,9 @@ class Description:
     to before ``hides[1]`` are the lowest number (Chameleon).
 
     Models that make embeddings or scores of texts say so in ``embedding_of_texts``. Encoders (not
-    `is_causal`) make nothing else: their ``output`` is the embedding, which has no meaning.
+    `is_causal`) make nothing else: their ``output`` is the embedding, which has no meaning. Of an
+    encoder-decoder this is the decoder, with the encoder in ``source``. A model that is no encoder
+    and not causal either ``diffuses``: it makes the logits of masked tokens.
     """
 
     architecture: str
@@ -112,6 +123,8 @@ class Description:
     embedding_of_texts: Embedding | None = None
     recalls: Normalization | None = None
     hides: tuple[int, int] | None = None
+    source: SourceText | None = None
+    diffuses: bool = False
     join: StreamJoin | None = None
     streams: tuple[Linear, ...] = ()
     merges: tuple[Linear, ...] = ()
@@ -174,8 +187,9 @@ class Description:
 
     @property
     def biases(self) -> tuple[RelativeBias, ...]:
-        """The distinct biases by distance."""
-        return tuple(dict.fromkeys(a.relative for a in self.attentions if a.relative is not None))
+        """The distinct biases by distance, those of an encoder included."""
+        mixers = [*self.attentions, *(self.source.encoder.attentions if self.source else ())]
+        return tuple(dict.fromkeys(a.relative for a in mixers if a.relative is not None))
 
     @property
     def slopes(self) -> tuple[Slopes, ...]:

@@ -84,7 +84,7 @@ class TextRowsShape:
 
     def sizes(self) -> dict[str, int]:
         """Bytes of every part, by name."""
-        names = ["tokens", "types", "position", "sequence"]
+        names = ["tokens", "types", "position", "sequence", "slot"]
         names += [f"{end} {i}" for i in range(len(self.kinds)) for end in ("begin", "last")]
         rows = dict.fromkeys(names, 4 * self.rows)
         return rows | {"segment": 8 * self.texts, "picked": 4 * self.texts}
@@ -96,7 +96,7 @@ class TextRows(Owner):
     ``tokens``, ``types`` and ``position`` (rows,) u32, the last in each text; ``begin i`` and
     ``last i`` (rows,) u32, the bounds of the attention of kind i; ``segment`` (texts, 2) u32, the
     rows of each text; ``picked`` (texts,) u32, one row of each. Of padding rows and texts all are
-    `IDLE`.
+    `IDLE`. Texts that are sources have the ``slot`` (rows,) u32 of a sequence.
     """
 
     def __init__(self, device: Device, shape: TextRowsShape, stream: Stream) -> None:
@@ -117,12 +117,15 @@ class TextRows(Owner):
         rows: int,
         count: int,
         *,
-        last: bool,
-        seconds: Sequence[int],
+        last: bool = False,
+        seconds: Sequence[int] = (),
+        slots: Sequence[int] = (),
+        picked: Sequence[int] = (),
     ) -> None:
         """Make these texts the rows of a step of ``rows`` rows and ``count`` texts; the row that is
-        picked of each is its first one, or the ``last``. Tokens have type 1 from number ``seconds``
-        of their text on, before it type 0."""
+        picked of each is its first one, or the ``last``, or in all these are the ``picked`` ones.
+        Tokens have type 1 from number ``seconds`` of their text on, before it type 0. Sources have
+        ``slots``."""
         lengths = np.array([len(text) for text in texts])
         ends = np.cumsum(lengths)
         starts = ends - lengths
@@ -131,20 +134,23 @@ class TextRows(Owner):
         self._put("tokens", np.concatenate([np.asarray(text, np.uint32) for text in texts]), rows)
         places = np.arange(live) - of_rows[0]
         self._put("position", places, rows)
-        self._put("types", places >= np.repeat(seconds, lengths), rows)
+        self._put("types", places >= np.repeat(seconds or lengths, lengths), rows)
         for number, kind in enumerate(self.shape.kinds):
             begin, seen = kind.bounds(*of_rows)
             self._put(f"begin {number}", begin, rows)
             self._put(f"last {number}", seen, rows)
         self._put("segment", np.stack([starts, ends], axis=1).reshape(-1), 2 * count)
-        self._put("picked", ends - 1 if last else starts, count)
+        of_each = ends - 1 if last else starts
+        self._put("picked", np.asarray(picked) if len(picked) else of_each, count)
+        if slots:
+            self._put("slot", np.repeat(slots, lengths), rows)
 
     def _put(
         self, name: str, values: npt.NDArray[np.integer] | npt.NDArray[np.bool_], count: int
     ) -> None:
         words = np.full(count, IDLE, np.uint32)
         words[: len(values)] = values
-        if name in ("tokens", "types"):
+        if name in ("tokens", "types", "slot"):
             words[len(values) :] = 0
         self._writes.write(self[name], words)
 

@@ -137,6 +137,11 @@ class Tokenizer:
             ids.append(closing)
         return ids
 
+    @property
+    def ends_texts_with(self) -> int | None:
+        """The token that the model wants after a whole text; None for none."""
+        return self._closing if self.adds_eos else None
+
     def encode_whole(self, text: str) -> list[int]:
         """Token ids of a whole text with what the model wants before and after it."""
         return self.encode(text, add_bos=True, add_eos=True)

@@ -692,7 +692,7 @@ class Reference:
         behind = positions[:, None] - positions[None, :]
         if a.max_bias:
             scores = scores - _slopes(a.heads, a.max_bias)[:, None, None] * behind
-        seen = behind >= 0
+        seen = (behind >= 0) | (not a.causal)
         if chosen is not None:
             seen &= chosen
         if a.window:

@@ -13,7 +13,7 @@ from urdir.driver import execute
 from urdir.driver.context import close_all
 from urdir.model.engine.budget import check_context
 from urdir.model.engine.encoding.budget import EncoderSettings, workspace_of
-from urdir.model.engine.encoding.step import (
+from urdir.model.engine.text_steps import (
     MOST_TEXTS,
     EncodeShape,
     build_plan,
@@ -119,6 +119,17 @@ class Encoder(Owner):
             rows = weights / weights.sum(axis=1, keepdims=True)
         return rows
 
+    def logits(self, text: Sequence[int], rows: Sequence[int]) -> Floats:
+        """The logits (rows, vocabulary) of some tokens of a text, of a model that `diffuses`.
+        Raises UnsupportedError for others, and as `encode`."""
+        if not self.config.diffuses:
+            raise UnsupportedError(f"'{self.config.architecture}' models make no logits of texts")
+        self.check_texts([text])
+        bucket = row_bucket(len(text))
+        shape = EncodeShape(bucket, text_bucket(len(rows), bucket), "logits")
+        self._state.write([text], shape.rows, shape.texts, picked=rows)
+        return self._run(shape, (len(rows), self.config.vocab_size))
+
     def chosen_pooling(self, pooling: Pooling | None) -> Pooling:
         """A pooling, or the file's. Raises SettingsError without either."""
         chosen = pooling or self.embedding.pooling
@@ -208,14 +219,18 @@ class Encoder(Owner):
         reads = scorer.reads if pooling == "rank" and scorer is not None else pooling
         seconds = [of.second if isinstance(of, Pair) else len(of) for of in texts]
         self._state.write(texts, shape.rows, shape.texts, last=reads == "last", seconds=seconds)
+        results = count if pooling == "none" else len(texts)
+        return self._run(shape, (results, width))
+
+    def _run(self, shape: EncodeShape, results: tuple[int, int]) -> Floats:
+        """The results of a step whose rows are written."""
         if self._observer is not None:
             plan = build_plan(self._parts, self._state, shape)
             self._observer.run(execute.bind(plan, self._device), self.stream)
         else:
             self._graph(shape).launch(self.stream)
         self.stream.synchronize()
-        results = count if pooling == "none" else len(texts)
-        return self._parts.work[RESULT].download(np.float32, (results, width))
+        return self._parts.work[RESULT].download(np.float32, results)
 
     def _graph(self, shape: EncodeShape) -> RecordedGraph:
         """The recorded graph of a shape, made at first use."""

@@ -54,7 +54,10 @@ class Family:
     windows: Literal["each", "pattern", "none"] = "each"
     without_experts: Family | None = None  # if num_local_experts is 0 or absent
     ranking: Family | None = None  # of a class for sequence classification
-    encoder: Family | None = None  # if use_bidirectional_attention is true
+    bidirectional: Family | None = None  # if use_bidirectional_attention is true
+    encoding: Family | None = None  # of a class for the encoder alone
+    #: The tensor that a stored one is, in place of the tables above; "" if it is none.
+    place: Callable[[str], str] | None = None
     tied: bool = False  # unless the configuration says otherwise
     activations: tuple[str, ...] = ("silu", "swish")
 

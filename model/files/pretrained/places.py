@@ -100,6 +100,9 @@ def find_places(names: Iterable[str], family: Family, layers: int, path: Path) -
 def _tensors_of(stored: str, family: Family, layers: int) -> list[tuple[str, int | None]] | None:
     """The tensors of the description that a stored one is part of, and as which number; none if
     its name is unknown, None if it is unused."""
+    if family.place is not None:
+        found = None if stored in family.unused else family.place(stored)
+        return None if found is None else [(found, None)] if found else []
     name = _inner(stored, family)
     if name is None:
         return None

@@ -87,7 +87,7 @@ GEMMA3 = replace(
 )
 GEMMA3 = replace(
     GEMMA3,
-    encoder=replace(
+    bidirectional=replace(
         GEMMA3,
         architecture="gemma-embedding",
         keys={},
