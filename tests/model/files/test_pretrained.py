@@ -496,6 +496,7 @@ _ODD = (
 _NEEDED = {
     "qk_nope_head_dim": 4, "qk_rope_head_dim": 4, "v_head_dim": 4, "kv_lora_rank": 4,
     "hybrid_override_pattern": "M", "layer_types": ["full_attention"],
+    "layers_block_type": ["hybrid"],
     "linear_key_head_dim": 4, "linear_num_key_heads": 1, "linear_num_value_heads": 2,
     "linear_value_head_dim": 4, "linear_conv_kernel_dim": 4, "attn_config": {"alibi": True},
     "linear_attn_config": {"kda_layers": [1], "full_attn_layers": [], "num_heads": 2,
