@@ -31,6 +31,7 @@ from urdir.driver.operation import (
 )
 from urdir.driver.parallel import Work, completed
 from urdir.driver.plan import Plan, StopAfter
+from urdir.driver.ranges import named
 from urdir.driver.stream import Stream
 from urdir.driver.streamed import check_transfers, is_transfer
 
@@ -134,13 +135,22 @@ def _check_memory(operation: Operation, device: Device) -> None:
 def run(
     plan: Plan | BoundPlan, device: Device, stream: Stream, stop_after: StopAfter = None
 ) -> None:
-    """Queue the operations on ``stream``, one driver call each. Raises CudaError, LifetimeError."""
-    for operation, loaded in bind(plan, device).steps(stop_after):
-        queue(operation, loaded, stream)
+    """Queue the operations on ``stream``, one driver call each, in NVTX ranges of their labels.
+    Raises CudaError, LifetimeError."""
+    bound = bind(plan, device)
+    with named(bound.plan.name):
+        for operation, loaded in bound.steps(stop_after):
+            queue(operation, loaded, stream)
 
 
 def queue(operation: Operation, loaded: LoadedKernel | None, stream: Stream) -> None:
-    """Queue one operation on ``stream``; ``loaded`` is the kernel of a launch."""
+    """Queue one operation on ``stream``, in an NVTX range of its label; ``loaded`` is the kernel of
+    a launch."""
+    with named(operation.label):
+        _queue(operation, loaded, stream)
+
+
+def _queue(operation: Operation, loaded: LoadedKernel | None, stream: Stream) -> None:
     if isinstance(operation, Launch) and operation.is_on_host:
         operation.perform(stream)
     elif isinstance(operation, Launch):

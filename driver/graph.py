@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from urdir.driver.context import OpenDevice, Owned, close_all
 from urdir.driver.dependencies import Edge, find_edges, missing_edges
-from urdir.driver.errors import CudaError, LaunchError, LifetimeError, check
+from urdir.driver.errors import CudaError, DriverTooOldError, LaunchError, LifetimeError, check
 from urdir.driver.kernel import signature
 from urdir.driver.launch import Argument
 from urdir.driver.node import (
@@ -28,6 +28,7 @@ from urdir.driver.node import (
 )
 from urdir.driver.operation import Copy, Fill, Launch, Operation, allocation_of
 from urdir.driver.parallel import Job, Work, completed
+from urdir.driver.ranges import named
 
 if TYPE_CHECKING:
     from urdir.driver.module import LoadedKernel
@@ -245,12 +246,36 @@ class RecordedGraph(Owned):
         """The graph in DOT (Graphviz)."""
         return self._graph.dot()
 
+    def tools_ids(self) -> tuple[int, ...] | None:
+        """The ids by which tools (CUPTI, Nsight Systems) name the nodes: ``originalGraphNodeId`` of
+        their tables. None where the driver does not tell (cuGraphNodeGetToolsId)."""
+        _ = self.handle
+        self.device.context.make_current()
+        api = self.device.api
+        what = f"cuGraphNodeGetToolsId of {self.name!r}"
+        try:
+            found = [check(api, api.cuGraphNodeGetToolsId(of.handle), what) for of in self.nodes]
+        except (AttributeError, DriverTooOldError):  # older bindings, an older driver
+            return None
+        return tuple(map(int, found))
+
+    def table(self) -> list[dict[str, Any]]:
+        """Every node with its label, its operation (of a launch, the kernel's entry) and the tools'
+        id, to join a tool's rows with; the id is None without `tools_ids`."""
+        ids = self.tools_ids() or (None,) * len(self.nodes)
+        return [
+            {"tools_id": tools_id, "label": node.operation.label, "operation": node.operation.what}
+            for tools_id, node in zip(ids, self.nodes, strict=True)
+        ]
+
     def launch(self, stream: Stream) -> None:
-        """Queue one run of the whole graph on ``stream``. Raises CudaError, LifetimeError."""
+        """Queue one run of the whole graph on ``stream``, in an NVTX range of its name. Raises
+        CudaError, LifetimeError."""
         handle, queue = self.handle, stream.handle
         self.device.context.make_current()
         api = self.device.api
-        check(api, api.cuGraphLaunch(handle, queue), f"cuGraphLaunch {self.name!r}")
+        with named(self.name):
+            check(api, api.cuGraphLaunch(handle, queue), f"cuGraphLaunch {self.name!r}")
 
     def update(self, index: int, /, **args: Argument) -> None:
         """Replace some arguments of a launch, from the next launch of the graph on.

@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING, Any
 from urdir.model.commands import options
 from urdir.model.environment import Environment, read_environment
 
+#: Of the free memory, what serves many requests without another share.
+MEMORY_SHARE = 0.9
+
 if TYPE_CHECKING:
     from urdir.driver.device import Device
     from urdir.driver.group import Group
@@ -81,7 +84,7 @@ def service_options(
         kv_dtype=args.cache_type_k or "f16",
         value_dtype=args.cache_type_v or "f16",
         sequences=args.parallel,
-        memory_share=args.gpu_memory_share,
+        memory_share=args.gpu_memory_share or MEMORY_SHARE,
         prefix_host_memory=args.prefix_host_memory,
         prefix_dir=args.prefix_dir,
         chunk=options.chunk(args),

@@ -70,9 +70,9 @@ def add_many(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--gpu-memory-share",
         type=values.real_number(0.1, 1.0),
-        default=0.9,
         metavar="X",
-        help="of the memory that is free: for weights and cache (0.9)",
+        help="of the memory that is free: for weights and cache (0.9; of several models an equal "
+        "part of that each)",
     )
     group.add_argument(
         "--prefix-host-memory",

@@ -96,7 +96,9 @@ class EngineOptions:
 
     ``adapters`` are LoRA adapters with their scales, GGUF files or peft folders, of all requests
     that name none. There is room for ``max_adapters`` at once (None: for these), of up to a rank of
-    ``max_adapter_rank`` (None: theirs); more can be loaded later (`Engine.load_adapter`).
+    ``max_adapter_rank`` (None: theirs); more can be loaded later (`Engine.load_adapter`). Those of
+    ``adapter_folder``, GGUF files and peft folders, are read when a request first names them:
+    ``max_host_adapters`` of them stay in host memory (None: all), the most recently used.
 
     ``text``: the file must have a vocabulary, which is read in a thread of its own. ``chat``: it
     must have a chat template as well (None: one that it has must compile). ``chat_template``, Jinja
@@ -139,6 +141,8 @@ class EngineOptions:
     adapters: Sequence[tuple[str | os.PathLike[str], float]] = ()
     max_adapters: int | None = None
     max_adapter_rank: int | None = None
+    adapter_folder: str | os.PathLike[str] | None = None
+    max_host_adapters: int | None = None
     text: bool = False
     chat: bool | None = False
     chat_template: str | None = None
@@ -167,13 +171,31 @@ class EngineOptions:
             raise SettingsError(
                 f"max_adapter_rank is {self.max_adapter_rank}, without adapters: give max_adapters"
             )
+        self._check_pool()
         if not 0 <= self.memory_share <= 1:
             raise SettingsError(f"memory_share is {self.memory_share}: expected 0 (off) to 1")
         self._session(self.context or DEFAULT_CONTEXT, SEQUENCES, MOST_CHUNK)
 
+    def _check_pool(self) -> None:
+        room = self.max_adapters, self.max_adapter_rank
+        if self.adapter_folder is not None and None in room:
+            raise SettingsError(
+                "adapter_folder: say with max_adapters and max_adapter_rank how many "
+                "have room on the device at once, and of which rank at most"
+            )
+        if self.max_host_adapters is not None and (
+            self.adapter_folder is None or self.max_host_adapters < 1
+        ):
+            raise SettingsError(
+                f"max_host_adapters is {self.max_host_adapters}: expected 1 or more, with an "
+                "adapter_folder"
+            )
+
     def makes_embeddings(self, config: Config) -> bool:
-        """Whether a model is opened for embeddings. Raises SettingsError for an encoder that is
-        not."""
+        """Whether a model is opened for steps of whole texts: embeddings, or masks that are filled.
+        Raises SettingsError for an encoder that is not."""
+        if config.diffuses:
+            return True
         if self.embeddings is None:
             of = config.embedding_of_texts
             return not config.is_causal or (of is not None and of.pooling is not None)

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Protocol
 
 from urdir.driver import execute
 from urdir.driver.context import close_all
+from urdir.driver.graph import RecordedGraph
 from urdir.driver.group import launch_together
 from urdir.driver.parallel import Job, Work, completed, elsewhere
 from urdir.model.engine.batch import StepShape
@@ -82,6 +84,14 @@ class Steps(Owner):
             others = [(steps.graph(shape), queue) for steps, queue in self._followers]
             launch_together([(self.graph(shape), stream), *others])
 
+    def settled(self, stream: Stream) -> list[StepParts]:
+        """Wait for what is queued on ``stream`` and on those of other ranks; what each has, this
+        one's first. Raises DriverError."""
+        ranks = [(self, stream), *self._followers]
+        for _, queue in ranks:
+            queue.synchronize()
+        return [steps.parts for steps, _ in ranks]
+
     def make_ready(self, shape: StepShape) -> None:
         """Record what a launch of the shape replays, unless it is recorded. Raises DriverError."""
         if self.observer is None:
@@ -134,6 +144,13 @@ class Steps(Owner):
         """True where a launch of the shape takes no preparation."""
         ranks = (self, *(steps for steps, _ in self._followers))
         return all(shape in steps._graphs for steps in ranks)
+
+    @property
+    def graphs(self) -> tuple[RecordedGraph, ...]:
+        """The graphs of this rank, the last one used last."""
+        made = self._graphs.values()
+        parts = ((of,) if isinstance(of, RecordedGraph) else of.graphs for of in made)
+        return tuple(chain.from_iterable(parts))
 
     @property
     def graph_bytes(self) -> int:
