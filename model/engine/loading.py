@@ -112,6 +112,7 @@ class Loading(Owner):
         session = self.session
         output = Output.of(request.settings, masked=request.constraint is not None)
         output = Output.LOGITS if self._parts.host_sampling else output
+        revised = bool(request.processors) and output is not Output.LOGITS
         shapes: list[StepShape] = []
         length = 0
         end = 1 if session.takes_sources else min(len(request.prompt), session.context)
@@ -119,7 +120,7 @@ class Loading(Owner):
             while length < end:
                 shape, length = session.shapes.prompt(length, end, output)
                 chooses = shape.output is not Output.NONE
-                shapes += shape.halves if request.processors and chooses else (shape,)
+                shapes += shape.halves if revised and chooses else (shape,)
             session.steps.record(shapes)
 
     def warm_up(self, on_graph: Callable[[], None], **likely: Any) -> WarmUp:

@@ -241,7 +241,9 @@ class Launcher(Owner):
         wanted = {self._answers[number].output for number in plan.choosers}
         output = next((kind for kind in _OUTPUTS if kind in wanted), Output.NONE)
         shape = self._session.shapes.of_batch(plan.batch, plan.longest, output)
-        revision = Revision.of(plan, self._session, self._answers, self._scheduler)
+        revision = None
+        if output is not Output.LOGITS:  # the host changes those that it chooses by itself
+            revision = Revision.of(plan, self._session, self._answers, self._scheduler)
         if revision is not None:
             layers, _ = shape.halves
             ready = self._ready(plan, layers)

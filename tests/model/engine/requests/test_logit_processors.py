@@ -183,7 +183,9 @@ def test_an_error_ends_its_answers_alone(device_name: str, on_host: bool) -> Non
             tokens(engine, Spy(nothing))
         with pytest.raises(SettingsError, match=r"^Returns\.process returned a ndarray: change"):
             tokens(engine, Returns())
-        assert tokens(engine, Spy()) == plain
+        spy = Spy()
+        assert tokens(engine, spy) == plain
+        assert [len(call) for call in spy.calls] == [1] * 5
         assert tokens(engine, Only(plain[::-1])) == plain[::-1]
 
 
@@ -212,7 +214,7 @@ def test_it_takes_no_drafts(device_name: str) -> None:
 
 
 def test_every_rank_has_the_logits(device_name: str) -> None:
-    """Split by tensors; split by layers they are refused."""
+    """Split by tensors; split by layers they are refused, unless the host chooses."""
     if not device_name.startswith("emulator"):
         pytest.skip("two emulated devices are enough")
     wanted = [7, 250, 7]
@@ -223,6 +225,9 @@ def test_every_rank_has_the_logits(device_name: str) -> None:
         pytest.raises(UnsupportedError, match=r"^logit processors: the model is split by layers"),
     ):
         tokens(engine, Only(wanted))
+    by_layers = {"gpus": 2, "split": "layers", "host_sampling": True, "context": 40}
+    with Engine.open(NANO, device=device_name, **by_layers) as engine:  # type: ignore[arg-type]
+        assert tokens(engine, Only(wanted), limit=3) == wanted
 
 
 @pytest.mark.slow
