@@ -98,9 +98,10 @@ def token_ids(tokenizer: Callable[[], Tokenizer], text: str | Sequence[int]) -> 
     SettingsError for anything else."""
     if isinstance(text, str):
         return tokenizer().encode(text, parse_special=True, add_bos=True)
-    found: list[object] = [*text] if isinstance(text, Iterable) else []
+    is_list = isinstance(text, Iterable) and not isinstance(text, bytes | bytearray)
+    found: list[object] = [*text] if is_list else []
     ids = [int(of) for of in found if isinstance(of, Integral)]
-    if not isinstance(text, Iterable) or len(ids) < len(found):
+    if not is_list or len(ids) < len(found):
         raise SettingsError(f"{text!r:.80} is neither a text nor a list of token ids")
     return ids
 

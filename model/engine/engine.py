@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal, overload
 from urdir.model.engine.adapter_pool import adapter_reader
 from urdir.model.engine.loading import Loading, answering
 from urdir.model.engine.options import EngineOptions, from_keywords
-from urdir.model.errors import SettingsError, UnsupportedError
+from urdir.model.errors import ModelError, SettingsError, UnsupportedError
 from urdir.model.owner import Owner
 
 if TYPE_CHECKING:
@@ -182,16 +182,21 @@ class Engine(Owner):
         at each token.
 
         Each token takes a step otherwise. Raises ContextFullError, ModelError for no tokens or an
-        unknown one and while an answer is open, DriverError.
+        unknown one and while an answer is open, SettingsError, DriverError.
         """
         from urdir.model.engine.logits import logits_of
 
         if (of := self.config.source) is None:
+            if decoder is not None:
+                raise SettingsError("decoder: its tokens are the text, there is no encoder")
             tokens = self.tokenize(text)
             if self.config.diffuses:
                 return self.encoder.logits(tokens, range(len(tokens)))
             return logits_of(self.session, tokens)
-        source = self.tokenizer.encode_whole(text) if isinstance(text, str) else text
+        is_text = isinstance(text, str)
+        source = self.tokenizer.encode_whole(text) if is_text else self.tokenize(text)
+        if not source:
+            raise ModelError("the text is empty: the encoder needs a token to read")
         begun = [of.start] if decoder is None else decoder
         return logits_of(self.session, begun, source=source)
 

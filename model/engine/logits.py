@@ -39,6 +39,7 @@ def logprobs_of(session: Session, tokens: Sequence[int]) -> npt.NDArray[np.float
     Raises what `logits_after` raises, and ModelError for fewer than two tokens."""
     if len(tokens) < 2:
         raise ModelError(f"{len(tokens)} tokens: the first has no probability, give two or more")
+    session.check_tokens(tokens)
     found = []
     for token, row in zip(tokens[1:], logits_after(session, tokens[:1], tokens[1:-1]), strict=True):
         logits = row.astype(np.float64)

@@ -79,7 +79,7 @@ class RecordedShapes:
         shapes, steps = self._session.shapes, self._session.steps
         batch = plan.batch, plan.longest, coarse.output
         found = [shapes.of_batch(*batch, grain) for grain in (Grain.FINE, Grain.MIDDLE)]
-        finer = [shape for shape in found if shape.rows < coarse.rows]
+        finer = [replace(of, part=coarse.part) for of in found if of.rows < coarse.rows]
         shape = next((shape for shape in finer if steps.is_recorded(shape)), coarse)
         for other in finer:  # the one that serves more steps last, to be recorded first
             if shape.rows > other.rows * (1 + _PADDING):

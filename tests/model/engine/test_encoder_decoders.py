@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from tests.model.stepping import Eager, Numbers
+from urdir.model.engine import placing
 from urdir.model.engine.engine import Engine
 from urdir.model.engine.logits import logits_of
 from urdir.model.engine.realizar import EagerSteps
@@ -23,6 +24,7 @@ from urdir.model.engine.sampling_settings import GREEDY
 from urdir.model.engine.session import Session
 from urdir.model.errors import ContextFullError, ModelError, SettingsError, UnsupportedError
 from urdir.model.families.config import Config
+from urdir.model.families.placement import Placement
 from urdir.model.files.pretrained.model import SafetensorsModel
 from urdir.model.memory.draft_settings import DraftSettings
 from urdir.model.memory.session_settings import SessionSettings
@@ -181,6 +183,24 @@ def test_a_graph_is_its_launches(golden: Golden) -> None:
     weights, settings = golden.engine.weights, SessionSettings(64, chunk=32, sequences=2)
     with Session(golden.engine.device, weights, settings, observer=Eager()) as session:
         assert answered(session, requests) == recorded
+
+
+@of_each
+def test_weights_of_the_encoder_in_files(
+    golden: Golden, device_name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Host memory has no room for any layer: the host reads between launches."""
+    monkeypatch.setattr(placing, "READER_BYTES", 0)
+    source = golden.source[:5]
+    wanted: dict[str, Any] = {"context": 64, "chunk": 32, "kv_dtype": "f32"}
+    wanted |= {"exact": True, "device": device_name, "placement": Placement(gpu_layers=0)}
+    wanted |= {"host_memory": 0, "stream_dir": tmp_path}
+    with Engine.open(golden.engine.file.path, **wanted) as engine:
+        assert engine.weights.streamed.in_files
+        found = engine.logits(source, decoder=golden.tokens[:1])
+    np.testing.assert_array_equal(found, golden.engine.logits(source, decoder=golden.tokens[:1]))
+    with pytest.raises(ModelError, match="the text is empty"):
+        golden.engine.logits([], decoder=[0])
 
 
 @of_each

@@ -11,7 +11,7 @@ import pytest
 from urdir.model.engine.engine import Engine
 from urdir.model.engine.logits import logits_after
 from urdir.model.engine.realizar import EagerSteps
-from urdir.model.errors import ContextFullError, ModelError
+from urdir.model.errors import ContextFullError, ModelError, SettingsError
 
 TOKENS = [3, 141, 59, 26, 5, 9, 2, 6, 77, 13]
 
@@ -60,5 +60,12 @@ def test_an_engine_gives_those_of_a_text_or_its_tokens(device_name: str) -> None
         ]
         np.testing.assert_allclose(engine.logprobs("Once upon"), -losses, atol=1e-9)
         assert engine.perplexity(tokens) == pytest.approx(np.exp(losses.mean()))
+        for token in (-1, engine.config.vocab_size):  # also the last one, which is only looked up
+            with pytest.raises(ModelError, match=f"token id {token} is outside the vocabulary"):
+                engine.logprobs([*tokens, token])
+        with pytest.raises(SettingsError, match=r"^decoder: its tokens are the text"):
+            engine.logits(tokens, decoder=[1])
+        with pytest.raises(SettingsError, match="is neither a text nor a list of token ids"):
+            engine.tokenize(b"Once")
         with pytest.raises(ModelError, match=r"^1 tokens: the first has no probability"):
             engine.perplexity(tokens[:1])
