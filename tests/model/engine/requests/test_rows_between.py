@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from tests.model.engine.requests.paper_session import TOKEN, PaperSession
 from tests.model.engine.requests.test_context_ends import run
-from urdir.model.engine.batch import Output, ShapeBuckets, StepShape
+from urdir.model.engine.batch import Batch, Output, Part, Segment, ShapeBuckets, StepShape
+from urdir.model.engine.requests.recorded_shapes import RecordedShapes
 from urdir.model.engine.requests.request import Ending, Request
+from urdir.model.engine.requests.step_plan import StepPlan
 from urdir.model.engine.sampling_settings import GREEDY
 from urdir.model.memory.buckets import COARSE_CHUNKS, chunks_of, common_rows
 
@@ -86,6 +88,21 @@ def test_steps_with_prompts_get_finer_graphs_where_they_come_often() -> None:
     assert mixed[:3] == [(64, 512)] * 3
     assert mixed[-6:] == [(24, 144)] * 6
     assert [(s.decode, s.prompt) for s in ready if s.prompt] == [(24, 192), (24, 144)]
+
+
+def test_halves_get_finer_graphs_of_halves() -> None:
+    """An answer with logit processors is beside others."""
+    shapes = ShapeBuckets.of(chunks_of(exact=False), CONTEXT, SEQUENCES, 16)
+    session = PaperSession(shapes, CONTEXT, SEQUENCES, lambda shape: False)
+    batch = Batch(tuple(range(20)), (Segment(20, 0, 130, chooses=True),))
+    plan = StepPlan(batch, batch.decode, (9,) * 20, (20,), ())
+    layers, _ = shapes.of_batch(batch, plan.longest, Output.GREEDY).halves
+    recorded = RecordedShapes(session)  # type: ignore[arg-type]
+    for _ in range(4):
+        assert recorded.ready(plan, layers) == layers
+    assert recorded.wished is not None
+    assert recorded.wished.rows < layers.rows
+    assert recorded.wished.part is Part.LAYERS
 
 
 def test_greedy_answers_take_steps_that_draw_until_theirs_are_recorded() -> None:
