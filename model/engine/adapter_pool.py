@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -33,15 +34,20 @@ class AdapterPool:
         """Where the adapter of that name is; None without it, and for a name of another folder."""
         if not name or name != Path(name).name or name.startswith("."):
             return None
-        path = self.folder / f"{name}.gguf"
-        if path.is_file():
-            return path
-        path = self.folder / name
-        return path if (path / "adapter_config.json").is_file() else None
+        file, folder = self.folder / f"{name}.gguf", self.folder / name
+        with suppress(OSError):  # the name is too long
+            if file.is_file():
+                return file
+            if (folder / "adapter_config.json").is_file():
+                return folder
+        return None
 
     def names(self) -> list[str]:
-        """Names of all adapters in the folder, in order."""
-        found = {path.name.removesuffix(".gguf") for path in self.folder.iterdir()}
+        """Names of all adapters in the folder, in order. Raises ModelError if it is gone."""
+        try:
+            found = {path.name.removesuffix(".gguf") for path in self.folder.iterdir()}
+        except OSError as error:
+            raise ModelError(f"adapter_folder {self.folder}: {error.strerror}") from None
         return sorted(name for name in found if self.find(name) is not None)
 
     @staticmethod

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
-from threading import RLock
+from threading import Lock, RLock
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -60,13 +60,15 @@ def adapter_names(paths: Sequence[str | os.PathLike[str]]) -> list[str]:
 @dataclass(slots=True)
 class _Known:
     """An adapter under its name; ``number`` is that of no other one, ever. One of a pool has a
-    ``stamp`` of its file, and may be out of host memory (None)."""
+    ``stamp`` of its file, and may be out of host memory (None); one thread at a time ``reads`` it.
+    """
 
     path: Path
     number: int
     adapter: Adapter | None
     stamp: Stamp | None = None
     used_at: int = 0
+    reads: Lock = field(default_factory=Lock)
 
 
 @dataclass(slots=True)
@@ -251,23 +253,25 @@ class Adapters:
                 if found is None or found.stamp != stamp:
                     found = self._known[name] = _Known(path, self._next(), None, stamp)
                 is_here = True
+            others = ", ".join(of for of in self._known if of != name)
         if found is None or not is_here:
-            known = ", ".join(self._known) or "none is loaded"
-            raise SettingsError(f"no adapter {name!r}: {known}")
+            where = "" if pool is None else f", and {pool.folder} has none of that name"
+            raise SettingsError(f"no adapter {name!r}: {others or 'none is loaded'}{where}")
         return found
 
     def _read(self, known: _Known) -> Adapter:
         """An adapter in host memory; of a pool the least recently used ones leave it. Raises
-        ModelError."""
+        ModelError, SettingsError for a file that has changed since it was chosen."""
         if known.stamp is None or (pool := self.pool) is None:
             assert known.adapter is not None
             return known.adapter
-        if (adapter := known.adapter) is None:
-            with self._lock:
-                if (adapter := known.adapter) is None:
-                    adapter = pool.read(known.path)
-                    self._check(adapter)
-                    known.adapter = adapter
+        with known.reads:  # others are chosen, and take slots, meanwhile
+            if (adapter := known.adapter) is None:
+                adapter = pool.read(known.path)
+                if pool.stamp(known.path) != known.stamp:  # its number is of the earlier one
+                    raise SettingsError(f"{known.path} has changed: send the request again")
+                self._check(adapter)
+                known.adapter = adapter
         known.used_at = self._next()
         with self._lock:
             here = [of for of in self._known.values() if of.stamp and of.adapter is not None]

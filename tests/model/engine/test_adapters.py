@@ -395,9 +395,16 @@ def test_a_folder_of_adapters_is_read_as_they_are_named(
         write_gguf(tmp_path / "a3.gguf", made(base, 99, 2, "attn_v"))  # another file of that name
         assert _tokens(engine, (("a3", 1.0),))[0] != alone["a3"]
         assert reads == [tmp_path / "a3.gguf"]
-        for bad in ("nothing", "../first", "", ".", "a3.gguf"):
-            with pytest.raises(SettingsError, match="no adapter"):
+        for bad in ("nothing", "../first", "", ".", "a3.gguf", "a" * 300):
+            with pytest.raises(SettingsError, match=f"no adapter .* and {tmp_path} has none"):
                 _tokens(engine, ((bad, 1.0),))
+        (number, _), *_ = adapters.chosen([("a4", 1.0)])
+        (known,) = [of for of in adapters._known.values() if str(of.number) == number]
+        known.adapter = None  # others made room, and then its file is replaced
+        write_gguf(tmp_path / "a4.gguf", made(base, 97, 2, "attn_v"))
+        with pytest.raises(SettingsError, match=r"a4\.gguf has changed: send the request again"):
+            adapters.take(((number, 1.0),))
+        assert adapters.chosen([("a4", 1.0)])[0][0] != number
         write_gguf(tmp_path / "wide.gguf", made(base, 98, 17, "attn_v"))
         with pytest.raises(SettingsError, match="rank 17: there is room for"):
             _tokens(engine, (("wide", 1.0),))
