@@ -86,10 +86,10 @@ def of_whole_answer(form: Format | None) -> Constraint | None:
 
 
 def _several(given: Any) -> tuple[Any, ...]:
-    """What is given as one or as several; a text is one."""
+    """What is given as one or as several; a text is one, and so is a mapping."""
     if given is None:
         return ()
-    is_one = isinstance(given, str) or not isinstance(given, Iterable)
+    is_one = isinstance(given, str | Mapping) or not isinstance(given, Iterable)
     return (given,) if is_one else tuple(given)
 
 

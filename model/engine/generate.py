@@ -40,7 +40,7 @@ class Statistics:
     @classmethod
     def of(cls, request: Request) -> Statistics:
         """Those of an answer that has not begun."""
-        return cls(seed=request.settings.seed or 0, prompt_tokens=len(request.prompt))
+        return cls(seed=request.settings.seed or 0, prompt_tokens=request.given)
 
     def note(self, item: Piece | Ending, seconds: float) -> None:
         """Add what came ``seconds`` after the request."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from enum import Enum
+from numbers import Real
 from typing import NamedTuple
 
 from urdir.model.engine.logit_processor import LogitProcessor
@@ -87,6 +88,10 @@ class Request:
             raise SettingsError(f"stops are {self.stops!r:.80}: expected texts, none empty")
         if self.draft_p_min is not None and not 0 <= self.draft_p_min <= 1:
             raise SettingsError(f"drafts as likely as {self.draft_p_min!r}: expected 0 to 1")
+        if not all(map(_is_scaled, self.adapters or ())):
+            raise SettingsError(
+                f"adapters are {self.adapters!r:.80}: expected names, or pairs of a name and a scale"
+            )
         if not all(isinstance(each, LogitProcessor) for each in self.processors):
             raise SettingsError(
                 f"logit processors are {self.processors!r:.80}: expected objects of classes that "
@@ -101,6 +106,11 @@ class Request:
 
 def _is_stop(text: object) -> bool:
     return isinstance(text, str) and bool(text)
+
+
+def _is_scaled(adapter: object) -> bool:
+    is_pair = isinstance(adapter, tuple | list) and len(adapter) == 2
+    return is_pair and isinstance(adapter[0], str) and isinstance(adapter[1], Real)
 
 
 class TokenChoice(NamedTuple):

@@ -118,6 +118,9 @@ def test_what_a_chat_cannot_answer_is_refused_in_one_line() -> None:
         ({"settings": {"temperature": 0}}, SettingsError, "expected SamplingSettings"),
         ({"stops": 5}, SettingsError, r"stops are \(5,\): expected texts"),
         ({"processors": print}, SettingsError, "logit processors are"),
+        ({"adapters": {"poet": 0.5}}, SettingsError, r"adapters are .*: expected names, or pairs"),
+        ({"adapters": ("poet", 0.5)}, SettingsError, "adapters are"),
+        ({"adapters": [("poet", "1")]}, SettingsError, "adapters are"),
         ({"tool_choice": 5}, TemplateError, "tool_choice 5: expected 'auto'"),
     ],
 )
