@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
-from itertools import takewhile
 from typing import Any
 
 from urdir.model.text.call_form import CallForm, Slot
@@ -27,28 +27,39 @@ def as_written(turns: Sequence[Turn], form: CallForm) -> list[Turn]:
 
 
 def _one_by_one(turns: Sequence[Turn]) -> list[Turn]:
-    """Turns in which each call of an answer with several is an answer, before its result: that of
-    its id, or the next one."""
+    """Turns in which each call of an answer with several is an answer, before its result."""
     made: list[Turn] = []
-    results: list[Turn] = []
-    for place, turn in enumerate(turns):
-        if turn.get("role") == "tool" and results:
-            continue  # it follows its call already
+    left = deque(turns)
+    while left:
+        turn = left.popleft()
         calls = turn.get("tool_calls")
-        results = []
         if not isinstance(calls, list) or len(calls) < 2:
             made.append(turn)
             continue
-        results = [*takewhile(lambda of: of.get("role") == "tool", turns[place + 1 :])]
-        left = [*results]
-        for number, call in enumerate(calls):
-            known = call.get("id") if isinstance(call, dict) else None
-            own = [of for of in left if known and of.get("tool_call_id") == known] or left[:1]
-            left = [of for of in left if of not in own]
-            content = turn.get("content") if not number else ""
-            made += [{**turn, "content": content, "tool_calls": [call]}, *own]
-        made += left
+        results: list[Turn] = []
+        while left and left[0].get("role") == "tool":
+            results.append(left.popleft())
+        made += _with_results(turn, calls, results)
     return made
+
+
+def _with_results(turn: Turn, calls: Sequence[Any], results: Sequence[Turn]) -> list[Turn]:
+    """An answer for each call, and what came of it: the results with its id, or else the next one
+    that has the id of none."""
+    ids = [call.get("id") if isinstance(call, dict) else None for call in calls]
+    named: dict[str, list[Turn]] = {of: [] for of in ids if isinstance(of, str) and of}
+    others: deque[Turn] = deque()
+    for result in results:
+        known = result.get("tool_call_id")
+        (named.get(known, others) if isinstance(known, str) else others).append(result)
+    made: list[Turn] = []
+    for number, (call, known) in enumerate(zip(calls, ids, strict=True)):
+        own = named.pop(known, []) if isinstance(known, str) else []
+        if not own and others:
+            own = [others.popleft()]
+        content = turn.get("content") if not number else ""
+        made += [{**turn, "content": content, "tool_calls": [call]}, *own]
+    return [*made, *others]
 
 
 def _written(turn: Turn, form: CallForm) -> Turn:

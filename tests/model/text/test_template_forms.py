@@ -289,6 +289,10 @@ def test_calls_of_an_answer_follow_each_other_where_one_is_the_most() -> None:
     unnamed = [{"role": "tool", "content": f"r{i}"} for i in range(3)]
     found = as_written([answer, *unnamed], form)
     assert [turn["content"] for turn in found] == ["so", "r0", "", "r1", "", "r2"]
+    alike = [{"role": "tool", "content": "ok"} for _ in range(3)]
+    assert as_written([answer, *alike], form)[1::2] == alike
+    found = as_written([answer, result(1)], form)  # what has an id is no other call's
+    assert found[-2:] == [result(1), turn(2, "", {"a": 2})]
     assert as_written([answer], form) == [turn(0, "so", {"a": 0}), turn(1, "", {"a": 1}),
                                           turn(2, "", {"a": 2})]  # fmt: skip
     assert len(as_written([answer], FORMATS["hermes"].calls)) == 1  # type: ignore[arg-type]
