@@ -58,7 +58,7 @@ def completer(commands: Sequence[str], with_file: Sequence[str]) -> Completer:
 
     names = WordCompleter(list(commands), sentence=True)
     files = NestedCompleter(dict.fromkeys(with_file, PathCompleter(expanduser=True)))
-    return merged([names, files])
+    return merged([names, files], deduplicate=True)
 
 
 def read_line() -> str | None:

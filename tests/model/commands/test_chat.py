@@ -219,6 +219,7 @@ def test_lines_are_completed(tmp_path: Path) -> None:
         document = Document(line, len(line))
         return sorted(each.text for each in found.get_completions(document, CompleteEvent()))
 
+    assert of("/") == sorted(chat.COMMANDS)
     assert of("/s") == ["/save", "/set", "/stats", "/system"]
     assert of(f"/load {tmp_path}/ta") == ["les", "lk.json"]
     assert of(f"/save {tmp_path}/tal") == ["es", "k.json"]
