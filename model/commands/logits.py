@@ -92,13 +92,16 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _given_tokens(args: argparse.Namespace) -> list[int]:
-    """The tokens, read or made of a text."""
+    """The tokens, read or made of a text: of an encoder-decoder with the one that ends texts."""
     from urdir.model.engine.texts import open_texts
+    from urdir.model.families.config import Config
 
     if args.tokens is not None:
         return prompts.read_tokens(args.tokens)
     with open_texts(options.one_model(args), args.quantize) as texts:
-        tokens = texts.tokenizer.encode(args.prompt, parse_special=True, add_bos=True)
+        ends = Config.of(texts.file).source is not None
+        encode = texts.tokenizer.encode
+        tokens = encode(args.prompt, parse_special=True, add_bos=True, add_eos=ends)
     if not tokens:
         raise options.UsageError("-p: an empty text has no tokens")
     return tokens
@@ -126,16 +129,14 @@ def _logits(args: argparse.Namespace, tokens: list[int]) -> dict[str, Rows]:
     given = args.decoder_tokens
     decoder = None if given is None else prompts.read_tokens(given)
     wanted = replace(
-        engine_options(args, options.one_model(args), max(len(tokens) + 1, len(decoder or ()))),
+        engine_options(args, options.one_model(args), max(len(tokens), len(decoder or ()))),
         kv_dtype="f32" if args.exact else "f16",
         exact=args.exact,
     )
     with open_engine(wanted) as engine:
         source: list[int] = []
         if (of := engine.config.source) is not None:
-            end = None if args.prompt is None else engine.tokenizer.ends_texts_with
-            source = tokens if end is None else [*tokens, end]
-            tokens = decoder or [of.start]
+            source, tokens = tokens, decoder or [of.start]
         elif decoder is not None:
             raise options.UsageError("--decoder-tokens: the model has no encoder")
         _check_tokens([*tokens, *source], engine.config.vocab_size)

@@ -72,6 +72,21 @@ class Request:
         return max(len(self.prompt), len(self.source))
 
     def __post_init__(self) -> None:
+        self._check_kinds()
+        if not self.prompt:
+            raise ModelError("the prompt is empty: the model needs a token to go on from")
+        if self.limit is not None and not _LIMIT.allow(self.limit):
+            raise SettingsError(f"a limit of {self.limit!r} tokens: expected {_LIMIT.words}")
+        if self.draft_p_min is not None and not 0 <= self.draft_p_min <= 1:
+            raise SettingsError(f"drafts as likely as {self.draft_p_min!r}: expected 0 to 1")
+        if self.settings.seed is None:
+            object.__setattr__(self, "settings", self.settings.with_seed())
+        least = self.settings.min_tokens
+        if self.limit is not None and least > self.limit:
+            raise SettingsError(f"at least {least} tokens of {self.limit} that are wanted")
+
+    def _check_kinds(self) -> None:
+        """Raise SettingsError for objects of other kinds."""
         if isinstance(self.prompt, str):
             raise SettingsError(
                 f"a prompt is {self.prompt!r:.40}: expected token ids, see Engine.tokenize"
@@ -80,28 +95,16 @@ class Request:
             raise SettingsError(
                 f"settings are {self.settings!r:.80}: expected SamplingSettings(temperature=0.0)"
             )
-        if not self.prompt:
-            raise ModelError("the prompt is empty: the model needs a token to go on from")
-        if self.limit is not None and not _LIMIT.allow(self.limit):
-            raise SettingsError(f"a limit of {self.limit!r} tokens: expected {_LIMIT.words}")
         if not isinstance(self.stops, tuple) or not all(map(_is_stop, self.stops)):
             raise SettingsError(f"stops are {self.stops!r:.80}: expected texts, none empty")
-        if self.draft_p_min is not None and not 0 <= self.draft_p_min <= 1:
-            raise SettingsError(f"drafts as likely as {self.draft_p_min!r}: expected 0 to 1")
         if not all(map(_is_scaled, self.adapters or ())):
-            raise SettingsError(
-                f"adapters are {self.adapters!r:.80}: expected names, or pairs of a name and a scale"
-            )
+            given = f"{self.adapters!r:.80}"
+            raise SettingsError(f"adapters are {given}: expected names, or pairs with a scale")
         if not all(isinstance(each, LogitProcessor) for each in self.processors):
             raise SettingsError(
                 f"logit processors are {self.processors!r:.80}: expected objects of classes that "
                 "derive from urdir.model.LogitProcessor"
             )
-        if self.settings.seed is None:
-            object.__setattr__(self, "settings", self.settings.with_seed())
-        least = self.settings.min_tokens
-        if self.limit is not None and least > self.limit:
-            raise SettingsError(f"at least {least} tokens of {self.limit} that are wanted")
 
 
 def _is_stop(text: object) -> bool:

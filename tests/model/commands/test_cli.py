@@ -12,8 +12,10 @@ import numpy as np
 import pytest
 
 from urdir.model.cli import COMMANDS
-from urdir.model.commands import options
+from urdir.model.commands import logits, options
+from urdir.model.engine.options import EngineOptions
 from urdir.model.engine.sampling_settings import DEFAULTS, OPENAI, SETTINGS, SamplingSettings
+from urdir.model.errors import ModelError
 
 Cli = Callable[..., tuple[int, str, str]]
 
@@ -99,3 +101,19 @@ def test_logits_of_a_file_without_a_vocabulary(cli: Cli, nano: Path, tmp_path: P
     (tmp_path / "tokens").write_text("1 2\n3\n", encoding="utf-8")
     cli("logits", nano, "--tokens", f"@{tmp_path / 'tokens'}", "--output", output)
     np.testing.assert_array_equal(np.load(output), rows)
+
+
+def test_logits_of_a_text_that_fills_the_context(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """512 tokens of the demo model's."""
+    opened: list[EngineOptions] = []
+
+    def stop(wanted: EngineOptions) -> None:
+        opened.append(wanted)
+        raise ModelError("it would be opened")
+
+    monkeypatch.setattr(logits, "open_engine", stop)
+    given = ["--tokens", ",".join(["5"] * 512), "--output", tmp_path / "logits.npy"]
+    assert cli("logits", "demo", *given)[0] == 1
+    assert [of.context for of in opened] == [512]
