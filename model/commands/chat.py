@@ -64,6 +64,7 @@ def run(args: argparse.Namespace) -> int:
     colours = args.color == "on" or (args.color == "auto" and at_terminal)
     wanted = answer_options(args, chat=True, chat_template=given)
     with open_engine(wanted) as engine:
+        context = engine.session.context  # a model without sequences is refused
         if args.verbose:
             print_engine(engine)
         conversation = Conversation(engine, engine.template, args, system, colours)
@@ -73,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
             return 0
         print(
             f"{printable(engine.name)} on {engine.device.properties.name}, a context of "
-            f"{engine.session.context} tokens\n/help lists the commands, Ctrl-D leaves",
+            f"{context} tokens\n/help lists the commands, Ctrl-D leaves",
             file=sys.stderr,
         )
         _talk(conversation, editor(list(COMMANDS), WITH_FILE, read_environment().cache_dir), first)

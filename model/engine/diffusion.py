@@ -82,10 +82,10 @@ class DiffusionSettings:
 
     def kept(self, step: int, steps: int, masked: int, at_first: int) -> int:
         """How many tokens a step of a block keeps, with so many masked now and ``at_first``."""
+        if step == steps - 1:  # where chance has kept fewer, the rest of a block, too
+            return masked
         if self.block_length is not None:
             return at_first // steps + (step < at_first % steps)
-        if step == steps - 1:
-            return masked
         eps = self.eps or _EPS
         t, s = (1 - (step + more) / steps * (1 - eps) for more in (0, 1))
         return int(masked * (1 - s / t))

@@ -261,6 +261,8 @@ def test_drawn_texts_have_seeds(algorithm: Any) -> None:
     how = DiffusionSettings(steps=6, algorithm=algorithm, alg_temp=0.5)
     drawn = [filled(how, replace(ALL, temperature=1.0, seed=seed)) for seed in (1, 1, 2)]
     assert drawn[0] == drawn[1] != drawn[2]
+    blocks = DiffusionSettings(steps=8, algorithm=algorithm, block_length=4)
+    drawn.append(filled(blocks, replace(ALL, temperature=1.0, seed=1)))
     assert all(MASK not in tokens for tokens in drawn)
 
 
