@@ -8,9 +8,10 @@ offsets. A reused workspace slice is handled like any other memory.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import NamedTuple
 
 
 class Hazard(Enum):
@@ -21,11 +22,11 @@ class Hazard(Enum):
     WRITE_AFTER_READ = "write after read"
 
 
-_STRENGTH = {hazard: rank for rank, hazard in enumerate(Hazard)}
+_HAZARDS = tuple(Hazard)
+_READ_AFTER_WRITE, _WRITE_AFTER_WRITE, _WRITE_AFTER_READ = range(3)  # indices: the strongest first
 
 
-@dataclass(frozen=True, slots=True)
-class Use:
+class Use(NamedTuple):
     """Bytes ``[start, stop)`` of device memory that an operation accesses."""
 
     start: int
@@ -71,13 +72,15 @@ class Dependencies:
         """The edges that lead to the next operation, ordered by ``before``."""
         index = len(self._ancestors)
         uses = [use for use in declared if use.start < use.stop]
+        found = self._memory.conflicts(uses)
         kept = []
         before = 0
         # Latest first: the ancestors of an edge already kept imply many others.
-        for edge in sorted(self._memory.conflicts(index, uses), key=lambda e: -e.before):
-            if not before >> edge.before & 1:
-                kept.append(edge)
-                before |= self._ancestors[edge.before] | 1 << edge.before
+        for other in sorted(found, reverse=True):
+            if not before >> other & 1:
+                hazard, name = found[other]
+                kept.append(Edge(other, index, _HAZARDS[hazard], name))
+                before |= self._ancestors[other] | 1 << other
         self._ancestors.append(before)
         self._memory.record(index, uses)
         return kept[::-1]
@@ -119,47 +122,52 @@ class _Memory:
         self._segments: list[_Segment] = []
         self._starts: list[int] = []  # start addresses of the segments, for bisection
 
-    def conflicts(self, index: int, uses: Sequence[Use]) -> Iterable[Edge]:
-        """One edge, with the strongest hazard, from every operation that ``index`` conflicts with
-        directly, without a write in between.
-        """
-        found: dict[int, Edge] = {}
-        for use in uses:
-            for before, hazard in self._hazards(use):
-                known = found.get(before)
-                if known is None or _STRENGTH[hazard] < _STRENGTH[known.hazard]:
-                    found[before] = Edge(before, index, hazard, use.name)
-        return found.values()
+    def conflicts(self, uses: Sequence[Use]) -> dict[int, tuple[int, str]]:
+        """The operations that ``uses`` conflict with directly, without a write in between: the
+        index of the strongest hazard, and the argument that it concerns."""
+        found: dict[int, tuple[int, str]] = {}
+        for start, stop, reads, writes, name in uses:
+            after_write = _READ_AFTER_WRITE if reads else _WRITE_AFTER_WRITE
+            for segment in self._touched(start, stop):
+                if segment.writer is not None:
+                    known = found.get(segment.writer)
+                    if known is None or after_write < known[0]:
+                        found[segment.writer] = after_write, name
+                if writes:
+                    for reader in segment.readers:
+                        found.setdefault(reader, (_WRITE_AFTER_READ, name))
+        return found
 
     def record(self, index: int, uses: Sequence[Use]) -> None:
         """Record the accesses of operation ``index``; its reads precede its writes."""
-        for use in uses:
-            if use.reads:
-                for segment in self._tile(use):
+        for start, stop, reads, _, _ in uses:
+            if reads:
+                for segment in self._tile(start, stop):
                     segment.readers.append(index)
-        for use in uses:
-            if use.writes:
-                first, last = self._bounds(use)
-                self._segments[first:last] = [_Segment(use.start, use.stop, index)]
-                self._starts[first:last] = [use.start]
+        for start, stop, _, writes, _ in uses:
+            if writes:
+                if (known := self._exact(start, stop)) is not None:
+                    known.writer, known.readers = index, []
+                    continue
+                first, last = self._cut(start), self._cut(stop)
+                self._segments[first:last] = [_Segment(start, stop, index)]
+                self._starts[first:last] = [start]
 
-    def _hazards(self, use: Use) -> Iterator[tuple[int, Hazard]]:
-        first = bisect_right(self._starts, use.start)
-        if first and self._segments[first - 1].stop > use.start:
+    def _touched(self, start: int, stop: int) -> Sequence[_Segment]:
+        """The segments that have a byte of ``[start, stop)``."""
+        first = bisect_right(self._starts, start)
+        if first and self._segments[first - 1].stop > start:
             first -= 1
-        last = bisect_left(self._starts, use.stop, first)
-        for segment in self._segments[first:last]:
-            if use.reads and segment.writer is not None:
-                yield segment.writer, Hazard.READ_AFTER_WRITE
-            if use.writes and segment.writer is not None:
-                yield segment.writer, Hazard.WRITE_AFTER_WRITE
-            if use.writes:
-                for reader in segment.readers:
-                    yield reader, Hazard.WRITE_AFTER_READ
+        return self._segments[first : bisect_left(self._starts, stop, first)]
 
-    def _bounds(self, use: Use) -> tuple[int, int]:
-        """Indices of the segments inside ``use``, after cutting those that overlap its ends."""
-        return self._cut(use.start), self._cut(use.stop)
+    def _exact(self, start: int, stop: int) -> _Segment | None:
+        """The segment ``[start, stop)``, if there is one."""
+        index = bisect_left(self._starts, start)
+        if index < len(self._starts):
+            segment = self._segments[index]
+            if segment.start == start and segment.stop == stop:
+                return segment
+        return None
 
     def _cut(self, at: int) -> int:
         """Make ``at`` a boundary; returns the index of the first segment at or above it."""
@@ -169,21 +177,20 @@ class _Memory:
             self._starts.insert(index, at)
         return index
 
-    def _tile(self, use: Use) -> list[_Segment]:
-        """The segments that cover exactly ``use``, created if missing."""
-        first, last = self._bounds(use)
-        found = self._segments[first:last]
-        if len(found) == 1 and (found[0].start, found[0].stop) == (use.start, use.stop):
-            return found
+    def _tile(self, start: int, stop: int) -> list[_Segment]:
+        """The segments that cover exactly ``[start, stop)``, created if missing."""
+        if (known := self._exact(start, stop)) is not None:
+            return [known]
+        first, last = self._cut(start), self._cut(stop)
         tiles: list[_Segment] = []
-        at = use.start
-        for segment in found:
+        at = start
+        for segment in self._segments[first:last]:
             if at < segment.start:
                 tiles.append(_Segment(at, segment.start))
             tiles.append(segment)
             at = segment.stop
-        if at < use.stop:
-            tiles.append(_Segment(at, use.stop))
+        if at < stop:
+            tiles.append(_Segment(at, stop))
         self._segments[first:last] = tiles
         self._starts[first:last] = [tile.start for tile in tiles]
         return tiles

@@ -28,6 +28,10 @@ def embedding(step: StepOps) -> Tensor:
     x = graph.add(Embed("token_embd", step.stream(), table, scale, config.positions))
     if config.token_type is not None:
         x = graph.add(AddVector("token_types", step.stream(), x, config.token_type))
+    if config.token_types is not None:
+        types = Tensor("token types", x.rows, x.width)
+        types = graph.add(Embed("token_types", types, config.token_types, types=True))
+        x = graph.add(Add("token_types", step.stream(), x, types))
     if config.embedding_norm is not None:
         x = graph.add(Norm("token_embd_norm", step.stream(), x, config.embedding_norm))
     if config.layer_embeddings is not None:

@@ -49,7 +49,8 @@ def lower_write(at: Lowering, ops: Sequence[Op]) -> bool:
     """What a block leaves."""
     (of,) = ops
     assert isinstance(of, WriteStreams)
-    kernel = Streams("write", of.made.width, of.x.rows, of.of.iterations, of.of.eps)
+    by = of.of
+    kernel = Streams("write", of.made.width, of.x.rows, by.iterations, by.eps, by.magnitude)
     weights = {"scale": at.vector(of.of.scale), "base": at.vector(of.of.base)}
     x, made, mixes = (at.place(tensor) for tensor in (of.x, of.made, of.mixes))
     at.launch(kernel, of.label, x=x, made=made, mixes=mixes, y=at.place(of.y), **weights)

@@ -36,6 +36,9 @@ class Streams(KernelSpec):
     [source, target] the softmax of m[8:] over targets, plus ``eps``, made doubly stochastic by
     ``iterations`` of Sinkhorn: divided by the sums over sources, then in each further one by the
     sums over targets and over sources, all sums plus ``eps``.
+
+    With 0 ``iterations`` comb is the identity, ``mixes`` and ``base`` have 8 numbers, ``scale`` has
+    two, and post is ``magnitude`` sigmoid(m[4:8]) + ``eps``.
     """
 
     kind: Kind
@@ -43,6 +46,7 @@ class Streams(KernelSpec):
     rows: int = 1
     iterations: int = 1
     eps: float = 1e-6
+    magnitude: float = 2.0
 
     name = "streams"
     template = ("urdir.templates", "streams.ptx.j2")
@@ -50,7 +54,7 @@ class Streams(KernelSpec):
     def __post_init__(self) -> None:
         if self.kind not in ("widen", "read", "write", "mean", "join"):
             raise PtxgenError(f"streams: {self.kind!r} is none of widen, read, write, mean, join")
-        if self.cols < 1 or not 1 <= self.rows <= 65535 or self.iterations < 1:
+        if self.cols < 1 or not 1 <= self.rows <= 65535 or self.iterations < 0:
             raise PtxgenError(
                 f"streams: {self.rows} rows of {self.cols} values, {self.iterations} iterations"
             )
@@ -63,7 +67,8 @@ class Streams(KernelSpec):
         made = (Param("made", "f32", narrow, Access.IN),) if self.kind == "write" else ()
         weights: tuple[Param, ...] = ()
         if self.kind in ("read", "write", "join"):
-            mixes, scales = (STREAMS, 1) if self.kind == "join" else (MIXES, 3)
+            mixes = STREAMS if self.kind == "join" else mixes_of(self.iterations)
+            scales = {STREAMS: 1, 2 * STREAMS: 2}.get(mixes, 3)
             weights = (
                 Param("mixes", "f32", ("rows", mixes), Access.IN),
                 Param("scale", "f32", (scales,), Access.IN),
@@ -91,7 +96,7 @@ class Streams(KernelSpec):
             y = np.einsum("rs,rsc->rc", pre, x)
         else:
             of = inputs["mixes"], inputs["scale"], inputs["base"]
-            pre, post, comb = weights_of(*of, self.iterations, self.eps)
+            pre, post, comb = weights_of(*of, self.iterations, self.eps, self.magnitude)
             if self.kind == "read":
                 y = np.einsum("rs,rsc->rc", pre, x)
             else:
@@ -107,6 +112,8 @@ class Streams(KernelSpec):
             "widen": cls("widen", 37, 2),
             "mean": cls("mean", 130, 2),
             "join": cls("join", 133, 3, eps=1e-3),
+            "read unmixed": cls("read", 131, 3, iterations=0, eps=1e-3),
+            "write unmixed": cls("write", 131, 3, iterations=0, eps=1e-3, magnitude=1.5),
             "twenty iterations": cls("write", 260, 2, iterations=20, eps=1e-5),
         }
 
@@ -120,21 +127,28 @@ class Streams(KernelSpec):
         return self.rows * self.cols * each.get(self.kind, STREAMS)
 
 
+def mixes_of(iterations: int) -> int:
+    """Numbers of a row that weights are made of, with so many iterations."""
+    return MIXES if iterations else 2 * STREAMS
+
+
 def weights_of(
-    mixes: Array, scale: Array, base: Array, iterations: int, eps: float
+    mixes: Array, scale: Array, base: Array, iterations: int, eps: float, magnitude: float = 2.0
 ) -> tuple[Array, Array, Array]:
     """Weights in float64: pre and post (rows, 4), and comb (rows, source, target)."""
     n = STREAMS
-    of = np.repeat(scale.astype(np.float64), [n, n, n * n])
+    of = np.repeat(scale.astype(np.float64), [n, n, n * n][: len(scale)])
     m = mixes.astype(np.float64) * of + base
     pre, post = (1.0 / (1.0 + np.exp(-m[:, i : i + n])) for i in (0, n))
+    if not iterations:
+        return pre + eps, magnitude * post + eps, np.broadcast_to(np.eye(n), (len(m), n, n))
     comb = np.exp(m[:, 2 * n :].reshape(-1, n, n))
     comb = comb / comb.sum(axis=2, keepdims=True) + eps
     comb = comb / (comb.sum(axis=1, keepdims=True) + eps)
     for _ in range(iterations - 1):
         comb = comb / (comb.sum(axis=2, keepdims=True) + eps)
         comb = comb / (comb.sum(axis=1, keepdims=True) + eps)
-    return pre + eps, 2.0 * post, comb
+    return pre + eps, magnitude * post, comb
 
 
 def joining_weights(mixes: Array, scale: Array, base: Array, eps: float) -> Array:
