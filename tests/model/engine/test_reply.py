@@ -231,6 +231,7 @@ def test_a_format_streams_and_an_answer_is_cancelled_from_another_thread() -> No
             return await engine.chat_async([QUESTION], settings=GREEDY, regex="2{3}", limit=9)
 
         assert asyncio.run(ask()).content == "222"
+        assert len(engine.session.compiler(engine.tokenizer)._compiled) == 2  # one for both calls
         with pytest.raises(TypeError, match="no option 'temperature'"):
             engine.generate("Once", temperature=0)  # type: ignore[call-arg]
 

@@ -112,8 +112,8 @@ def given(
     """What comes of requests that are there at once. Those with numbers in ``left`` are cancelled
     after five tokens; a ``compiler`` makes constraints."""
     limits = limits or Limits.for_throughput(session.shapes, len(requests))
+    session._compilers = {} if compiler is None else {tokenizer: compiler}
     with AnswerLoop(session, tokenizer, limits) as loop:
-        loop._compiler = compiler
         answers = [loop.answer_to(request) for request in requests]
         found: dict[Answer, Given] = {each: Given() for each in answers}
         takers: dict[Answer, Callable[[Item], None]] = {}

@@ -31,7 +31,8 @@ from urdir.model.families.stored import StoredMatrix, StoredVector
 from urdir.model.files.metadata import Metadata, StringArray
 
 DATA = Path(__file__).parents[2] / "data"
-FILES = sorted(path for kind in ("families", "encoders") for path in DATA.glob(f"{kind}/*.gguf.xz"))
+KINDS = ("families", "encoders", "encoder_decoders")
+FILES = sorted(path for kind in KINDS for path in DATA.glob(f"{kind}/*.gguf.xz"))
 NAMES = [path.name.removesuffix(".gguf.xz") for path in FILES]
 #: How many of them are part of the quick run.
 QUICK = 4
@@ -66,6 +67,7 @@ OPTIONAL = {
     "dense_2.weight",
     "dense_3.weight",
     "enc.blk.1.attn_rel_b.weight",  # T5: layers without one have the first one's
+    "dec.blk.1.attn_rel_b.weight",
 }
 #: The same of single layers.
 OPTIONAL_IN = {"modern-bert": "blk.0.attn_norm.weight"}

@@ -218,7 +218,13 @@ def test_a_trace_has_every_launch_in_order(
     code, out, err = cli("bench", nano, *words)
     assert code == 0, err
     assert "attn_qkv" in out  # the profile, too
-    events = json.loads(path.read_text())["traceEvents"]
+    trace = json.loads(path.read_text())
+    events = trace["traceEvents"]
+    nodes = [node for graph in trace["graphs"] for node in graph["nodes"]]
+    assert len({node["tools_id"] for node in nodes}) in (1, len(nodes))  # none, or all
+    assert {event["name"] for event in events if event["ph"] == "X"} <= {
+        node["label"] for node in nodes
+    }
     launches = [event for event in events if event["ph"] == "X"]
     plan = engine.session.steps.bound(StepShape(1, 256, Output.GREEDY)).plan
     assert [event["name"] for event in launches] == [op.label for op in plan]
