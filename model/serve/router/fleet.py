@@ -130,10 +130,13 @@ class Fleet:
             raise self._not_loaded(model)
         task = self.load(model)
         self.waiting += 1
+        model.awaited += 1
         try:
             await asyncio.wait((task,))
         finally:
             self.waiting -= 1
+            model.awaited -= 1
+            self._changes.notify()
         if not task.cancelled() and isinstance(task.exception(), ApiError):
             raise task.exception()  # type: ignore[misc]
         if task.cancelled() or task.exception() is not None:
@@ -183,6 +186,8 @@ class Fleet:
 
         try:
             await self._changes.until(is_settled)
+            if model.status == "loaded":
+                return  # it was not to leave after all
             async with self._turn:
                 await self._changes.until(is_settled)
                 if model.status == "unloaded":

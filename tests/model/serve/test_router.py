@@ -561,3 +561,13 @@ def test_idle_for_no_time_at_all(start: Start) -> None:
     assert router.text("a") == "I am a."
     router.wait_for(lambda: router.status("a") == "unloaded")
     assert router.text("a") == "I am a."
+
+
+def test_models_take_turns(start: Start) -> None:
+    """A model is not evicted before the requests that it was loaded for are answered."""
+    router = start("a", "b", "c", loaded=1, load_seconds=0.01, patience_seconds=0.05)
+    asked = [router.in_thread(lambda name=name: router.ask(name)) for name in "abcabcabc"]
+    for thread, found in asked:
+        thread.join(20)
+        assert found[0].status_code == 200
+    assert sorted(router.toys.started) == ["a", "b", "c"]
