@@ -33,7 +33,7 @@ from urdir.model.families.rwkv import ChannelMix, TimeMix
 from urdir.model.files.gguf import Gguf
 
 FOLDER = Path(__file__).parent / "data" / "families"
-ENCODERS = Path(__file__).parent / "data" / "encoders"
+OTHERS = tuple(FOLDER.parent / kind for kind in ("encoders", "encoder_decoders"))
 README = Path(__file__).parents[1] / "model" / "MODELS.md"
 BEGIN, END = "<!-- by tests/family_table.py -->\n", "<!-- end -->\n"
 
@@ -77,7 +77,8 @@ def _goldens() -> dict[str, dict[str, Config]]:
     found: dict[str, dict[str, Config]] = {}
     with TemporaryDirectory() as folder:
         path = Path(folder) / "model.gguf"
-        for packed in [*sorted(FOLDER.glob("*.gguf.xz")), *sorted(ENCODERS.glob("*.gguf.xz"))]:
+        folders = (FOLDER, *OTHERS)
+        for packed in [path for of in folders for path in sorted(of.glob("*.gguf.xz"))]:
             path.write_bytes(lzma.decompress(packed.read_bytes()))
             with Gguf(path) as file:
                 config = Config.of(file)
@@ -133,7 +134,9 @@ def _attention(config: Config) -> Features:
     yield any(isinstance(m, Lightning) for m in others), "lightning"
     yield any(isinstance(m, TimeMix) for m in others), "time mixing"
     yield any(m.latent for m in mixers), "MLA"
-    yield any(m.indexer for m in mixers), "indexer"
+    windows = [m.compression for m in mixers if m.compression]
+    yield any(of.blocks for of in windows), "window and compressed blocks of tokens"
+    yield any(m.indexer for m in mixers) or any(of.index for of in windows), "indexer"
     yield any(m.follows_indexer for m in mixers), "shared indexers"
     yield any(m.indexer and m.indexer.pool > 1 for m in mixers), "pools of keys"
     yield bool(others) and 0 < len(mixers) < config.n_layers, "attention in some layers"
@@ -146,6 +149,7 @@ def _attention(config: Config) -> Features:
     yield any(n.after_rope for n in norms), "after RoPE"
     yield any(m.v_norm for m in mixers), "value norm"
     yield not config.is_causal, "to both sides"
+    yield config.source is not None, "cross attention"
     yield any(m.window for m in mixers), "window"
     yield any(m.chunk for m in mixers), "chunked attention"
     yield any(m.softcap for m in mixers), "soft-cap"
@@ -201,6 +205,7 @@ def _mixture(network: Mixture) -> Features:
     yield True, f"experts ({_named(network)})"
     yield True, route.scoring.replace("_", " ")
     yield route.choice_bias is not None, "selection bias"
+    yield route.by_token is not None, "experts by token"
     yield route.groups > 1, "groups"
     yield route.normalize, "normalised weights"
     yield route.scale != 1.0, "scale"
@@ -229,6 +234,7 @@ def _more(config: Config) -> Features:
     yield bool(config.saved_streams), "saved streams"
     yield config.banked(config.n_layers) > 0, "banked streams"
     yield config.has_streams, "hyper-connections"
+    yield config.join is not None, "weighted sum of streams"
     sources = [m.q.matrix.name for m in config.attentions]
     yield len(set(sources)) < len(sources), "looped layers"
     yield bool(config.unused_tensors), "unused tensors"

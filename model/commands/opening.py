@@ -42,6 +42,8 @@ def engine_options(
         split=getattr(args, "split", "tensors"),
         placement=placement(args) if "overrides" in args else None,
         device_memory=getattr(args, "device_memory", None),
+        host_memory=getattr(args, "host_memory", None),
+        stream_dir=getattr(args, "stream_dir", None),
         random_routing=getattr(args, "routing", None),
         prompt_arithmetic=getattr(args, "prompt_arithmetic", "f16"),
         adapters=tuple(getattr(args, "adapters", ())),

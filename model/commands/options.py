@@ -125,6 +125,19 @@ def add_placement(parser: argparse._ActionsContainer, memory: str = "--device-me
         metavar="SIZE",
         help="use no more than this of a GPU's memory, such as 20G; what does not fit is streamed",
     )
+    parser.add_argument(
+        "--host-memory",
+        type=values.byte_size,
+        metavar="SIZE",
+        help="stream no more than this from the host's memory (default: what is free)",
+    )
+    parser.add_argument(
+        "--stream-dir",
+        type=Path,
+        metavar="DIR",
+        help="a folder for layers that do not fit the host's memory: written once, read before "
+        "each use",
+    )
 
 
 def add_gpus(parser: argparse.ArgumentParser) -> None:

@@ -281,7 +281,11 @@ class Parser(argparse.ArgumentParser):
         return f"{word}={rest.popleft()}" if takes and rest else word
 
     def _unknown_flag(self, name: str) -> str:
-        near = get_close_matches(name, self.flags, 1, 0.7)
+        commands = [word for word, parser in self.subcommands.items() if name in parser.flags]
+        if commands:
+            return f"{name} comes after a command: {self.prog} {commands[0]} {name} ..."
+        shown = [word for word, of in self.flags.items() if of.help != argparse.SUPPRESS]
+        near = get_close_matches(name, shown, 1, 0.7)
         return f"unknown flag {name}" + (f": did you mean {near[0]}?" if near else "")
 
     def _unknown_command(self, word: str) -> str:

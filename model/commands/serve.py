@@ -111,6 +111,12 @@ def add_parser(commands: options.Subparsers) -> None:
         help="log what happens and each request, as text or as lines of JSON (default: with -v or "
         "--log-file, as text)",
     )
+    log.add_argument(
+        "--otlp-endpoint",
+        metavar="URL",
+        help="send OpenTelemetry spans of requests to a collector over HTTP, such as "
+        "http://localhost:4318 (extra otel)",
+    )
     parser.read_config()
     parser.read_presets({*parser.flags.values()} - of_models)
     parser.read_variables()
@@ -370,7 +376,13 @@ def _makes_embeddings(args: argparse.Namespace) -> bool:
     if args.embeddings or args.reranking or args.pooling:
         return True
     with open_file(args.model, args.quantize) as file:
-        return _engine_options(args, None).makes_embeddings(Config.of(file))
+        config = Config.of(file)
+    if config.diffuses:
+        raise UnsupportedError(
+            f"'{config.architecture}' models fill masked tokens, which is not served: use urdir "
+            "run, or Engine.diffuse"
+        )
+    return _engine_options(args, None).makes_embeddings(config)
 
 
 def _open_embeddings(args: argparse.Namespace) -> AsyncService:
@@ -482,7 +494,12 @@ def _tls(args: argparse.Namespace) -> Tls | None:
 def _logs(args: argparse.Namespace) -> LogSettings:
     from urdir.model.serve.logs import LogSettings
 
-    return LogSettings(args.log_format, args.log_file, args.verbose)
+    endpoint = args.otlp_endpoint
+    if endpoint is not None and not endpoint.startswith(("http://", "https://")):
+        raise UsageError(
+            f"--otlp-endpoint {endpoint}: expected a URL such as http://localhost:4318"
+        )
+    return LogSettings(args.log_format, args.log_file, args.verbose, endpoint)
 
 
 def _hosts(args: argparse.Namespace) -> frozenset[str] | None:

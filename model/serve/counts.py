@@ -26,8 +26,8 @@ ROUTES = (
     *("/completion", "/infill", "/api/chat", "/api/generate", "/tokenize", "/detokenize", "other"),
 )
 _STATUSES = tuple(int(status) for status in HTTPStatus)
-#: What is open now: requests, connections, bytes of large bodies.
-_GAUGES = ("requests", "connections", "body_bytes")
+#: What is open now: requests, connections, bytes of large bodies, responses without connections.
+_GAUGES = ("requests", "connections", "body_bytes", "background")
 _TIMES = (FIRST_TOKEN, NEXT_TOKEN, WHOLE)
 _SIZE = (
     len(_GAUGES)
@@ -60,7 +60,7 @@ class Counts:
         self._responses = at + len(ENDINGS)
 
     def add(self, gauge: str, change: float) -> None:
-        """Change what this process has open of "requests", "connections" or "body_bytes"."""
+        """Change what this process has open of `_GAUGES`."""
         self._own[_GAUGES.index(gauge)] += change
 
     def open(self, gauge: str) -> int:

@@ -7,7 +7,8 @@ import threading
 from collections import deque
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import NoReturn
 
 import numpy as np
@@ -15,19 +16,20 @@ import numpy as np
 from urdir.driver.errors import loses_device
 from urdir.model.engine.adapters import AdapterScale
 from urdir.model.engine.encoding.encoder import Floats
-from urdir.model.engine.encoding.step import MOST_TEXTS
 from urdir.model.engine.encoding.texts import normalized, pair_tokens
 from urdir.model.engine.engine import Engine
 from urdir.model.engine.requests.device_lost import DeviceLostError
 from urdir.model.engine.requests.metrics import Metrics
 from urdir.model.engine.requests.request import Ending, Piece, Request
 from urdir.model.engine.requests.slots import SlotAction, SlotDone
+from urdir.model.engine.text_steps import MOST_TEXTS
 from urdir.model.errors import BusyError, SettingsError
 from urdir.model.families.pooling import Pooling
 from urdir.model.serve.embeddings import Embeds
 from urdir.model.serve.errors import ApiError
 from urdir.model.serve.interface import ServedModel
 from urdir.model.text.constraints import Constraint
+from urdir.model.text.pair import Pair
 
 #: Requests that wait at most.
 QUEUE = 1024
@@ -57,6 +59,13 @@ class _Job:
 _Step = list[tuple[_Job, Sequence[Sequence[int]]]]
 
 
+def _cut(text: Sequence[int], most: int, ends: int) -> Sequence[int]:
+    """The first tokens of a text, and its last ``ends`` ones."""
+    if isinstance(text, Pair):
+        return text.cut(most, ends)
+    return [*text[: most - ends], *text[len(text) - ends :]]
+
+
 class EmbeddingService:
     """`AsyncService` of a model that makes embeddings. A thread runs the steps: each takes texts of
     the requests that wait, as many as fit. A request with more goes behind the others after its
@@ -80,13 +89,10 @@ class EmbeddingService:
         self._thread.start()
 
     async def embed(self, asked: Embeds) -> tuple[Floats, int]:
-        """The embeddings or scores that a request wants, and its number of tokens. Raises ApiError
-        for scores of a model without them, ContextFullError, BusyError, what `lost` has."""
+        """The embeddings or scores that a request wants, and its number of tokens. Scores of a
+        model for embeddings are cosines, as vLLM has them. Raises ApiError for embeddings of a
+        model for scores, ContextFullError, BusyError, what `lost` has."""
         ranks = self._pooling == "rank"
-        if asked.pairs and not ranks:
-            raise ApiError(
-                "the model makes embeddings, no scores: /v1/embeddings", code="no_scores"
-            )
         if not asked.pairs and ranks:
             raise ApiError(
                 "the model makes scores, no embeddings: /v1/rerank", code="no_embeddings"
@@ -96,6 +102,8 @@ class EmbeddingService:
             raise ApiError(
                 f"'dimensions' must be from 1 to {most}", param="dimensions", code="invalid_value"
             )
+        if asked.pairs and not ranks:
+            return await self._cosines(asked)
         texts = await asyncio.to_thread(self._tokenized, asked)
         job = _Job(texts)
         self._add(job)
@@ -105,18 +113,21 @@ class EmbeddingService:
             job.result.cancel()
         return rows, sum(map(len, texts))
 
+    async def _cosines(self, asked: Embeds) -> tuple[Floats, int]:
+        """The cosine of the embeddings of each pair, (pairs, 1); a text is embedded once."""
+        texts = {text: place for place, text in enumerate(dict.fromkeys(chain(*asked.pairs)))}
+        rows, tokens = await self.embed(replace(asked, texts=tuple(texts), pairs=()))
+        first, second = np.array([(texts[a], texts[b]) for a, b in asked.pairs]).T
+        return np.einsum("ij,ij->i", rows[first], rows[second])[:, None], tokens
+
     def _tokenized(self, asked: Embeds) -> list[Sequence[int]]:
         engine, made = self._engine, list[Sequence[int]]()
         for text in asked.texts:
             made.append(engine.tokenizer.encode_whole(text) if isinstance(text, str) else text)
-        for first, second in asked.pairs:
-            made += pair_tokens(engine.tokenizer, engine.file.metadata, first, [second])
+        made += pair_tokens(engine.tokenizer, engine.file.metadata, asked.pairs)
         if asked.truncates:
             most, ends = engine.encoder.context, int(engine.tokenizer.adds_eos)
-            made = [
-                text if len(text) <= most else [*text[: most - ends], *text[len(text) - ends :]]
-                for text in made
-            ]
+            made = [text if len(text) <= most else _cut(text, most, ends) for text in made]
         engine.encoder.check_texts(made)
         return made
 

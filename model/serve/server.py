@@ -9,7 +9,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -75,7 +75,8 @@ def serve(
 
 class HttpServer(uvicorn.Server):
     """An application on uvicorn. ``should_exit`` stops it once open requests are answered,
-    ``force_exit`` aborts those too; in the main thread, signals set them.
+    ``force_exit`` aborts those too; in the main thread, signals set them. So with the tasks in
+    ``background``, which write responses without a connection.
     """
 
     def __init__(
@@ -85,6 +86,7 @@ class HttpServer(uvicorn.Server):
         limits: Limits,
         counts: Counts,
         drain_seconds: float | None = None,
+        background: Collection[asyncio.Task[None]] = (),
     ) -> None:
         config = uvicorn.Config(
             app,
@@ -99,6 +101,7 @@ class HttpServer(uvicorn.Server):
         )
         super().__init__(config)
         self._drain_seconds = drain_seconds
+        self._background = background
         self._tls = access.tls.context() if access.tls is not None else None
         self.is_interrupted = False  # by a second signal
 
@@ -121,6 +124,8 @@ class HttpServer(uvicorn.Server):
         self._accepting.cancel()
         await asyncio.gather(self._accepting, return_exceptions=True)
         await super().shutdown(sockets)
+        while self._background and not self.force_exit:
+            await asyncio.wait(self._background, timeout=0.1)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -141,7 +146,9 @@ class HttpServer(uvicorn.Server):
         """Close all connections as if the clients had; this cancels open requests."""
         for connection in list(self.server_state.connections):
             connection.transport.abort()
-        tasks = list(self.server_state.tasks)
+        for task in self._background:
+            task.cancel()
+        tasks = [*self.server_state.tasks, *self._background]
         if tasks:
             await asyncio.wait(tasks, timeout=_HANG_UP_SECONDS)
 
@@ -175,8 +182,9 @@ class Server(HttpServer):
         drain_seconds: float | None = None,
     ) -> None:
         counts = counts or Counts()
-        app = make_app(service, access, limits, ServerMetrics(counts), keeping)
-        super().__init__(app, access, limits, counts, drain_seconds)
+        background: set[asyncio.Task[None]] = set()
+        app = make_app(service, access, limits, ServerMetrics(counts), keeping, background)
+        super().__init__(app, access, limits, counts, drain_seconds, background)
         self._service = service
         self._exit_on_device_loss = exit_on_device_loss
 

@@ -178,6 +178,7 @@ class Keep(msgspec.Struct, tag=True, array_like=True):
     action: Action
     name: bytes
     value: bytes = b""
+    start: int = 0
 
 
 Call = Ready | Ask | Stop | Cancel | Check | Query | Keep | Slot | Scales

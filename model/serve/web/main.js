@@ -162,7 +162,14 @@ function showModels({ model, models }) {
 }
 
 async function nameModel() {
-  server = await describe(inStorage("models", (storage) => storage.getItem("models"))).catch(() => null);
+  const wanted = inStorage("models", (storage) => storage.getItem("models"));
+  const found = await describe(wanted).catch(() => null);
+  if (found === LOADING) {
+    byId("model").textContent = "loading …";
+    setTimeout(nameModel, 1000);
+    return;
+  }
+  server = found;
   if (!server) return;
   showModels(server);
   byId("model").textContent = document.title = server.model.id;

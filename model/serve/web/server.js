@@ -47,11 +47,13 @@ async function complete(body, signal, onDelta) {
   return end;
 }
 
-// {model, models, props}, or null if the server does not tell. `models` are those to choose from, if there are several,
-// and `model` is the one of them that is `wanted`, is loaded, or is the first.
+// {model, models, props}, `LOADING` while the one model is loaded, or null if the server does not tell. `models` are
+// those to choose from, if there are several, and `model` is the one of them that is `wanted`, is loaded, or is the first.
+const LOADING = {};
 async function describe(wanted) {
   const listed = await fetch("v1/models", { headers: headers() });
   if (listed.status === 401) byId("settings").showModal(); // it has the field for the key
+  if (listed.status === 503) return LOADING;
   if (!listed.ok) return null;
   const { data } = await listed.json();
   if (!data.length) return null;

@@ -184,6 +184,29 @@ def test_a_response_is_known_to_all_front_ends(server: Apart) -> None:
             assert other.get(f"/v1/responses/{first['id']}").status_code == 404
 
 
+def test_a_response_in_the_background_is_known_to_all_front_ends(server: Apart) -> None:
+    body = {"input": "Hi", "background": True, "stream": True, "max_output_tokens": 60}
+
+    def get(name: str, **more: Any) -> httpx.Response:
+        """By a connection of its own, which reaches any front end."""
+        return httpx.get(f"{server.url}/v1/responses/{name}", params=more, trust_env=False)
+
+    with server.http.stream("POST", "/v1/responses", json=body) as response:
+        line = next(line for line in response.iter_lines() if line.startswith("data: "))
+    name = json.loads(line[6:])["response"]["id"]
+    streams = {get(name, stream=True, starting_after=1).text for _ in range(8)}
+    [text] = streams
+    kinds = [line[7:] for line in text.splitlines() if line.startswith("event: ")]
+    assert (kinds[0], kinds[-1]) == ("response.in_progress", "response.incomplete")
+    assert {get(name).json()["status"] for _ in range(8)} == {"incomplete"}
+    body |= {"max_output_tokens": 3000, "stream": False}
+    names = [server.http.post("/v1/responses", json=body).json()["id"] for _ in range(8)]
+    for name in names:
+        cancelled = httpx.post(f"{server.url}/v1/responses/{name}/cancel", json={}, trust_env=False)
+        assert cancelled.json()["status"] == "cancelled"
+    wait_for(lambda: figure(server, "urdir_running") == 0)
+
+
 def test_adapters_and_slots_are_of_the_engine(server: Apart) -> None:
     """Whichever front end is asked; what the engine refuses is a client's error."""
     scales = [{"id": 0, "scale": 0.5}]
