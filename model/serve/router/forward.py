@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Scope, Send
@@ -76,6 +76,8 @@ class Forward:
                     body,
                 ) as reply:
                     await held.aclose()
+                    with suppress(BufferError):  # a part is still being sent
+                        body.clear()
                     await self._pass(reply, request, send)
             except GoneError:
                 raise await _gone(model, worker) from None
