@@ -211,7 +211,7 @@ def _serve_several(args: argparse.Namespace) -> None:
     access = _access(args)
     limits = Limits(stalled_seconds=args.timeout, silent_seconds=args.timeout)
     logs = _logs(args)
-    logs.begin()
+    replace(logs, otlp=None).begin()  # spans are those of the models' servers
     alone = replace(access, origins=(), hosts=None, page=False, tls=None)
     serve_one = partial(_serve_one, alone, limits, replace(logs, requests=False))
 
@@ -499,7 +499,7 @@ def _logs(args: argparse.Namespace) -> LogSettings:
         raise UsageError(
             f"--otlp-endpoint {endpoint}: expected a URL such as http://localhost:4318"
         )
-    return LogSettings(args.log_format, args.log_file, args.verbose, endpoint)
+    return LogSettings(args.log_format, args.log_file, args.verbose, otlp=endpoint)
 
 
 def _hosts(args: argparse.Namespace) -> frozenset[str] | None:
