@@ -105,11 +105,11 @@ class ToyWorker:
 
     async def _finish(self, failure: Failure | None) -> None:
         if self.server is not None:
-            for connection in list(self.server.server_state.connections):
-                connection.transport.abort()
             self.server.force_exit = True
             await self.server.shutdown([self._listener])
             self._listener.close()
+            for connection in list(self.server.server_state.connections):
+                connection.transport.abort()
         self._toys.workers.pop(self.name, None)
         if not self.ended.done():
             self.ended.set_result(failure)

@@ -286,7 +286,7 @@ def test_a_crash_is_of_one_model(start: Start) -> None:
         next(lines)
         beside, found = router.in_thread(lambda: router.ask("b"))
         whole, cut = router.in_thread(lambda: router.ask("a"))
-        router.wait_for(lambda: router.fleet.models["a"].open == 2)
+        router.wait_for(lambda: router.toys.service("a").running == 2)
         router.call(router.toys.workers["a"].crash())
         last = [line for line in lines if line][-1]
     assert json.loads(last.removeprefix("data: "))["error"]["message"]
