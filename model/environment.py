@@ -57,7 +57,7 @@ def variables() -> dict[str, str | None]:
 
 def flag_variables() -> Mapping[str, str]:
     """Variables that stand for flags (`urdir.model.commands.variables`), with their values."""
-    kinds = ("LLAMA_ARG_", "LLAMA_API_KEY", "URDIR_ARG_")
+    kinds = ("LLAMA_ARG_", "LLAMA_API_KEY", "URDIR_ARG_", "OTEL_EXPORTER_OTLP_ENDPOINT")
     return {name: value for name, value in os.environ.items() if name.startswith(kinds)}
 
 

@@ -104,7 +104,8 @@ def add_parser(commands: options.Subparsers) -> None:
         "--trace",
         type=Path,
         metavar="FILE.json",
-        help="write that profile of decode steps for ui.perfetto.dev, launch by launch",
+        help="write that profile of decode steps for ui.perfetto.dev, launch by launch, and the "
+        "nodes of all recorded graphs with their ids in Nsight Systems and CUPTI",
     )
     parser.add_argument(
         "--draft",
@@ -171,6 +172,7 @@ def run(args: argparse.Namespace) -> int:
     others = (args.kernels, args.startup, args.load, args.mixed, args.embed, args.second_turn)
     if args.trace and any(others):
         raise options.UsageError("--trace: only decode steps of a model are traced")
+    _refuse_extras(args, any(others))
     if args.load is True:
         wanted = partial(replace, drafts=draft_settings(args), draft=draft_source(args))
         return bench_load.run_here(args, model_source(args), wanted)
@@ -188,3 +190,15 @@ def run(args: argparse.Namespace) -> int:
     if args.second_turn:
         return bench_sections.run_second_turn(args)
     return bench_sections.run_startup(args) if args.startup else run_model(args)
+
+
+def _refuse_extras(args: argparse.Namespace, is_other: bool) -> None:
+    """Refuse flags of decode steps where something else is measured: drafts are known to the load
+    of this process, too."""
+    if not is_other:
+        return
+    if args.lora is not None:
+        raise options.UsageError("--lora: only the speed of decode steps is measured with adapters")
+    if args.load is not True and not (args.draft is args.accept is None):
+        name = "--accept" if args.draft is None else "--draft"
+        raise options.UsageError(f"{name}: only decode steps, or --load without a URL, have drafts")

@@ -56,7 +56,14 @@ def add_flags(parser: Parser) -> None:
 
 
 #: Flags of the server here; with Ray its own server answers.
-_NOT_WITH_RAY = ("ssl-cert-file", "ssl-key-file", "drain", "log-file", "log-format")
+_NOT_WITH_RAY = (
+    "ssl-cert-file",
+    "ssl-key-file",
+    "drain",
+    "log-file",
+    "log-format",
+    "otlp-endpoint",
+)
 
 
 def check_flags(args: argparse.Namespace) -> None:

@@ -53,8 +53,8 @@ def add_parser(commands: options.Subparsers) -> None:
         help="the model, and the prompt (default: stdin); a prompt with a blank may stand alone",
     )
     options.add_model(parser)
-    options.add_llama_flags(parser, "memory", "prompt", "template", "generation", "text", "run")
-    options.add_llama_flags(parser, "diffusion")
+    groups = ("memory", "prompt", "template", "generation", "text", "format", "run")
+    options.add_llama_flags(parser, *groups, "diffusion")
     parser.add_argument("--raw", action="store_true", help="continue the text: no chat template")
     options.add_sampling(parser)
     options.add_device(parser)
@@ -76,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("--raw continues the text: without a system message or a chat template")
     prompt = prompts.given_prompt(args)
     if prompt is None:
-        if has_terminal() and not (args.raw or args.json or form):
+        if has_terminal() and not (args.raw or args.json):
             return _chat(args)
         prompt = prompts.read_stdin()
         if not prompt:

@@ -1,10 +1,10 @@
 """Flags from the environment.
 
 A flag for which llama.cpp documents a variable (tools/server/README.md) has that one, most of them
-``LLAMA_ARG_`` and its name. Every other flag that is served has ``URDIR_ARG_`` and its name. As in
-llama.cpp a flag on the command line wins, an empty variable is none, switches take 1, true, on and
-enabled or 0, false, off and disabled, and ``LLAMA_ARG_NO_X`` means the opposite of the switch X
-whatever it holds.
+``LLAMA_ARG_`` and its name. Every other flag that is served has ``URDIR_ARG_`` and its name;
+``--otlp-endpoint`` has OpenTelemetry's variable. As in llama.cpp a flag on the command line wins,
+an empty variable is none, switches take 1, true, on and enabled or 0, false, off and disabled, and
+``LLAMA_ARG_NO_X`` means the opposite of the switch X whatever it holds.
 """
 
 from __future__ import annotations
@@ -70,6 +70,8 @@ DOCUMENTED: Mapping[str, str] = {
     "--spec-draft-type-v": "LLAMA_ARG_SPEC_DRAFT_CACHE_TYPE_V",
     "--ubatch-size": "LLAMA_ARG_UBATCH",
 }
+#: Those that others document.
+_OTHERS = {"--otlp-endpoint": "OTEL_EXPORTER_OTLP_ENDPOINT"}
 
 
 class VariableError(Exception):
@@ -125,5 +127,5 @@ def variables(flags: Mapping[str, argparse.Action]) -> Iterator[Variable]:
         if is_table_s or action in documented or action in negative:
             continue
         flag = next(name for name in action.option_strings if name.startswith("--"))
-        name = _OWN + flag[2:].upper().replace("-", "_")
+        name = _OTHERS.get(flag, _OWN + flag[2:].upper().replace("-", "_"))
         yield Variable(name, flag, action, opposites.get(flag))

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Self
 from urdir.model.engine.batch import ShapeBuckets
 from urdir.model.engine.sources import SourceBudget
 from urdir.model.engine.step_needs import step_needs
-from urdir.model.errors import ModelError, SettingsError
+from urdir.model.errors import NoRoomError, SettingsError
 from urdir.model.families.config import Config
 from urdir.model.lower.attend import segment_alignment
 from urdir.model.lower.paper import Needs, PaperShapes, paper_parts
@@ -236,14 +236,14 @@ class MemoryPlan:
         return {**parts, "total": self.total}
 
     def check(self, device: Device) -> None:
-        """Raise ModelError with needed and available bytes when the device has too little."""
+        """Raise NoRoomError with needed and available bytes when the device has too little."""
         if not self.fits(device):
             free = device.usable_memory()
-            raise ModelError(
+            raise NoRoomError(
                 f"not enough memory on {device.name}: {self.total + RESERVE_BYTES:,} bytes needed "
                 f"(weights {self.weights:,}, KV cache {self.kv_cache:,}, recurrent states "
                 f"{self.recurrent:,}, workspace {self.workspace:,}, graphs {self.graphs:,}, "
                 f"staging {self.staging:,}), {free:,} available: a shorter context, fewer "
-                "sequences or a smaller model need less; on one GPU Placement(fit=True) streams "
+                "sequences or a smaller model need less; Placement(fit=True) streams "
                 "what does not fit from host memory"
             )

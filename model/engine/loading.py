@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from urdir.model.engine.adapter_pool import open_adapters, open_pool
 from urdir.model.engine.opening import Opening
 from urdir.model.engine.options import HEADS, NGRAM
 from urdir.model.engine.pieces import announce, driver_loader, open_file, open_group, template_of
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from urdir.model.engine.requests.warm_up import WarmUp
     from urdir.model.engine.session import Session
     from urdir.model.families.config import Config
-    from urdir.model.files.low_rank import Adapter
     from urdir.model.files.model_file import ModelFile
     from urdir.model.memory.draft_settings import DraftSettings
     from urdir.model.memory.session_settings import SessionSettings
@@ -107,17 +107,19 @@ class Loading(Owner):
 
     def prepare(self, request: Request) -> None:
         """Record the graphs of a request's prompt and of its first token."""
-        from urdir.model.engine.batch import Output
+        from urdir.model.engine.batch import Output, StepShape
 
         session = self.session
         output = Output.of(request.settings, masked=request.constraint is not None)
         output = Output.LOGITS if self._parts.host_sampling else output
-        shapes, length = [], 0
+        shapes: list[StepShape] = []
+        length = 0
         end = 1 if session.takes_sources else min(len(request.prompt), session.context)
         with self._opening.timed("graphs"):
             while length < end:
                 shape, length = session.shapes.prompt(length, end, output)
-                shapes.append(shape)
+                chooses = shape.output is not Output.NONE
+                shapes += shape.halves if request.processors and chooses else (shape,)
             session.steps.record(shapes)
 
     def warm_up(self, on_graph: Callable[[], None], **likely: Any) -> WarmUp:
@@ -202,7 +204,7 @@ def _open_session(
         pair = _checked_pair(pair.at_context(context), len(devices))
         config = pair.config
     config = _with_bytes(config, file, devices[0], options)
-    adapters = _open_adapters(options, file, config)
+    adapters = open_adapters(options, file, config)
     if adapters or options.max_adapters is not None:
         from urdir.model.layers.adaptable import room_for
 
@@ -223,7 +225,7 @@ def _open_session(
         fewer_sequences=options.sequences is None,
     )
     weights = [opening.own(Weights(file, share, device)) for share, device in ranks]
-    _keep_counts(opening, options, file, weights[0])
+    _keep_counts(opening, options, file, weights)
     loaded = [(each, file) for each in weights]
     drafters: list[Drafter] = []
     model = settings.draft_model
@@ -233,7 +235,7 @@ def _open_session(
                 own = opening.own(Weights(pair.file, pair.own, device))
                 loaded.append((own, pair.file))
             drafters.append(Drafter(model, own, pair.launches, pair.token_map))
-    opening.upload(loaded)
+    opening.upload(loaded, options.stream_dir)
     session = opening.own(
         Session(
             devices[0],
@@ -248,6 +250,7 @@ def _open_session(
         _save_prefixes(session, options.prefix_dir, file)
     if session.adapters is not None:
         session.adapters.load_all(adapters)
+        session.adapters.pool = open_pool(options, file, config)
     if session.exchange is not None:
         devices.notes.append(session.exchange.describe_faults)
     return EngineParts(
@@ -320,21 +323,6 @@ def _open_encoder(
         host_sampling=False,
         seconds=opening.seconds,
     )
-
-
-def _open_adapters(
-    options: EngineOptions, file: ModelFile, config: Config
-) -> list[tuple[Adapter, float]]:
-    """The adapters that are given, with their scales."""
-    if not options.adapters:
-        return []
-    from urdir.model.files.adapter import open_adapter
-    from urdir.model.layers.adaptable import is_interleaved
-
-    turned = is_interleaved(config)
-    return [
-        (open_adapter(path, file, interleaved=turned), scale) for path, scale in options.adapters
-    ]
 
 
 def _with_draft(pair: Pair | None, file: ModelFile, settings: SessionSettings) -> SessionSettings:
@@ -423,11 +411,12 @@ def _open_file(
 
 
 def _keep_counts(
-    opening: Opening, options: EngineOptions, file: ModelFile, weights: Weights
+    opening: Opening, options: EngineOptions, file: ModelFile, weights: Sequence[Weights]
 ) -> None:
     """Read how often cached experts were chosen in earlier runs; it is noted in the end."""
     folder = options.cache_folder
-    if folder is None or not weights.expert_caches or options.random_routing is not None:
+    has_caches = any(each.expert_caches for each in weights)
+    if folder is None or not has_caches or options.random_routing is not None:
         return
     from urdir.model.cache_folder import user_cache_folder
     from urdir.model.engine.expert_counts import ExpertCounts

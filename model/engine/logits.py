@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 
 import numpy as np
+import numpy.typing as npt
 
 from urdir.model.engine.generate import Generation
 from urdir.model.engine.requests.answer import Answer
@@ -13,6 +14,7 @@ from urdir.model.engine.requests.request import Request
 from urdir.model.engine.sampling import Logits
 from urdir.model.engine.sampling_settings import GREEDY
 from urdir.model.engine.session import Session
+from urdir.model.errors import ModelError
 
 
 def logits_of(
@@ -29,6 +31,19 @@ def logits_of(
         rows[place] = row
         advance()
     return rows
+
+
+def logprobs_of(session: Session, tokens: Sequence[int]) -> npt.NDArray[np.float64]:
+    """ln p of each of ``tokens`` after the first, given those before it: (n_tokens - 1,) f64.
+
+    Raises what `logits_after` raises, and ModelError for fewer than two tokens."""
+    if len(tokens) < 2:
+        raise ModelError(f"{len(tokens)} tokens: the first has no probability, give two or more")
+    found = []
+    for token, row in zip(tokens[1:], logits_after(session, tokens[:1], tokens[1:-1]), strict=True):
+        logits = row.astype(np.float64)
+        found.append(logits[token] - np.logaddexp.reduce(logits))
+    return np.array(found)
 
 
 def logits_after(

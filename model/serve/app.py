@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Sequence
 from http import HTTPStatus
 
 from starlette.applications import Starlette
@@ -16,8 +18,10 @@ from urdir.driver.errors import DriverError
 from urdir.model.engine.requests.device_lost import DeviceLostError
 from urdir.model.errors import ModelError
 from urdir.model.serve.access import Access
+from urdir.model.serve.background import Background
+from urdir.model.serve.counts import Counts
 from urdir.model.serve.endpoints import Endpoints
-from urdir.model.serve.errors import ApiError, api_error
+from urdir.model.serve.errors import ApiError, api_error, text_field
 from urdir.model.serve.guard import REQUEST_ID, Guard, error_response
 from urdir.model.serve.interface import AsyncService
 from urdir.model.serve.kept import Keeping, KeepingHere, Kept, Store
@@ -29,7 +33,7 @@ from urdir.model.serve.stream import log
 
 #: Endpoints of other APIs that clients may try -> why they are missing.
 _REFUSED = {
-    "/api/": "has one model, and embeddings at /api/embed",
+    "/api/": "takes its models from its flags; embeddings are at /api/embed",
     "/embedding": "has embeddings at /v1/embeddings",
     "/v1/audio": "has no audio",
     "/v1/batches": "has no batches; use urdir batch, or send requests concurrently",
@@ -46,11 +50,14 @@ def make_app(
     limits: Limits,
     metrics: ServerMetrics,
     keeping: Keeping | None = None,
+    tasks: set[asyncio.Task[None]] | None = None,
 ) -> ASGIApp:
     """Build the application that answers with ``service``, restricted by ``access``;
-    ``metrics`` count. ``keeping`` is what all front ends keep together, by default its own."""
+    ``metrics`` count. ``keeping`` is what all front ends keep together, by default its own.
+    ``tasks`` gets those that write responses without a connection."""
     kept = Kept(keeping or KeepingHere(Store(limits.kept_bytes, limits.kept_seconds)))
-    endpoints = Endpoints(service, limits, metrics, kept)
+    background = Background(kept, metrics.counts, limits, set() if tasks is None else tasks)
+    endpoints = Endpoints(service, limits, metrics, kept, background)
     routes = [
         *([Route("/", page)] if access.page else []),
         Route("/health", endpoints.health),
@@ -60,8 +67,8 @@ def make_app(
         Route("/models", endpoints.models),
         Route("/v1/models", endpoints.models),
         Route("/v1/models/{name:path}", endpoints.model),
-        Route("/v1/responses/{name}", endpoints.response, methods=["GET", "DELETE"]),
-        Route("/v1/responses/{name}/cancel", endpoints.cancel_response, methods=["POST"]),
+        Route("/v1/responses/{name}", background.response, methods=["GET", "DELETE"]),
+        Route("/v1/responses/{name}/cancel", background.cancel, methods=["POST"]),
         Route("/slots/{slot}", endpoints.slot, methods=["POST"]),
         Route("/lora-adapters", endpoints.adapters, methods=["GET", "POST"]),
     ]
@@ -70,6 +77,12 @@ def make_app(
     posts |= {path: endpoints.text_job(job) for path, job in JOBS.items()}
     routes += [Route(path, endpoints.fixed(make)) for path, make in FIXED.items()]
     routes += [Route(path, endpoint, methods=["POST"]) for path, endpoint in posts.items()]
+    return guarded(routes, access, limits, metrics.counts)
+
+
+def guarded(routes: Sequence[Route], access: Access, limits: Limits, counts: Counts) -> ASGIApp:
+    """An application of ``routes``, restricted by ``access``, with errors in the shape of each
+    protocol."""
     app: ASGIApp = Starlette(
         routes=routes,
         exception_handlers={
@@ -81,7 +94,7 @@ def make_app(
             Exception: _failed,
         },
     )
-    app = Guard(app, access, limits, metrics.counts)
+    app = Guard(app, access, limits, counts)
     if access.origins:
         app = CORSMiddleware(
             app,
@@ -97,7 +110,7 @@ async def _refused(request: Request, error: Exception) -> Response:
     """Respond to an error of an endpoint in its protocol's format. Failures of the server are
     logged, refusals (ApiError: the model is being read, the server is stopping) are not; so is
     every request, in one line, if access logging is on."""
-    told = api_error(error)
+    told = api_error(error, text_field(request.url.path))
     if told.status >= HTTPStatus.INTERNAL_SERVER_ERROR and not isinstance(error, ApiError):
         is_lost = isinstance(error, DeviceLostError)
         log.error(

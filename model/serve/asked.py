@@ -42,6 +42,7 @@ class Asked:
     echo: bool = False
     special: bool = True
     earlier: tuple[int, ...] = ()  # tokens before each input
+    background: bool = False  # it is answered without its connection
 
     @property
     def is_chat(self) -> bool:

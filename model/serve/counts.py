@@ -22,11 +22,12 @@ ROUTES = (
     *("/", "/health", "/metrics", "/v1/models", "/v1/completions", "/v1/embeddings"),
     *("/v1/rerank", "/v1/score", "/api/embed"),
     *("/v1/chat/completions", "/v1/messages", "/v1/messages/count_tokens", "/v1/responses"),
+    *("/models", "/models/load", "/models/unload"),
     *("/completion", "/infill", "/api/chat", "/api/generate", "/tokenize", "/detokenize", "other"),
 )
 _STATUSES = tuple(int(status) for status in HTTPStatus)
-#: What is open now: requests, connections, bytes of large bodies.
-_GAUGES = ("requests", "connections", "body_bytes")
+#: What is open now: requests, connections, bytes of large bodies, responses without connections.
+_GAUGES = ("requests", "connections", "body_bytes", "background")
 _TIMES = (FIRST_TOKEN, NEXT_TOKEN, WHOLE)
 _SIZE = (
     len(_GAUGES)
@@ -59,7 +60,7 @@ class Counts:
         self._responses = at + len(ENDINGS)
 
     def add(self, gauge: str, change: float) -> None:
-        """Change what this process has open of "requests", "connections" or "body_bytes"."""
+        """Change what this process has open of `_GAUGES`."""
         self._own[_GAUGES.index(gauge)] += change
 
     def open(self, gauge: str) -> int:

@@ -7,7 +7,8 @@ import threading
 from collections import deque
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import NoReturn
 
 import numpy as np
@@ -80,13 +81,10 @@ class EmbeddingService:
         self._thread.start()
 
     async def embed(self, asked: Embeds) -> tuple[Floats, int]:
-        """The embeddings or scores that a request wants, and its number of tokens. Raises ApiError
-        for scores of a model without them, ContextFullError, BusyError, what `lost` has."""
+        """The embeddings or scores that a request wants, and its number of tokens. Scores of a
+        model for embeddings are cosines, as vLLM has them. Raises ApiError for embeddings of a
+        model for scores, ContextFullError, BusyError, what `lost` has."""
         ranks = self._pooling == "rank"
-        if asked.pairs and not ranks:
-            raise ApiError(
-                "the model makes embeddings, no scores: /v1/embeddings", code="no_scores"
-            )
         if not asked.pairs and ranks:
             raise ApiError(
                 "the model makes scores, no embeddings: /v1/rerank", code="no_embeddings"
@@ -96,6 +94,8 @@ class EmbeddingService:
             raise ApiError(
                 f"'dimensions' must be from 1 to {most}", param="dimensions", code="invalid_value"
             )
+        if asked.pairs and not ranks:
+            return await self._cosines(asked)
         texts = await asyncio.to_thread(self._tokenized, asked)
         job = _Job(texts)
         self._add(job)
@@ -105,12 +105,18 @@ class EmbeddingService:
             job.result.cancel()
         return rows, sum(map(len, texts))
 
+    async def _cosines(self, asked: Embeds) -> tuple[Floats, int]:
+        """The cosine of the embeddings of each pair, (pairs, 1); a text is embedded once."""
+        texts = {text: place for place, text in enumerate(dict.fromkeys(chain(*asked.pairs)))}
+        rows, tokens = await self.embed(replace(asked, texts=tuple(texts), pairs=()))
+        first, second = np.array([(texts[a], texts[b]) for a, b in asked.pairs]).T
+        return np.einsum("ij,ij->i", rows[first], rows[second])[:, None], tokens
+
     def _tokenized(self, asked: Embeds) -> list[Sequence[int]]:
         engine, made = self._engine, list[Sequence[int]]()
         for text in asked.texts:
             made.append(engine.tokenizer.encode_whole(text) if isinstance(text, str) else text)
-        for first, second in asked.pairs:
-            made += pair_tokens(engine.tokenizer, engine.file.metadata, first, [second])
+        made += pair_tokens(engine.tokenizer, engine.file.metadata, asked.pairs)
         if asked.truncates:
             most, ends = engine.encoder.context, int(engine.tokenizer.adds_eos)
             made = [

@@ -19,6 +19,7 @@ from urdir.model.engine.requests.slots import SlotAction
 from urdir.model.serve.answer import Answer
 from urdir.model.serve.answers import together
 from urdir.model.serve.asked import Asked, Begun, Follows, Mixed, Text, render
+from urdir.model.serve.background import Background
 from urdir.model.serve.bodies import Bodies, parse_body, parse_json
 from urdir.model.serve.conversations import Conversation
 from urdir.model.serve.embedding_service import EmbeddingService
@@ -34,6 +35,7 @@ from urdir.model.serve.metrics import ServerMetrics
 from urdir.model.serve.parameters import check_model, names_of, read_scales
 from urdir.model.serve.prefix_scope import CALLER, prefix_scope
 from urdir.model.serve.slots import slot_action, slot_json
+from urdir.model.serve.spans import INCOMING
 from urdir.model.serve.stream import AnswerResponse, while_connected
 from urdir.model.serve.text_thread import Run, TextThread
 from urdir.model.serve.tokens import check_tokens
@@ -51,12 +53,18 @@ class Endpoints:
     """
 
     def __init__(
-        self, service: AsyncService, limits: Limits, metrics: ServerMetrics, kept: Kept
+        self,
+        service: AsyncService,
+        limits: Limits,
+        metrics: ServerMetrics,
+        kept: Kept,
+        background: Background,
     ) -> None:
         self._service = service
         self._limits = limits
         self._metrics = metrics
         self._kept = kept
+        self._background = background
         self._bodies = Bodies(limits, metrics.counts)
         self._text = TextThread()
 
@@ -121,20 +129,6 @@ class Endpoints:
         ]
         return JsonResponse(data)
 
-    async def response(self, request: Request) -> Response:
-        """GET and DELETE /v1/responses/NAME."""
-        name, caller = request.path_params["name"], request.scope[CALLER]
-        kept = await self._kept.get(caller, name)
-        if request.method == "DELETE":
-            await self._kept.drop(caller, name)
-            return JsonResponse({"id": name, "object": "response", "deleted": True})
-        return JsonResponse(kept["response"])
-
-    async def cancel_response(self, request: Request) -> Response:
-        """POST /v1/responses/NAME/cancel: responses end with their connections."""
-        await self._kept.get(request.scope[CALLER], request.path_params["name"])
-        raise ApiError("the response has ended: close its connection to cancel one that runs")
-
     def fixed(self, make: Callable[[ServedModel], Json]) -> Callable[[Request], object]:
         """A GET endpoint of facts of the model."""
 
@@ -195,6 +189,8 @@ class Endpoints:
             async with self._turn(body, read) as (asked, _):
                 pass
             rows, tokens = await self._service.embed(asked)
+            if (incoming := INCOMING.get()) is not None:
+                incoming.ended(self._model.names[0], tokens=tokens)
             return Response(
                 await asyncio.to_thread(lambda: encode_json(asked.shape(rows, tokens))),
                 media_type="application/json",
@@ -261,7 +257,7 @@ class Endpoints:
 
     async def _response(
         self, caller: bytes, asked: Asked, inputs: Sequence[Begun]
-    ) -> AnswerResponse:
+    ) -> AnswerResponse | Response:
         for each in inputs:
             self._check_prompt(each.tokens)
         constraint = await self._constraint(inputs[0], asked.form)
@@ -273,13 +269,14 @@ class Endpoints:
             new = parameters.requests(each.tokens, caller, constraint, shown, thoughts)
             answers += (each.answer(self._model, len(requests) + i, asked) for i in range(len(new)))
             requests += new
-        return AnswerResponse(
+        response = AnswerResponse(
             together(self._service, requests, self._metrics),
             asked.shape(self._model, parameters, answers),
             Usage(len(requests), parameters.n),
             self._limits.pulse_seconds,
             partial(self._kept.put, caller),
         )
+        return await self._background.begin(caller, response) if asked.background else response
 
     async def _constraint(self, begun: Begun, form: Format | None) -> Constraint | None:
         """The constraint on all answers, which the engine takes. Raises ModelError."""

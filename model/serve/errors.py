@@ -77,17 +77,42 @@ def loading() -> ApiError:
     )
 
 
-def api_error(error: Exception) -> ApiError:
-    """Convert any error to a response; internal errors reveal nothing to clients."""
+#: The field of a request that has its text, by the beginning of its path.
+_TEXTS = {
+    "/v1/chat": "messages",
+    "/v1/messages": "messages",
+    "/v1/responses": "input",
+    "/v1/completions": "prompt",
+    "/v1/embeddings": "input",
+    "/v1/rerank": "documents",
+    "/v2/rerank": "documents",
+    "/rerank": "documents",
+    "/embeddings": "input",
+    "/completion": "prompt",
+    "/api/chat": "messages",
+    "/api/generate": "prompt",
+    "/api/embed": "input",
+    "/apply-template": "messages",
+}
+
+
+def text_field(path: str) -> str | None:
+    """The field that has the text of a request; None where it is one of several."""
+    return next((name for begin, name in _TEXTS.items() if path.startswith(begin)), None)
+
+
+def api_error(error: Exception, text: str | None = None) -> ApiError:
+    """Convert any error to a response; internal errors reveal nothing to clients. ``text`` is the
+    field of the request that has its text."""
     match error:
         case ApiError():
             return error
         case BusyError():
             return overloaded(str(error), error.retry_after)
         case ContextFullError():
-            return ApiError(str(error), param="messages", code="context_length_exceeded")
+            return ApiError(str(error), param=text, code="context_length_exceeded")
         case TemplateError():
-            return ApiError(str(error), param="messages", code="template_error")
+            return ApiError(str(error), param=text, code="template_error")
         case ConstraintError():
             return ApiError(str(error), code="invalid_constraint")
         case SettingsError() | TokenizerError() | PrefixFileError():

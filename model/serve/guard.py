@@ -18,6 +18,7 @@ from urdir.model.serve.json_response import JsonResponse
 from urdir.model.serve.limits import Limits
 from urdir.model.serve.logs import access_log, log_request
 from urdir.model.serve.prefix_scope import ANYBODY, CALLER, digest
+from urdir.model.serve.spans import trace_request
 
 #: Paths without a key: the health check, and the page, which prompts for one.
 OPEN_PATHS = frozenset({"/", "/health", "/v1/health"})
@@ -57,6 +58,7 @@ class Guard:
         # Anthropic's clients read the second one
         ids = [(b"x-request-id", name), (b"request-id", name)]
 
+        trace_request(path, name.decode(), scope["headers"])
         status, began = 0, time.perf_counter()
 
         async def counted(message: Message) -> None:

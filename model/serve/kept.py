@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import time
+from enum import Enum
 from hashlib import blake2b
 from typing import Literal, Protocol
 
@@ -15,7 +16,7 @@ from urdir.model.serve.errors import ApiError
 from urdir.model.serve.interface import Json
 from urdir.model.serve.json_response import encode_json
 
-Action = Literal["put", "get", "drop"]
+Action = Literal["put", "append", "get", "drop"]
 #: A value takes at most this part of a store's bytes, so that one does not displace all others, and
 #: requests that go on from each other cannot make it ever larger.
 _PART = 16
@@ -29,21 +30,32 @@ class Store:
         self._most_bytes = most_bytes
         self._seconds = seconds
         self._bytes = 0
-        self._values: dict[bytes, tuple[float, bytes]] = {}  # in the order of their last use
+        # in the order of their last use
+        self._values: dict[bytes, tuple[float, bytes | bytearray]] = {}
 
-    def do(self, action: Action, name: bytes, value: bytes = b"") -> bytes | None:
-        """Put a value, or get or drop one; the value that was there. One that is too large is not
-        put."""
+    def do(self, action: Action, name: bytes, value: bytes = b"", start: int = 0) -> bytes | None:
+        """Put a value; append one to what is there, if that has ``start`` bytes; get what is there
+        from ``start`` on; or drop it. Only "get" returns something, None if nothing is there. A
+        value that is or becomes too large is not kept."""
         self._forget(time.monotonic() - self._seconds)
         known = self._take(name)
-        kept = {"put": value, "get": known, "drop": None}[action]
-        if kept is not None and len(kept) <= self._most_bytes // _PART:
-            self._values[name] = time.monotonic(), kept
-            self._bytes += len(kept)
-            self._forget(0.0)
-        return known
+        if action == "put":
+            self._keep(name, value)
+        elif action == "append" and start == len(known or b""):
+            known = known if isinstance(known, bytearray) else bytearray(known or b"")
+            known += value
+            self._keep(name, known)
+        elif action != "drop" and known is not None:
+            self._keep(name, known)
+        return None if known is None or action != "get" else bytes(known[start:])
 
-    def _take(self, name: bytes) -> bytes | None:
+    def _keep(self, name: bytes, value: bytes | bytearray) -> None:
+        if len(value) <= self._most_bytes // _PART:
+            self._values[name] = time.monotonic(), value
+            self._bytes += len(value)
+            self._forget(0.0)
+
+    def _take(self, name: bytes) -> bytes | bytearray | None:
         _, value = self._values.pop(name, (0.0, None))
         if value is not None:
             self._bytes -= len(value)
@@ -59,7 +71,9 @@ class Store:
 class Keeping(Protocol):
     """A store of this process or another."""
 
-    async def keep(self, action: Action, name: bytes, value: bytes = b"") -> bytes | None:
+    async def keep(
+        self, action: Action, name: bytes, value: bytes = b"", start: int = 0
+    ) -> bytes | None:
         """See `Store.do`."""
 
 
@@ -69,24 +83,35 @@ class KeepingHere:
     def __init__(self, store: Store) -> None:
         self._store = store
 
-    async def keep(self, action: Action, name: bytes, value: bytes = b"") -> bytes | None:
+    async def keep(
+        self, action: Action, name: bytes, value: bytes = b"", start: int = 0
+    ) -> bytes | None:
         """See `Store.do`."""
-        return self._store.do(action, name, value)
+        return self._store.do(action, name, value, start)
+
+
+class Part(Enum):
+    """What is kept of a response."""
+
+    WHOLE = b""  # its conversation and itself, as JSON
+    EVENTS = b"events"
+    ALIVE = b"alive"  # when it was last being written
+    ORDER = b"order"  # to stop
 
 
 class Kept:
-    """JSON objects that were kept for a caller, the digest of an API key, who alone finds them."""
+    """What was kept for a caller, the digest of an API key, who alone finds it."""
 
     def __init__(self, keeping: Keeping) -> None:
         self._keeping = keeping
 
     async def put(self, caller: bytes, name: str, value: Json) -> None:
         """Keep an object for a time."""
-        await self._keeping.keep("put", _key(caller, name), encode_json(value))
+        await self.put_part(caller, name, Part.WHOLE, encode_json(value))
 
     async def get(self, caller: bytes, name: str) -> Json:
-        """What was kept. Raises ApiError if that is nothing, or nothing any more."""
-        value = await self._keeping.keep("get", _key(caller, name))
+        """The object. Raises ApiError if there is none, or none any more."""
+        value = await self.part(caller, name, Part.WHOLE)
         if value is None:
             raise ApiError(
                 f"there is no response {name!r:.80}: it was not stored, too large, or is gone",
@@ -97,10 +122,24 @@ class Kept:
         kept: Json = json.loads(value)
         return kept
 
-    async def drop(self, caller: bytes, name: str) -> None:
-        """Keep something no longer."""
-        await self._keeping.keep("drop", _key(caller, name))
+    async def put_part(self, caller: bytes, name: str, part: Part, value: bytes) -> None:
+        """Keep a part."""
+        await self._keeping.keep("put", _key(caller, name, part), value)
+
+    async def append(self, caller: bytes, name: str, value: bytes, start: int) -> None:
+        """Add events behind the first ``start`` bytes of them, unless these are gone."""
+        await self._keeping.keep("append", _key(caller, name, Part.EVENTS), value, start)
+
+    async def part(self, caller: bytes, name: str, part: Part, start: int = 0) -> bytes | None:
+        """A part from byte ``start`` on; None if it is not there."""
+        return await self._keeping.keep("get", _key(caller, name, part), b"", start)
+
+    async def drop(self, caller: bytes, name: str, *parts: Part) -> None:
+        """Keep parts no longer."""
+        for part in parts:
+            await self._keeping.keep("drop", _key(caller, name, part))
 
 
-def _key(caller: bytes, name: str) -> bytes:
-    return blake2b(name.encode("utf-8", "surrogatepass"), key=caller, digest_size=32).digest()
+def _key(caller: bytes, name: str, part: Part) -> bytes:
+    text = name.encode("utf-8", "surrogatepass")
+    return blake2b(text, key=caller, digest_size=32, person=part.value).digest()

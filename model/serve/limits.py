@@ -26,6 +26,7 @@ class Limits:
     salt: int = 256  # characters
     schema: int = 64 << 10  # for a JSON schema, pattern or grammar
     open_requests: int = 2048  # all clients together
+    background: int = 1024  # responses that are being written without a connection, likewise
     connections: int = 4096  # fewer if the system's limit of open files is lower
     stalled_seconds: float = 30.0  # a client that reads nothing for this time is disconnected
     # likewise one that sends no complete request for once or twice this time

@@ -78,6 +78,8 @@ def _check(request: Json, known: set[str]) -> None:
     url = request.get("url")
     if not isinstance(url, str) or not url.isascii() or not isinstance(request.get("body"), dict):
         raise ValueError("'url' must be a path, such as /v1/chat/completions, and 'body' an object")
+    if request["body"].get("background"):
+        raise ValueError("'background' cannot be true: no later request can reach this process")
     if request["body"].get("stream"):
         raise ValueError("'stream' cannot be true: answers of a batch are whole")
 

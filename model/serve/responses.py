@@ -27,6 +27,7 @@ from urdir.model.serve.usage import Usage
 from urdir.model.text.chat import Message
 from urdir.model.text.formats import Format
 
+_BUSY = 429
 _NAMES = {"reasoning_effort": "reasoning.effort"}  # of fields that others have, too
 
 
@@ -56,7 +57,12 @@ def _read(fields: Fields, model: ServedModel, limits: Limits, earlier: Json) -> 
     new = [{"role": "user", "content": new}] if isinstance(new, str) else new
     if not new:
         fields.fail("input", "must be a text or a list of items")
+    background = fields.flag("background")
     fields.flag("store")  # which `ResponseShape` reads
+    if background and fields.raw("store") is False:
+        fields.fail("background", "needs 'store': the response is asked for later")
+    if earlier["response"].get("status") in ("queued", "in_progress"):
+        fields.fail("previous_response_id", "names a response that has not ended")
     reader = Items(model, JsonReader(limits))
     if (instructions := fields.text("instructions")) is not None:
         reader.messages.append(Message("system", instructions))
@@ -67,7 +73,8 @@ def _read(fields: Fields, model: ServedModel, limits: Limits, earlier: Json) -> 
     reader.end_turn()
     chat = make_conversation(fields, model, reader.messages, tools)
     items += new
-    return Asked((chat,), parameters, form, partial(ResponseShape, fields.values, items))
+    shape = partial(ResponseShape, fields.values, items)
+    return Asked((chat,), parameters, form, shape, background=background)
 
 
 def _read_form(fields: Fields, limits: Limits) -> Format | None:
@@ -86,6 +93,7 @@ _ITEMS = {
 }
 #: Fields of a request that its response repeats, with their defaults.
 _REPEATED: Json = {
+    "background": False,
     "instructions": None,
     "max_output_tokens": None,
     "metadata": {},
@@ -118,6 +126,7 @@ class ResponseShape(Shape):
         super().__init__(model, parameters, answers)
         self._items = items
         self._number = 0
+        self._is_queued = bool(request.get("background"))
         self._id = uuid.uuid4().hex
         repeated = {
             name: default if request.get(name) is None else request[name]
@@ -128,7 +137,6 @@ class ResponseShape(Shape):
             "object": "response",
             "created_at": int(time.time()),
             "model": model.names[0],
-            "background": False,
             "temperature": parameters.settings.temperature,
             "top_p": parameters.settings.top_p,
             **repeated,
@@ -136,16 +144,20 @@ class ResponseShape(Shape):
 
     def opening(self) -> list[Json]:
         """The response without output."""
-        response = {**self._head, "status": "in_progress", "output": [], "usage": None}
-        response |= {"error": None, "incomplete_details": None}
+        status = "queued" if self._head["background"] else "in_progress"
+        response = self._so_far(status)
         return [
             self._event("response.created", response=response),
-            self._event("response.in_progress", response=response),
+            self._event(f"response.{status}", response=response),
         ]
 
     def part(self, answer: Answer, events: Sequence[Event], piece: Piece) -> list[Json]:
         """Beginnings and ends of items, and deltas."""
         found: list[Json] = []
+        if self._is_queued and piece.choices:
+            self._is_queued = False
+            response = self._so_far("in_progress")
+            found.append(self._event("response.in_progress", response=response))
         for event in events:
             index = answer.blocks.index(event.block)
             if event.begins:
@@ -186,12 +198,23 @@ class ResponseShape(Shape):
 
     def failure(self, error: ApiError) -> Json:
         """The event "response.failed"."""
+        return self._event("response.failed", response=self._so_far("failed", error))
+
+    def standing(self, status: str, error: ApiError | None = None) -> Json:
+        """What is kept of a response that is being written, was cancelled or failed."""
+        return {"input": self._items, "response": self._so_far(status, error)}
+
+    def _so_far(self, status: str, error: ApiError | None = None) -> Json:
+        """The response before its end, or without one."""
         [answer] = self.answers
-        response = {**self._head, "status": "failed"}
-        response["output"] = self._output(answer, "incomplete")
-        response |= {"incomplete_details": None, "usage": None}
-        response["error"] = {"code": "server_error", "message": str(error)}
-        return self._event("response.failed", response=response)
+        is_open = status in ("queued", "in_progress")
+        output = [] if is_open else self._output(answer, "incomplete")
+        response = {**self._head, "status": status, "output": output, "usage": None}
+        response |= {"incomplete_details": None, "error": None}
+        if error is not None:
+            code = "rate_limit_exceeded" if error.status == _BUSY else "server_error"
+            response["error"] = {"code": code, "message": str(error)}
+        return response
 
     def kept(self, usage: Usage) -> tuple[str, Json] | None:
         """The conversation, unless the request says that it is not to be stored."""

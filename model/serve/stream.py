@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
@@ -20,6 +19,7 @@ from urdir.model.serve.errors import ApiError, api_error
 from urdir.model.serve.interface import Json, ServedModel
 from urdir.model.serve.json_response import encode_json
 from urdir.model.serve.parameters import Parameters
+from urdir.model.serve.spans import INCOMING
 from urdir.model.serve.usage import Usage
 
 log = logging.getLogger("urdir.serve")
@@ -111,8 +111,8 @@ class AnswerResponse:
         pulse_seconds: float,
         keep: Callable[[str, Json], Awaitable[None]],
     ) -> None:
+        self.shape = shape
         self._items = items
-        self._shape = shape
         self._usage = usage
         self._pulse_seconds = pulse_seconds
         self._keep = keep
@@ -120,14 +120,30 @@ class AnswerResponse:
         self._send: Send
         self._beginning = asyncio.Lock()
         self._has_begun = False
+        self._error: Exception | None = None  # after the beginning
         self._last_sent = 0.0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the response."""
         self._send = send
         work = self._send_events() if self._is_streamed else self._send_whole()
-        with contextlib.suppress(ClientDisconnect):  # the client is gone
+        try:
             await while_connected(receive, work)
+        except ClientDisconnect as error:  # the client is gone
+            self.trace(error)
+        except Exception as error:
+            self.trace(error)
+            raise
+        else:
+            self.trace(self._error)
+
+    def trace(self, error: BaseException | None) -> None:
+        """Record the spans of the request, which has ended, if it is traced."""
+        if (incoming := INCOMING.get()) is None:
+            return
+        shape = self.shape
+        reasons = [answer.reason.value for answer in shape.answers]
+        incoming.ended(shape.model.names[0], self._usage, shape.parameters, reasons, error)
 
     async def _send_whole(self) -> None:
         async with aclosing(self._items) as batches:
@@ -135,12 +151,12 @@ class AnswerResponse:
                 for index, item in items:
                     self._take(index, item)
         await self._keep_answer()
-        body = encode_json(self._shape.whole(self._usage))
+        body = encode_json(self.shape.whole(self._usage))
         await self._send_part(body, more=False)
 
     def _take(self, index: int, item: Piece | Ending) -> tuple[list[Event], Piece, bool]:
         """Add an item to its answer: what is new, and whether that is its end."""
-        answer = self._shape.answers[index]
+        answer = self.shape.answers[index]
         if isinstance(item, Piece):
             if item.choices:
                 self._usage.came()
@@ -149,11 +165,11 @@ class AnswerResponse:
         return answer.finish(item), _NO_PIECE, True
 
     async def _send_events(self) -> None:
-        framing = self._shape.framing
+        framing = self.shape.framing
         pulse = asyncio.create_task(self._keep_open()) if framing.pulse else None
         last = framing.end
         try:
-            async with aclosing(self._events()) as events:
+            async with aclosing(self.events(self.shape.opening())) as events:
                 async for event in events:
                     await self._send_part(event)
         except Exception as error:
@@ -161,17 +177,19 @@ class AnswerResponse:
                 if not self._has_begun:
                     raise
             log.error("an answer failed: %s", error, exc_info=error)
-            last = framing.write(self._shape.failure(api_error(error)))
+            self._error = error
+            last = framing.write(self.shape.failure(api_error(error)))
         finally:
             if pulse is not None:
                 pulse.cancel()
                 await asyncio.gather(pulse, return_exceptions=True)
         await self._send_part(last, more=False)
 
-    async def _events(self) -> AsyncGenerator[bytes, None]:
-        """The events as they are sent; those that are available together are."""
-        shape, usage = self._shape, self._usage
-        events = shape.opening()
+    async def events(self, opening: Sequence[Json] = ()) -> AsyncGenerator[bytes, None]:
+        """The events as they are sent, after those of the ``opening``; those that are available
+        together are."""
+        shape, usage = self.shape, self._usage
+        events = [*opening]
         async with aclosing(self._items) as batches:
             async for items in batches:
                 for index, item in items:
@@ -187,9 +205,14 @@ class AnswerResponse:
                     yield b"".join(map(shape.framing.write, events))
                 events = []
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether all answers have ended."""
+        return self._usage.is_complete
+
     async def _keep_answer(self) -> None:
         """Keep what later requests may go on from, before the client can send them."""
-        if (kept := self._shape.kept(self._usage)) is not None:
+        if (kept := self.shape.kept(self._usage)) is not None:
             await self._keep(*kept)
 
     async def _keep_open(self) -> None:
@@ -200,7 +223,7 @@ class AnswerResponse:
             if (left := self._last_sent + self._pulse_seconds - loop.time()) > 0:
                 await asyncio.sleep(left)
                 continue
-            await self._send_part(self._shape.framing.pulse)
+            await self._send_part(self.shape.framing.pulse)
 
     async def _send_part(self, body: bytes, more: bool = True) -> None:
         """Send a part of the body, after the headers."""
@@ -223,7 +246,7 @@ class AnswerResponse:
             return [*headers, (b"content-type", b"application/json")]
         # nginx: pass events on as they come
         headers.append((b"x-accel-buffering", b"no"))
-        return [*headers, (b"content-type", self._shape.framing.content_type)]
+        return [*headers, (b"content-type", self.shape.framing.content_type)]
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, _Result]) -> _Result:

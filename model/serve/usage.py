@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 
 from urdir.model.engine.requests.request import Ending
 from urdir.model.serve.interface import Json
@@ -19,6 +20,7 @@ class Usage:
         self.completion = self.drafted = self.accepted = 0
         self._began = self._first = self._ended = time.perf_counter()
         self._has_first = False
+        self._queued: list[float] = []  # seconds of each answer
 
     def came(self) -> None:
         """Note that tokens came; the first ones end the prompt's time."""
@@ -35,6 +37,7 @@ class Usage:
         self.completion += ending.generated_tokens
         self.drafted += ending.drafted_tokens
         self.accepted += ending.accepted_tokens
+        self._queued.append(ending.queue_seconds)
         self.came()
         self._ended = time.perf_counter()
 
@@ -62,6 +65,18 @@ class Usage:
     def completion_seconds(self) -> float:
         """From the first token to the end."""
         return self._ended - self._first
+
+    def phases(self, now: int) -> Iterator[tuple[str, int, int]]:
+        """Name, start and end of each phase so far, in ns of the clock that is at ``now``: until
+        the first answer left the queue, until the first token, until the last one."""
+        shift = now - 1e9 * time.perf_counter()
+        begun = self._began + min(self._queued, default=0.0)
+        times = (self._began, min(begun, self._first), self._first, self._ended)
+        began, *ends = (round(1e9 * each + shift) for each in times)
+        names = ("queue", "prefill", "decode") if self._has_first else ("queue",)
+        for name, end in zip(names, ends if self._has_first else [now], strict=True):
+            yield name, began, end
+            began = end
 
     def json(self) -> Json:
         """OpenAI's object "usage", with drafts and what became of them where there were any."""

@@ -79,7 +79,8 @@ class Admission:
             return None
         if not task.has_begun:
             tasks.counts.begun += 1
-            tasks.counts.queue_seconds += self._clock() - task.arrived
+            task.waited = self._clock() - task.arrived
+            tasks.counts.queue_seconds += task.waited
         return tasks.admit(found)
 
     def _busy(self, what: str) -> BusyError:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
+from urdir.model.engine.logit_processor import LogitProcessor
 from urdir.model.engine.sampling_settings import DEFAULTS, Bounds, SamplingSettings
 from urdir.model.errors import ModelError, SettingsError
 from urdir.model.text.constraints import Constraint
@@ -37,9 +38,10 @@ class Request:
     ``settings.seed`` repeats the answer. What is known of the prompt's beginning is shared with
     requests of the same ``scope`` alone, a name of some bytes that is no secret. Without ``drafts``
     every step takes one token of it; ``draft_p_min`` is its own `DraftSettings.p_min`. ``adapters``
-    are names of LoRA adapters that are loaded, with their scales (None: those of the engine). Of an
-    encoder-decoder the ``source`` is what its encoder reads, and the prompt begins the decoder's
-    text; without a source the prompt is that (`sources.with_source`).
+    are names of LoRA adapters that are loaded, with their scales (None: those of the engine).
+    ``processors`` change the logits, one after the other: each step waits for the token of the last
+    one, and has no drafts. Of an encoder-decoder the ``source`` is what its encoder reads, and the
+    prompt begins the decoder's text; without a source the prompt is that (`sources.with_source`).
     Raises ModelError for an empty prompt, SettingsError.
     """
 
@@ -55,6 +57,7 @@ class Request:
     drafts: bool = True
     draft_p_min: float | None = None
     adapters: tuple[tuple[str, float], ...] | None = None
+    processors: tuple[LogitProcessor, ...] = ()
     source: tuple[int, ...] = ()
 
     @property
@@ -76,6 +79,11 @@ class Request:
             raise SettingsError(f"stops are {self.stops!r:.80}: expected texts, none empty")
         if self.draft_p_min is not None and not 0 <= self.draft_p_min <= 1:
             raise SettingsError(f"drafts as likely as {self.draft_p_min!r}: expected 0 to 1")
+        if not all(isinstance(each, LogitProcessor) for each in self.processors):
+            raise SettingsError(
+                f"logit processors are {self.processors!r:.80}: expected objects of classes that "
+                "derive from urdir.model.LogitProcessor"
+            )
         if self.settings.seed is None:
             object.__setattr__(self, "settings", self.settings.with_seed())
         least = self.settings.min_tokens
@@ -108,7 +116,7 @@ class Piece(NamedTuple):
 class Ending:
     """Why an answer ended, and the tokens it took: of the prompt, of that found in the cache, and
     of the answer, an end token not counted. ``stopped_by`` is the stop string. ``accepted_tokens``
-    are those of the ``drafted_tokens`` that stood."""
+    are those of the ``drafted_tokens`` that stood. The request waited for ``queue_seconds``."""
 
     finish: Finish
     prompt_tokens: int
@@ -117,6 +125,7 @@ class Ending:
     stopped_by: str | None = None
     drafted_tokens: int = 0
     accepted_tokens: int = 0
+    queue_seconds: float = field(default=0.0, compare=False)
 
 
 #: What comes out of a request: pieces, and last an ending or what went wrong.

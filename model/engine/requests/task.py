@@ -42,6 +42,7 @@ class Task:
         "slot",
         "stored",
         "tokens",
+        "waited",
         "waits",
     )
 
@@ -52,7 +53,7 @@ class Task:
         self.tokens = list(request.prompt)
         most = context if request.limit is None else len(self.tokens) + request.limit - 1
         self.end = min(context, most)
-        self.waits = request.constraint is not None
+        self.waits = request.constraint is not None or bool(request.processors)
         self.free = sys.maxsize
         self.slot = -1
         self.stored = self.complete = self.reached = self.room = self.prefill = 0
@@ -61,6 +62,7 @@ class Task:
         self.missed: int | None = None
         self.in_flight = self.cached = 0
         self.has_begun = False
+        self.waited = 0.0  # seconds, until it began
 
     @property
     def answered(self) -> int:

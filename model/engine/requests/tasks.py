@@ -116,6 +116,7 @@ class Tasks:
             *(finish, task.request.given, task.cached, generated),
             drafted_tokens=task.drafted,
             accepted_tokens=task.accepted,
+            queue_seconds=task.waited,
         )
 
     def drop(self, task: Task, error: Exception) -> None:

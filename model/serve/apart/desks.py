@@ -151,7 +151,7 @@ class Desk:
         if isinstance(call, wire.Scales):
             return wire.Told(call.number, adapters=engine.adapters(call.scales))
         if isinstance(call, wire.Keep):
-            kept = self._store.do(call.action, call.name, call.value)
+            kept = self._store.do(call.action, call.name, call.value, call.start)
             return wire.Told(call.number, kept=kept)
         if engine.lost is not None:
             raise engine.lost

@@ -85,9 +85,11 @@ class EngineLink(Answering[int], asyncio.Protocol):
         assert done is not None
         return done
 
-    async def keep(self, action: Action, name: bytes, value: bytes = b"") -> bytes | None:
+    async def keep(
+        self, action: Action, name: bytes, value: bytes = b"", start: int = 0
+    ) -> bytes | None:
         """See `Keeping`: the engine's process keeps it for all front ends."""
-        return (await self._reply(lambda number: wire.Keep(number, action, name, value))).kept
+        return (await self._reply(lambda n: wire.Keep(n, action, name, value, start))).kept
 
     async def close(self) -> None:
         """Close the connection; the engine goes on."""

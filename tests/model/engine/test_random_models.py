@@ -326,10 +326,13 @@ CASES = {
 #: What other tests of the default run have, too.
 _FULL = {
     "pools of three tokens, several streams",  # a golden has them
+    "ALiBi of 3 heads, LayerNorm",  # so do goldens
+    "seven experts, groups of 7",
+    "latent vectors whose keys are stored beside values",  # on several devices
     "head_dim 80, groups of 3",
     "head_dim 256, six layers, five with rings",
     "delta rule, six heads on three",
-    "delta rule by channel of 3 heads, latent vectors that stand still",  # on several devices
+    "lightning attention of 3 heads, the stream normed",  # on several devices
     "delta rule with a floor, gated latent vectors",
     "state space beside attention, scales",
     "layers of one network, experts without gates",
@@ -415,9 +418,7 @@ def test_logits_are_the_reference_s(
 @pytest.mark.parametrize(
     "case",
     [
-        pytest.param(
-            case, marks=[] if case.startswith("delta rule by channel") else pytest.mark.full
-        )
+        pytest.param(case, marks=[] if case.startswith("lightning") else pytest.mark.full)
         for case in RANKS
     ],
 )

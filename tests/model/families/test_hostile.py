@@ -278,7 +278,7 @@ def test_tensors_are_missing(name: str, golden: Golden) -> None:
 def test_tensors_are_not_what_they_should_be(
     name: str, golden: Golden, pytestconfig: pytest.Config
 ) -> None:
-    """Layers and files take turns: each change is tried in every eighth tensor of a role, or in
+    """Layers and files take turns: each change is tried in every sixteenth tensor of a role, or in
     all with ``--full``."""
     file = golden(name)
     unused = set(Config.of(file).unused_tensors)
@@ -294,7 +294,7 @@ def test_tensors_are_not_what_they_should_be(
             *({"shape": shape} for shape in shapes_near(tensor.shape)),
             *({"type_id": type_id} for type_id in types),
         ]
-        for change in changes if is_whole else changes[begun[role] % 8 :: 8]:
+        for change in changes if is_whole else changes[begun[role] % 16 :: 16]:
             changed = with_tensor(file, tensor.name, **change)
             refused = outcome(changed, f"'{tensor.name}'") is None
             is_row = role in ROW and len(tensor.shape) == 1

@@ -184,6 +184,29 @@ def test_a_response_is_known_to_all_front_ends(server: Apart) -> None:
             assert other.get(f"/v1/responses/{first['id']}").status_code == 404
 
 
+def test_a_response_in_the_background_is_known_to_all_front_ends(server: Apart) -> None:
+    body = {"input": "Hi", "background": True, "stream": True, "max_output_tokens": 60}
+
+    def get(name: str, **more: Any) -> httpx.Response:
+        """By a connection of its own, which reaches any front end."""
+        return httpx.get(f"{server.url}/v1/responses/{name}", params=more, trust_env=False)
+
+    with server.http.stream("POST", "/v1/responses", json=body) as response:
+        line = next(line for line in response.iter_lines() if line.startswith("data: "))
+    name = json.loads(line[6:])["response"]["id"]
+    streams = {get(name, stream=True, starting_after=1).text for _ in range(8)}
+    [text] = streams
+    kinds = [line[7:] for line in text.splitlines() if line.startswith("event: ")]
+    assert (kinds[0], kinds[-1]) == ("response.in_progress", "response.incomplete")
+    assert {get(name).json()["status"] for _ in range(8)} == {"incomplete"}
+    body |= {"max_output_tokens": 3000, "stream": False}
+    names = [server.http.post("/v1/responses", json=body).json()["id"] for _ in range(8)]
+    for name in names:
+        cancelled = httpx.post(f"{server.url}/v1/responses/{name}/cancel", json={}, trust_env=False)
+        assert cancelled.json()["status"] == "cancelled"
+    wait_for(lambda: figure(server, "urdir_running") == 0)
+
+
 def test_adapters_and_slots_are_of_the_engine(server: Apart) -> None:
     """Whichever front end is asked; what the engine refuses is a client's error."""
     scales = [{"id": 0, "scale": 0.5}]
@@ -647,3 +670,27 @@ def test_frames_are_cut_anywhere() -> None:
         for at in range(0, len(data), size):
             found += map(wire.decode_call, frames.push(data[at : at + size]))
         assert found == calls
+
+
+@pytest.mark.slow
+def test_an_engine_without_its_first_process_waits_for_its_front_ends(
+    start: Callable[..., Apart],
+) -> None:
+    """It does not spin meanwhile, as the pipe of orders stays readable."""
+    server = start("--workers", "1")
+    engine, (front,) = server.engine, server.fronts
+    os.kill(front, signal.SIGSTOP)
+    server.process.kill()
+    time.sleep(0.3)
+    before = _seconds(engine)
+    time.sleep(0.5)
+    assert _seconds(engine) - before < 0.1
+    os.kill(front, signal.SIGCONT)
+    wait_for(lambda: not Path(f"/proc/{engine}").exists())
+    server.end()
+
+
+def _seconds(pid: int) -> float:
+    """What a process has used of the CPU."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

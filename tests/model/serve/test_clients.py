@@ -1,17 +1,19 @@
 """Clients as they are: plain, streamed, with tools and structured, each where it is installed.
 
-    pip install anthropic ollama langchain-openai litellm instructor "pydantic-ai-slim[openai]"
+    pip install 'urdir[clients]'
 
 The text is the demo model's; answers are given, or made by constraints.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 from collections.abc import Iterator
 from typing import Any, Literal
 
+import httpx
 import pytest
 
 from tests.model.serve.conftest import running
@@ -84,19 +86,43 @@ def test_instructor(server: Any) -> None:
     instructor = pytest.importorskip("instructor")
     for mode in (instructor.Mode.TOOLS, instructor.Mode.JSON_SCHEMA):
         client = instructor.from_openai(server.openai(), mode=mode)
-        made = client.chat.completions.create(model="toy", response_model=City, messages=ASKED)
-        assert made.model_dump() in CITIES
+        asked: Any = {"model": "toy", "response_model": City, "messages": ASKED}
+        assert client.chat.completions.create(**asked).model_dump() in CITIES
+        *_, last = client.chat.completions.create_partial(**asked)
+        assert last.model_dump() in CITIES
 
 
 def test_pydantic_ai(server: Any) -> None:
     ai = pytest.importorskip("pydantic_ai")
     models = pytest.importorskip("pydantic_ai.models.openai")
     providers = pytest.importorskip("pydantic_ai.providers.openai")
-    provider = providers.OpenAIProvider(base_url=f"{server.url}/v1", api_key="none")
-    model = models.OpenAIChatModel("toy", provider=provider)
-    server.service.answer = SAYS
-    assert ai.Agent(model).run_sync("Wet?").output == SAYS
-    assert ai.Agent(model, output_type=City).run_sync("Where?").output.model_dump() in CITIES
+    asked: list[str] = []
+
+    def weather(city: str) -> str:
+        asked.append(city)
+        server.service.answer = SAYS  # to the result
+        return "wet"
+
+    async def ask() -> None:
+        async with httpx.AsyncClient(trust_env=False) as http:
+            given = {"base_url": f"{server.url}/v1", "api_key": "none", "http_client": http}
+            provider = providers.OpenAIProvider(**given)
+            model = models.OpenAIChatModel("toy", provider=provider)
+            server.service.answer = SAYS
+            assert (await ai.Agent(model).run("Wet?")).output == SAYS
+            async with ai.Agent(model).run_stream("Wet?") as stream:
+                assert [text async for text in stream.stream_text()][-1] == SAYS
+            made = await ai.Agent(model, output_type=City).run("Where?")
+            assert made.output.model_dump() in CITIES
+            server.service.answer = CALL
+            assert (await ai.Agent(model, tools=[weather]).run("Wet?")).output == SAYS
+            responses = models.OpenAIResponsesModel("toy", provider=provider)
+            assert (await ai.Agent(responses).run("Wet?")).output == SAYS
+            made = await ai.Agent(responses, output_type=City).run("Where?")
+            assert made.output.model_dump() in CITIES
+
+    asyncio.run(ask())
+    assert asked == ["Ur"]
 
 
 def test_anthropic(server: Any) -> None:

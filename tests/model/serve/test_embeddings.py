@@ -34,6 +34,7 @@ from urdir.model.serve.request_fields import (
 from urdir.model.serve.served_model import EngineModel
 
 Post = Callable[[str, Any], httpx.Response]
+LONG = "a " * (CONTEXT + 1)
 
 
 def _served(path: Path) -> Iterator[tuple[Post, Engine]]:
@@ -119,7 +120,6 @@ def test_requests_that_wait_together_get_their_own(embeds: tuple[Post, Engine]) 
         ("/v1/embeddings", {"input": "a", "encoding_format": "f16"}, "encoding_format"),
         ("/v1/embeddings", {"input": ["a " * (CONTEXT + 1)]}, "tokens"),
         ("/v1/embeddings", {"input": "a", "model": "other"}, "other"),
-        ("/v1/rerank", {"query": "a", "documents": ["a"]}, "no scores"),
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}, "no answers"),
         ("/v1/completions", {"prompt": "a"}, "no answers"),
     ],
@@ -156,6 +156,42 @@ def test_documents_are_ranked(ranks: tuple[Post, Engine]) -> None:
     scored = post("/v1/score", {"text_1": query, "text_2": documents}).json()["data"]
     np.testing.assert_array_equal([each["score"] for each in scored], wanted)
     assert "no embeddings" in post("/v1/embeddings", {"input": "a"}).json()["error"]["message"]
+
+
+def test_scores_of_embeddings_are_cosines(embeds: tuple[Post, Engine]) -> None:
+    post, engine = embeds
+    query, documents = "a warp ?", ["32 threads", "the weft", "a warp ?", "cotton"]
+    first, *others = engine.embed([query, *documents]).astype(np.float64)
+    wanted = np.array([first @ other for other in others])
+    scored = post("/v1/score", {"text_1": query, "text_2": documents}).json()
+    np.testing.assert_allclose([each["score"] for each in scored["data"]], wanted, atol=2e-3)
+    assert scored["data"][2]["score"] == pytest.approx(1, abs=1e-6)
+    texts = [query, "32 threads", "the weft", "cotton"]  # one is twice in the request
+    tokens = sum(len(engine.tokenizer.encode_whole(text)) for text in texts)
+    assert scored["usage"]["prompt_tokens"] == tokens
+    pairs = post("/v1/score", {"text_1": documents, "text_2": documents[::-1]}).json()["data"]
+    assert pairs[0]["score"] == pytest.approx(pairs[3]["score"], abs=1e-6)
+    ranked = post("/v1/rerank", {"query": query, "documents": documents}).json()["results"]
+    assert [each["index"] for each in ranked] == np.argsort(-wanted, kind="stable").tolist()
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "field"),
+    [
+        ("/v1/embeddings", {"input": LONG}, "input"),
+        ("/api/embed", {"input": LONG, "truncate": False}, None),
+        ("/v1/rerank", {"query": "a", "documents": [LONG]}, "documents"),
+        ("/v1/score", {"text_1": "a", "text_2": [LONG]}, None),
+    ],
+)
+def test_what_is_too_long_is_named(
+    embeds: tuple[Post, Engine], path: str, body: Any, field: str | None
+) -> None:
+    answer = embeds[0](path, body)
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    if path.startswith("/v1"):
+        assert (error["param"], error["code"]) == (field, "context_length_exceeded")
 
 
 #: Good requests, by endpoint of the table of fields.

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from urdir.model.errors import ModelError
+from urdir.model.serve.endpoints import Endpoints
+from urdir.model.serve.errors import loading
 from urdir.model.serve.interface import Defaults
 from urdir.model.text.answers import AnswerFormat
 from urdir.model.text.reasoning import THINK_TAGS
@@ -41,6 +43,19 @@ def test_a_conversation_streams(page: Browser, server: Any) -> None:
         "<|im_start|>assistant\n2 plus 3 is 5.<|im_end|>\n"
         "<|im_start|>user\nAnd\nmore?<|im_end|>\n<|im_start|>assistant\n"
     )
+
+
+def test_a_page_that_is_open_while_the_model_is_loaded(
+    browser: Browser, server: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load(self: Endpoints) -> None:
+        raise loading()
+
+    with monkeypatch.context() as changed:
+        changed.setattr(Endpoints, "_model", property(load))
+        browser.open(server.url)
+        browser.wait_for(lambda: browser.text("#model").startswith("loading"))
+    browser.wait_for(lambda: browser.text("#model") == "toy")
 
 
 @pytest.mark.parametrize("how", ["button", "key"])

@@ -1,0 +1,178 @@
+"""Responses in the background, by the official client."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import openai
+import pytest
+
+from urdir.model.errors import BusyError
+from urdir.model.serve.access import Access
+from urdir.model.serve.kept import Store
+
+ANSWER = "2 plus 3 is 5."
+
+
+def ask(server: Any, **body: Any) -> Any:
+    given = {"model": "toy", "input": "Hi", "background": True, **body}
+    return server.openai().responses.create(**given)
+
+
+def wait(server: Any, name: str, *statuses: str) -> Any:
+    """The response once it has one of ``statuses``."""
+    end = time.monotonic() + 10
+    while (found := server.openai().responses.retrieve(name)).status not in statuses:
+        assert time.monotonic() < end, found.status
+        time.sleep(0.01)
+    return found
+
+
+def test_a_response_is_asked_for_later(server: Any) -> None:
+    server.service.delay = 0.05
+    queued = ask(server, metadata={"a": "b"})
+    assert (queued.status, queued.output, queued.background) == ("queued", [], True)
+    assert queued.usage is None
+    begun = wait(server, queued.id, "in_progress")
+    assert (begun.output, begun.metadata) == ([], {"a": "b"})
+    with pytest.raises(openai.BadRequestError, match="has not ended"):
+        server.openai().responses.create(model="toy", input="B", previous_response_id=queued.id)
+    done = wait(server, queued.id, "completed")
+    assert (done.output_text, done.usage.output_tokens) == (ANSWER, 8)
+    assert done.created_at == queued.created_at
+    more = server.openai().responses.create(
+        model="toy", input="More", previous_response_id=queued.id
+    )
+    assert more.background is False
+    with pytest.raises(openai.BadRequestError, match="is streamed"):
+        server.openai().responses.retrieve(queued.id, stream=True)
+    assert server.openai().responses.cancel(queued.id) == done
+
+
+def test_a_stream_goes_on_from_any_event(server: Any) -> None:
+    server.service.delay = 0.02
+    whole = []
+    with ask(server, stream=True) as stream:
+        for event in stream:
+            whole.append(event)
+            if event.type == "response.output_text.delta":
+                break  # the client leaves
+    assert [event.type for event in whole[:3]] == [
+        *("response.created", "response.queued", "response.in_progress")
+    ]
+    assert whole[0].response.status == "queued"
+    name, last = whole[0].response.id, whole[-1].sequence_number
+    client = server.openai()
+    whole += client.responses.retrieve(name, stream=True, starting_after=last)
+    assert [event.sequence_number for event in whole] == list(range(len(whole)))
+    assert whole[-1].type == "response.completed"
+    texts = [e.delta for e in whole if e.type == "response.output_text.delta"]
+    assert "".join(texts) == whole[-1].response.output_text == ANSWER
+    assert whole[-1].response == client.responses.retrieve(name)
+    assert [*client.responses.retrieve(name, stream=True)] == whole
+    assert [*client.responses.retrieve(name, stream=True, starting_after=len(whole) - 1)] == []
+    reply = server.http().get(f"/v1/responses/{name}?stream=true&starting_after=x")
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, "starting_after")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_response_is_cancelled(server: Any, stream: bool) -> None:
+    server.service.delay, server.service.repeat = 0.02, 1000
+    found = ask(server, stream=stream)
+    name = next(iter(found)).response.id if stream else found.id
+    wait(server, name, "in_progress")
+    cancelled = server.openai().responses.cancel(name)
+    assert (cancelled.status, server.service.cancelled) == ("cancelled", 1)
+    assert server.service.answer.startswith(cancelled.output_text[: len(ANSWER)])
+    assert [item.status for item in cancelled.output] == ["incomplete"]
+    assert server.openai().responses.cancel(name) == cancelled
+    if stream:
+        *_, last = found  # the stream ends
+        assert last.type == "response.output_text.delta"
+    server.wait_for(lambda: server.service.running == 0)
+
+
+def test_a_response_that_is_deleted_ends(server: Any) -> None:
+    server.service.delay, server.service.repeat = 0.02, 1000
+    name = ask(server).id
+    wait(server, name, "in_progress")
+    server.openai().responses.delete(name)
+    server.wait_for(lambda: server.service.cancelled == 1)
+    for _ in range(3):
+        with pytest.raises(openai.NotFoundError):
+            server.openai().responses.retrieve(name)
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [(RuntimeError("secret"), "server_error"), (BusyError("full", 1), "rate_limit_exceeded")],
+)
+def test_a_response_that_fails(server: Any, error: Exception, code: str) -> None:
+    server.service.error, server.service.good = error, 3
+    failed = wait(server, ask(server).id, "failed")
+    assert failed.error.code == code
+    assert "secret" not in failed.error.message
+    *_, last = ask(server, stream=True)
+    assert (last.type, last.response.error.code) == ("response.failed", code)
+
+
+def test_there_are_so_many_and_a_server_waits_for_them(start: Any, service: Any) -> None:
+    service.delay, service.repeat = 0.02, 1000
+    server = start(background=2)
+    for _ in range(2):
+        ask(server)
+    server.wait_for(lambda: service.running == 2)
+    with pytest.raises(openai.RateLimitError):
+        ask(server)
+    server.server.should_exit = True
+    time.sleep(0.3)
+    assert service.running == 2  # the server waits for them
+    server.server.force_exit = True
+
+
+def test_another_key_finds_nothing(start: Any) -> None:
+    server = start(Access(api_keys=("a", "b")))
+    mine, other = server.openai(api_key="a").responses, server.openai(api_key="b").responses
+    name = mine.create(model="toy", input="Hi", background=True).id
+    for ask_other in (other.retrieve, other.cancel, other.delete):
+        with pytest.raises(openai.NotFoundError):
+            ask_other(name)
+    assert mine.retrieve(name).id == name
+
+
+def test_one_that_nobody_writes_has_failed(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    server.service.delay, server.service.repeat = 0.02, 1000
+    name = ask(server).id
+    wait(server, name, "in_progress")
+    monkeypatch.setattr("urdir.model.serve.background._ALIVE_SECONDS", -1.0)
+    found = server.openai().responses.retrieve(name)
+    assert (found.status, found.error.code) == ("failed", "server_error")
+    server.openai().responses.delete(name)
+
+
+def test_what_is_too_large_is_refused(start: Any) -> None:
+    server = start(kept_bytes=16_000)
+    for body in ({}, {"stream": True}):
+        with pytest.raises(openai.BadRequestError, match="too large"):
+            ask(server, metadata={"a": "b" * 900}, **body)
+
+
+def test_a_store_appends_to_what_has_that_length() -> None:
+    store = Store(160, 60.0)  # 10 bytes each
+
+    def found() -> bytes | None:
+        return store.do("get", b"a")
+
+    store.do("append", b"a", b"xyz", 1)
+    assert found() is None
+    store.do("append", b"a", b"xyz", 0)
+    store.do("append", b"a", b"12", 3)
+    store.do("append", b"a", b"again", 3)
+    assert found() == b"xyz12"
+    assert store.do("get", b"a", start=4) == b"2"
+    assert store.do("get", b"a", start=99) == b""
+    store.do("append", b"a", b"too large", 5)
+    store.do("append", b"a", b"x", 5)
+    assert found() is None
