@@ -23,6 +23,7 @@ def filler(tmp_path: Path) -> str:
     return str(write_as("llada", demo_model(), tmp_path / "llada.gguf"))
 
 
+@pytest.mark.slow
 def test_logits_of_a_decoder_s_tokens(
     reference_file: Callable[[str], Path], tmp_path: Path, data: Path
 ) -> None:
@@ -42,6 +43,7 @@ def test_a_decoder_has_no_tokens_of_a_decoder(
     assert "--decoder-tokens: the model has no encoder" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_run_fills_masks(filler: str, capsys: pytest.CaptureFixture[str]) -> None:
     wanted = [
         "run",

@@ -79,7 +79,13 @@ def test_exact_logits_are_llama_cpp_s(golden: Golden) -> None:
 
 
 @of_each
-@pytest.mark.parametrize("pages", [{}, {"page_len": 16}], ids=["whole", "pages"])
+@pytest.mark.parametrize(
+    "pages",
+    [
+        pytest.param({}, marks=pytest.mark.full, id="whole"),
+        pytest.param({"page_len": 16}, id="pages"),
+    ],
+)
 def test_default_logits_are_at_least_as_near_as_llama_cpp_s(
     golden: Golden, pages: dict[str, Any]
 ) -> None:
