@@ -59,7 +59,8 @@ def rows_of(state: TextRows, shape: EncodeShape) -> tuple[Rows, OutputRows]:
         for i in range(len(kinds))
     ]
     segment = state["segment"].slice(0, 8 * shape.texts)
-    texts = RowsOfTexts(_words(state, "tokens", count), segment, kinds, bounds)
+    tokens, types = (_words(state, name, count) for name in ("tokens", "types"))
+    texts = RowsOfTexts(tokens, types, segment, kinds, bounds)
     at = _words(state, "sequence", count), _words(state, "position", count)
     rows = Rows(count, state.shape.rows, count, *at, texts=texts)
     picked = _words(state, "picked", shape.texts)

@@ -13,7 +13,7 @@ from typing import Any, Self
 from urdir.model.families.adapters import AdapterRoom
 from urdir.model.families.attention import Attention
 from urdir.model.families.embedding import Embedding
-from urdir.model.families.layers import LayerConfig
+from urdir.model.families.layers import LayerConfig, StreamJoin
 from urdir.model.families.nextn import NextnHead
 from urdir.model.families.recurrent import Lightning, Recurrent
 from urdir.model.families.rope import RopeConfig
@@ -27,6 +27,7 @@ from urdir.model.families.stored import (
     StoredVector,
 )
 from urdir.model.families.streaming import Streaming
+from urdir.ptxgen.kernels.streams import STREAMS
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,12 +87,13 @@ class Description:
     A stage lists its own layers only.
 
     The residual stream starts as the token's row of ``embedding``, times ``embedding_scale``, plus
-    its row of ``positions`` and the ``token_type`` (hidden,) of all tokens, normalised by
-    ``embedding_norm``. It is saved as ``saves``, and ``adds`` (hidden,) is added. Logits are
-    ``output`` of ``output_norm`` of the stream, times ``logit_scale``, then c * tanh(. / c) for a
-    ``softcap`` c > 0. With ``recalls``, banked streams are mixed in before that, as in `Block`.
-    If blocks have hyper-connections, the stream is copied to several first, whose mean counts in
-    the end. Further ``streams`` begin as products of the stream, as long as it, and end as those of
+    its row of ``positions`` and the ``token_type`` (hidden,) of all tokens, or the row of
+    ``token_types`` for its own, normalised by ``embedding_norm``. It is saved as ``saves``, and
+    ``adds`` (hidden,) is added. Logits are ``output`` of ``output_norm`` of the stream, times
+    ``logit_scale``, then c * tanh(. / c) for a ``softcap`` c > 0. With ``recalls``, banked streams
+    are mixed in before that, as in `Block`. If blocks have hyper-connections, the stream is copied
+    to several first, whose mean counts in the end, or a sum that is weighted as ``join`` says.
+    Further ``streams`` begin as products of the stream, as long as it, and end as those of
     ``merges``, of which the mean with the stream is taken. Logits of the tokens from ``hides[0]``
     to before ``hides[1]`` are the lowest number (Chameleon).
 
@@ -118,11 +120,13 @@ class Description:
     logit_scale: float = 1.0
     softcap: float = 0.0
     token_type: StoredVector | None = None
+    token_types: StoredMatrix | None = None
     embedding_of_texts: Embedding | None = None
     recalls: Normalization | None = None
     hides: tuple[int, int] | None = None
     source: SourceText | None = None
     diffuses: bool = False
+    join: StreamJoin | None = None
     streams: tuple[Linear, ...] = ()
     merges: tuple[Linear, ...] = ()
     ignored_keys: tuple[str, ...] = ()  # of the file, unknown to the architecture
@@ -176,6 +180,11 @@ class Description:
         """Whether the residual has several streams (`HyperConnection`)."""
         blocks = (block for layer in self.layers for block in layer.blocks)
         return any(block.hyper is not None for block in blocks)
+
+    @property
+    def stream_width(self) -> int:
+        """Values of the residual in a row, of all its streams."""
+        return self.hidden * (STREAMS if self.has_streams else 1)
 
     @property
     def is_causal(self) -> bool:

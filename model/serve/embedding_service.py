@@ -29,6 +29,7 @@ from urdir.model.serve.embeddings import Embeds
 from urdir.model.serve.errors import ApiError
 from urdir.model.serve.interface import ServedModel
 from urdir.model.text.constraints import Constraint
+from urdir.model.text.pair import Pair
 
 #: Requests that wait at most.
 QUEUE = 1024
@@ -56,6 +57,13 @@ class _Job:
 
 
 _Step = list[tuple[_Job, Sequence[Sequence[int]]]]
+
+
+def _cut(text: Sequence[int], most: int, ends: int) -> Sequence[int]:
+    """The first tokens of a text, and its last ``ends`` ones."""
+    if isinstance(text, Pair):
+        return text.cut(most, ends)
+    return [*text[: most - ends], *text[len(text) - ends :]]
 
 
 class EmbeddingService:
@@ -119,10 +127,7 @@ class EmbeddingService:
         made += pair_tokens(engine.tokenizer, engine.file.metadata, asked.pairs)
         if asked.truncates:
             most, ends = engine.encoder.context, int(engine.tokenizer.adds_eos)
-            made = [
-                text if len(text) <= most else [*text[: most - ends], *text[len(text) - ends :]]
-                for text in made
-            ]
+            made = [text if len(text) <= most else _cut(text, most, ends) for text in made]
         engine.encoder.check_texts(made)
         return made
 

@@ -30,6 +30,7 @@ from urdir.model.memory.text_rows import TextKeys, TextRows
 from urdir.model.memory.weights import Weights
 from urdir.model.memory.workspace import Workspace
 from urdir.model.owner import Owner
+from urdir.model.text.pair import Pair
 
 if TYPE_CHECKING:
     from urdir.driver.device import Device
@@ -216,7 +217,8 @@ class Encoder(Owner):
         shape = self._shape(count, len(texts), pooling)
         scorer = self.embedding.scorer
         reads = scorer.reads if pooling == "rank" and scorer is not None else pooling
-        self._state.write(texts, shape.rows, shape.texts, last=reads == "last")
+        seconds = [of.second if isinstance(of, Pair) else len(of) for of in texts]
+        self._state.write(texts, shape.rows, shape.texts, last=reads == "last", seconds=seconds)
         results = count if pooling == "none" else len(texts)
         return self._run(shape, (results, width))
 

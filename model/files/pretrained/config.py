@@ -80,6 +80,8 @@ def family_of(config: Mapping[str, Any], path: Path) -> Family:
     family = FAMILIES[name]
     if family.without_experts is not None and not config.get("num_local_experts"):
         return family.without_experts
+    if family.bidirectional is not None and config.get("use_bidirectional_attention") is True:
+        return family.bidirectional
     if family.ranking is not None and is_class(config, RANKING):
         return family.ranking
     if family.encoding is not None and is_class(config, ENCODING):

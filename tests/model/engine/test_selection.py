@@ -67,12 +67,56 @@ NARROW = Shape(
         "leading_dense_block_count": 2,
     },
 )
+#: The first and the last layer have a window and smaller latent vectors, the second selects.
+WINDOWED = Shape(
+    *("dots3note", 3, 64, 2, 1, 48, 64, 71, False),
+    {
+        **NARROW.keys,
+        "attention.indexer.types": np.array([0, 1, 0]),
+        "attention.sliding_window": 5,
+        "attention.sliding_window_pattern": np.array([1, 0, 1]),
+        "attention.kv_lora_rank_swa": 32,
+        "attention.key_length_mla_swa": 48,
+        "attention.value_length_mla_swa": 16,
+        "rope.freq_base_swa": 5000.0,
+        "expert_gating_func": 2,
+    },
+)
+#: The last five tokens, and two of the blocks of four.
+BLOCKS = Shape(
+    *("deepseek4", 1, 64, 2, 1, 32, 64, 71, False),
+    {
+        "attention.q_lora_rank": 64,
+        "attention.sliding_window": 5,
+        "attention.compress_ratios": np.array([4]),
+        "attention.output_group_count": 1,
+        "attention.output_lora_rank": 32,
+        "attention.indexer.head_count": 3,
+        "attention.indexer.key_length": 32,
+        "attention.indexer.top_k": 2,
+        "rope.dimension_count": 16,
+        "hyper_connection.count": 4,
+        "hyper_connection.sinkhorn_iterations": 1,
+        "hyper_connection.epsilon": 1e-6,
+        "expert_count": 2,
+        "expert_used_count": 1,
+        "expert_feed_forward_length": 32,
+        "expert_shared_count": 1,
+        "expert_gating_func": 4,
+        "swiglu_clamp_exp": 0.5,
+    },
+    ("ffn_gate.weight", "ffn_gate_shexp.weight"),
+)
 EXACT = SessionSettings(64, "f32", exact=True, sequences=2, page_len=16)
 
 
-@pytest.fixture(scope="module")
-def narrow(random_model: Callable[..., Any]) -> Any:
-    return random_model(NARROW, "Q8_0")
+@pytest.fixture(
+    scope="module",
+    params=[NARROW, BLOCKS, pytest.param(WINDOWED, marks=pytest.mark.full)],
+    ids=lambda shape: shape.arch,
+)
+def narrow(request: pytest.FixtureRequest, random_model: Callable[..., Any]) -> Any:
+    return random_model(request.param, "Q8_0")
 
 
 @pytest.fixture
@@ -164,13 +208,15 @@ def test_scores_of_a_long_prompt_are_made_in_parts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Of seven rows there would be room for the scores, in a bucket of that size."""
-    monkeypatch.setattr(selection, "SCORES_NBYTES", 4 * 64 * 7)
+    tokens = 1 if narrow.architecture != "deepseek4" else 4  # that have a score together
+    monkeypatch.setattr(selection, "SCORES_NBYTES", 4 * 64 * 7 // tokens)
     with stepping(device, weights, EXACT) as eager:
         eager.feed(TOKENS[:11])
         found = eager.logits()[0]
         plan = build_plan(eager.session.parts, StepShape(12, 64, Output.LOGITS, prompt=12))
     labels = [op.label for op in plan if isinstance(op, Launch) and "select" in op.label]
-    assert labels == [f"blk.0.indexer.select rows {first}" for first in (0, 4, 8)]
+    layer = next(i for i, of in enumerate(weights.config.attentions) if of.indexer is not None)
+    assert labels == [f"blk.{layer}.indexer.select rows {first}" for first in (0, 4, 8)]
     assert (
         relative_rms(found, reference_model(narrow, weights.config).logits(TOKENS[:11])[-1]) < CLOSE
     )

@@ -62,7 +62,10 @@ def _array(tensor: StoredTensor) -> np.ndarray[Any, Any]:
 
 
 #: Tensors of descriptions that GGUF has under other names, or not at all.
-_OF_FOLDERS = {"fc"}
+_OF_FOLDERS = {
+    *("fc", "hrm.z_l_init"),
+    *(f"{at}_{of}" for at in ("output_hc", "hc_attn", "hc_ffn") for of in ("fn", "base", "scale")),
+}
 
 
 def test_names_are_those_of_the_gguf_package() -> None:
