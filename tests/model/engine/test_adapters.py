@@ -383,6 +383,7 @@ def test_a_folder_of_adapters_is_read_as_they_are_named(
         adapters = engine.session.adapters
         assert adapters is not None
         assert not adapters.names
+        assert engine.adapters == tuple(names)
         for name in [*names, "a0", "a1", "a0", "folder"]:
             assert _tokens(engine, ((name, 1.0),))[0] == alone[name], name
             assert len(adapters.names) <= 2

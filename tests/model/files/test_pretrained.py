@@ -76,7 +76,9 @@ def test_names_are_those_of_the_gguf_package() -> None:
         for names in table.values():
             for name in (names,) if isinstance(names, str) else names:
                 base = name.removesuffix(".").removesuffix(".weight").removesuffix(".bias")
-                assert base in known or base.startswith(("xielu.", "ffn_")), name
+                assert (
+                    base in known or base.startswith(("xielu.", "ffn_")) or "_adapter." in base
+                ), name
 
 
 @pytest.mark.parametrize("name", FOLDERS)
@@ -494,6 +496,7 @@ _ODD = (
 _NEEDED = {
     "qk_nope_head_dim": 4, "qk_rope_head_dim": 4, "v_head_dim": 4, "kv_lora_rank": 4,
     "hybrid_override_pattern": "M", "layer_types": ["full_attention"],
+    "layers_block_type": ["hybrid"],
     "linear_key_head_dim": 4, "linear_num_key_heads": 1, "linear_num_value_heads": 2,
     "linear_value_head_dim": 4, "linear_conv_kernel_dim": 4, "attn_config": {"alibi": True},
     "linear_attn_config": {"kda_layers": [1], "full_attn_layers": [], "num_heads": 2,

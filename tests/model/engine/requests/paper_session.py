@@ -104,7 +104,7 @@ class PaperSession:
         self.stream = SimpleNamespace(record=lambda event: None)
         self.parts = SimpleNamespace(
             device=SimpleNamespace(create_event=lambda name: event),
-            config=SimpleNamespace(vocab_size=VOCABULARY, source=None),
+            config=SimpleNamespace(vocab_size=VOCABULARY, source=None, stage=None),
             cache=SimpleNamespace(pools=()),
             state=SimpleNamespace(
                 drafts=None,
@@ -127,7 +127,7 @@ class PaperSession:
         masks: Mapping[int, Any],
         *,
         given: Mapping[int, Any],
-        revise: Callable[[], None] | None = None,
+        revise: Any = None,
     ) -> None:
         assert not given
         assert revise is None
