@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from urdir.model import demo_model
 from urdir.model.cli import build_parser
 from urdir.model.commands.flags import (
     NOTHING,
     PERHAPS,
     Accepted,
     Flag,
+    FlagAction,
     Refused,
     Served,
     add_flags,
@@ -105,6 +108,16 @@ def test_what_a_flag_takes_is_said_as_help_says_it(
     add_flags(parser, [accepted], "run")
     for value in values:
         parser.parse([accepted.names.split()[0], *([] if value is None else [value])])
+
+
+def test_every_flag_of_a_server_is_in_its_guides(parsers: dict[str, Parser]) -> None:
+    room = Path(demo_model()).parents[1]
+    guides = [*room.glob("*.md"), *(room / "serve").glob("*.md")]
+    told = {*re.findall(r"(?<![\w-])--?[a-z][a-z-]*", "".join(g.read_text() for g in guides))}
+    flags = parsers["serve"].subcommands["serve"].flags.values()
+    served = [of for of in dict.fromkeys(flags) if not isinstance(of, FlagAction)]
+    assert len(served) > 60
+    assert [of.option_strings for of in served if not told & {*of.option_strings}] == []
 
 
 @pytest.mark.parametrize("command", GROUPS)
