@@ -11,6 +11,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import NamedTuple
 
 
 class Hazard(Enum):
@@ -25,8 +26,7 @@ _HAZARDS = tuple(Hazard)
 _READ_AFTER_WRITE, _WRITE_AFTER_WRITE, _WRITE_AFTER_READ = range(3)  # indices: the strongest first
 
 
-@dataclass(frozen=True, slots=True)
-class Use:
+class Use(NamedTuple):
     """Bytes ``[start, stop)`` of device memory that an operation accesses."""
 
     start: int
@@ -126,49 +126,46 @@ class _Memory:
         """The operations that ``uses`` conflict with directly, without a write in between: the
         index of the strongest hazard, and the argument that it concerns."""
         found: dict[int, tuple[int, str]] = {}
-        for use in uses:
-            after_write = _READ_AFTER_WRITE if use.reads else _WRITE_AFTER_WRITE
-            for segment in self._touched(use):
+        for start, stop, reads, writes, name in uses:
+            after_write = _READ_AFTER_WRITE if reads else _WRITE_AFTER_WRITE
+            for segment in self._touched(start, stop):
                 if segment.writer is not None:
                     known = found.get(segment.writer)
                     if known is None or after_write < known[0]:
-                        found[segment.writer] = after_write, use.name
-                if use.writes:
+                        found[segment.writer] = after_write, name
+                if writes:
                     for reader in segment.readers:
-                        found.setdefault(reader, (_WRITE_AFTER_READ, use.name))
+                        found.setdefault(reader, (_WRITE_AFTER_READ, name))
         return found
 
     def record(self, index: int, uses: Sequence[Use]) -> None:
         """Record the accesses of operation ``index``; its reads precede its writes."""
-        for use in uses:
-            if use.reads:
-                for segment in self._tile(use):
+        for start, stop, reads, _, _ in uses:
+            if reads:
+                for segment in self._tile(start, stop):
                     segment.readers.append(index)
-        for use in uses:
-            if use.writes:
-                if (known := self._exact(use)) is not None:
+        for start, stop, _, writes, _ in uses:
+            if writes:
+                if (known := self._exact(start, stop)) is not None:
                     known.writer, known.readers = index, []
                     continue
-                first, last = self._cut(use.start), self._cut(use.stop)
-                self._segments[first:last] = [_Segment(use.start, use.stop, index)]
-                self._starts[first:last] = [use.start]
+                first, last = self._cut(start), self._cut(stop)
+                self._segments[first:last] = [_Segment(start, stop, index)]
+                self._starts[first:last] = [start]
 
-    def _touched(self, use: Use) -> Sequence[_Segment]:
-        """The segments that have a byte of ``use``."""
-        first = bisect_right(self._starts, use.start)
-        if first and self._segments[first - 1].stop > use.start:
+    def _touched(self, start: int, stop: int) -> Sequence[_Segment]:
+        """The segments that have a byte of ``[start, stop)``."""
+        first = bisect_right(self._starts, start)
+        if first and self._segments[first - 1].stop > start:
             first -= 1
-        last = first
-        while last < len(self._starts) and self._starts[last] < use.stop:
-            last += 1
-        return self._segments[first:last]
+        return self._segments[first : bisect_left(self._starts, stop, first)]
 
-    def _exact(self, use: Use) -> _Segment | None:
-        """The segment with the bytes of ``use`` and no others, if there is one."""
-        index = bisect_left(self._starts, use.start)
+    def _exact(self, start: int, stop: int) -> _Segment | None:
+        """The segment ``[start, stop)``, if there is one."""
+        index = bisect_left(self._starts, start)
         if index < len(self._starts):
             segment = self._segments[index]
-            if segment.start == use.start and segment.stop == use.stop:
+            if segment.start == start and segment.stop == stop:
                 return segment
         return None
 
@@ -180,21 +177,20 @@ class _Memory:
             self._starts.insert(index, at)
         return index
 
-    def _tile(self, use: Use) -> list[_Segment]:
-        """The segments that cover exactly ``use``, created if missing."""
-        if (segment := self._exact(use)) is not None:
-            return [segment]
-        first, last = self._cut(use.start), self._cut(use.stop)
-        found = self._segments[first:last]
+    def _tile(self, start: int, stop: int) -> list[_Segment]:
+        """The segments that cover exactly ``[start, stop)``, created if missing."""
+        if (known := self._exact(start, stop)) is not None:
+            return [known]
+        first, last = self._cut(start), self._cut(stop)
         tiles: list[_Segment] = []
-        at = use.start
-        for segment in found:
+        at = start
+        for segment in self._segments[first:last]:
             if at < segment.start:
                 tiles.append(_Segment(at, segment.start))
             tiles.append(segment)
             at = segment.stop
-        if at < use.stop:
-            tiles.append(_Segment(at, use.stop))
+        if at < stop:
+            tiles.append(_Segment(at, stop))
         self._segments[first:last] = tiles
         self._starts[first:last] = [tile.start for tile in tiles]
         return tiles

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from urdir.driver.compare import MismatchError, written_params
 from urdir.driver.dependencies import Dependencies, Edge
 from urdir.driver.errors import DriverError, LaunchError
-from urdir.driver.graph import Graph, RecordedGraph, may_be_programmatic
+from urdir.driver.graph import Graph, RecordedGraph, RecordedParts, may_be_programmatic
 from urdir.driver.kernel import access_of
 from urdir.driver.launch import launch
 from urdir.driver.memory import PinnedBuffer
@@ -31,22 +31,25 @@ from urdir.driver.operation import (
 )
 from urdir.driver.parallel import Work, completed
 from urdir.driver.plan import Plan, StopAfter
+from urdir.driver.ranges import named
+from urdir.driver.stream import Stream
 from urdir.driver.streamed import check_transfers, is_transfer
 
 if TYPE_CHECKING:
     from urdir.driver.device import Device
     from urdir.driver.module import LoadedKernel
-    from urdir.driver.stream import Stream
 
 #: The share of operations that need not wait for the one just before them, up to which all do.
 _FEW_BREAKS = 1 / 20
 Array = npt.NDArray[Any]
 Step = tuple[Operation, "LoadedKernel | None"]
+Recorded = RecordedGraph | RecordedParts
 
 
 @dataclass(frozen=True, slots=True)
 class BoundPlan:
-    """A plan with the loaded kernel of every operation on ``device`` (None for copies, fills)."""
+    """A plan with the loaded kernel of every operation on ``device`` (None for copies, fills and
+    work of the host)."""
 
     plan: Plan
     device: Device
@@ -59,6 +62,10 @@ class BoundPlan:
         """The operations with their kernels, in order."""
         count = self.plan.position(stop_after)
         return zip(self.plan[:count], self.kernels[:count], strict=True)
+
+    def part(self, first: int, stop: int) -> BoundPlan:
+        """The operations from ``first`` up to ``stop``."""
+        return BoundPlan(self.plan[first:stop], self.device, self.kernels[first:stop])
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +116,7 @@ def binding(plan: Plan, device: Device) -> Generator[None, None, BoundPlan]:
     for kernel in fixed.kernels():
         loaded[id(kernel)] = device.load(kernel)
         yield
-    kernels = (loaded[id(op.kernel)] if isinstance(op, Launch) else None for op in fixed)
+    kernels = (loaded.get(id(op.kernel)) if isinstance(op, Launch) else None for op in fixed)
     return BoundPlan(fixed, device, tuple(kernels))
 
 
@@ -128,14 +135,25 @@ def _check_memory(operation: Operation, device: Device) -> None:
 def run(
     plan: Plan | BoundPlan, device: Device, stream: Stream, stop_after: StopAfter = None
 ) -> None:
-    """Queue the operations on ``stream``, one driver call each. Raises CudaError, LifetimeError."""
-    for operation, loaded in bind(plan, device).steps(stop_after):
-        queue(operation, loaded, stream)
+    """Queue the operations on ``stream``, one driver call each, in NVTX ranges of their labels.
+    Raises CudaError, LifetimeError."""
+    bound = bind(plan, device)
+    with named(bound.plan.name):
+        for operation, loaded in bound.steps(stop_after):
+            queue(operation, loaded, stream)
 
 
 def queue(operation: Operation, loaded: LoadedKernel | None, stream: Stream) -> None:
-    """Queue one operation on ``stream``; ``loaded`` is the kernel of a launch."""
-    if isinstance(operation, Launch):
+    """Queue one operation on ``stream``, in an NVTX range of its label; ``loaded`` is the kernel of
+    a launch."""
+    with named(operation.label):
+        _queue(operation, loaded, stream)
+
+
+def _queue(operation: Operation, loaded: LoadedKernel | None, stream: Stream) -> None:
+    if isinstance(operation, Launch) and operation.is_on_host:
+        operation.perform(stream)
+    elif isinstance(operation, Launch):
         assert loaded is not None
         launch(loaded, operation.packed, stream)
     elif isinstance(operation, Copy):
@@ -153,18 +171,43 @@ def record(plan: Plan | BoundPlan, device: Device, *, programmatic: bool = True)
     (`_in_order`).
 
     Edges are programmatic where possible (`may_be_programmatic`), unless switched off. Raises
-    LaunchError, CudaError, and DriverError if the numbers of nodes and operations differ.
+    LaunchError, also for work of the host (`recording` takes it), CudaError, and DriverError if the
+    numbers of nodes and operations differ.
     """
-    return completed(recording(plan, device, programmatic=programmatic))
+    graph = completed(recording(plan, device, programmatic=programmatic))
+    if isinstance(graph, RecordedParts):
+        graph.close()
+        raise LaunchError(f"{graph.name}: work of the host between launches is not in one graph")
+    return graph
 
 
 def recording(
     plan: Plan | BoundPlan, device: Device, *, programmatic: bool = True
-) -> Work[RecordedGraph]:
-    """`record` in small pieces, one per operation; the generator returns the graph. A long piece is
-    yielded, and may be run in another thread before the next one."""
+) -> Work[Recorded]:
+    """`record` in small pieces, one per operation; the generator returns the graph, or of a plan
+    with work of the host a graph of each part between. A long piece is yielded, and may be run in
+    another thread before the next one."""
     bound = bind(plan, device)
-    graph = Graph(device, bound.plan.name)
+    hosts = [n for n, op in enumerate(bound.plan) if isinstance(op, Launch) and op.is_on_host]
+    if not hosts:
+        return (yield from _graph_of(bound, programmatic))
+    parts: list[RecordedGraph | Launch] = []
+    try:
+        for before, at in pairwise([-1, *hosts, len(bound)]):
+            if at > before + 1:
+                parts.append((yield from _graph_of(bound.part(before + 1, at), programmatic)))
+            if at < len(bound):
+                work = bound.plan[at]
+                assert isinstance(work, Launch)
+                parts.append(work)
+    except BaseException:
+        RecordedParts(device, bound.plan.name, parts).close()
+        raise
+    return RecordedParts(device, bound.plan.name, parts)
+
+
+def _graph_of(bound: BoundPlan, programmatic: bool) -> Work[RecordedGraph]:
+    graph = Graph(bound.device, bound.plan.name)
     try:
         return (yield from _recording(bound, graph, programmatic))
     except BaseException:
@@ -241,7 +284,11 @@ def evaluate(plan: Plan | BoundPlan, stop_after: StopAfter = None) -> None:
     """
     plan = plan if isinstance(plan, Plan) else plan.plan
     for operation in plan[: plan.position(stop_after)]:
-        if isinstance(operation, Launch):
+        if isinstance(operation, Launch) and operation.is_on_host:
+            with Stream(allocation_of(operation.memory()[0]).device) as stream:
+                operation.perform(stream)
+                stream.synchronize()
+        elif isinstance(operation, Launch):
             for name, array in reference(operation).items():
                 _write(operation.packed.regions[name], array)
         elif isinstance(operation, Copy):

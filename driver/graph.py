@@ -6,15 +6,15 @@ recording. `Graph` is under construction, `RecordedGraph` can be launched.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
-from urdir.driver.context import OpenDevice, Owned
+from urdir.driver.context import OpenDevice, Owned, close_all
 from urdir.driver.dependencies import Edge, find_edges, missing_edges
-from urdir.driver.errors import CudaError, LaunchError, LifetimeError, check
+from urdir.driver.errors import CudaError, DriverTooOldError, LaunchError, LifetimeError, check
 from urdir.driver.kernel import signature
 from urdir.driver.launch import Argument
 from urdir.driver.node import (
@@ -28,6 +28,7 @@ from urdir.driver.node import (
 )
 from urdir.driver.operation import Copy, Fill, Launch, Operation, allocation_of
 from urdir.driver.parallel import Job, Work, completed
+from urdir.driver.ranges import named
 
 if TYPE_CHECKING:
     from urdir.driver.module import LoadedKernel
@@ -245,12 +246,36 @@ class RecordedGraph(Owned):
         """The graph in DOT (Graphviz)."""
         return self._graph.dot()
 
+    def tools_ids(self) -> tuple[int, ...] | None:
+        """The ids by which tools (CUPTI, Nsight Systems) name the nodes: ``originalGraphNodeId`` of
+        their tables. None where the driver does not tell (cuGraphNodeGetToolsId)."""
+        _ = self.handle
+        self.device.context.make_current()
+        api = self.device.api
+        what = f"cuGraphNodeGetToolsId of {self.name!r}"
+        try:
+            found = [check(api, api.cuGraphNodeGetToolsId(of.handle), what) for of in self.nodes]
+        except (AttributeError, DriverTooOldError):  # older bindings, an older driver
+            return None
+        return tuple(map(int, found))
+
+    def table(self) -> list[dict[str, Any]]:
+        """Every node with its label, its operation (of a launch, the kernel's entry) and the tools'
+        id, to join a tool's rows with; the id is None without `tools_ids`."""
+        ids = self.tools_ids() or (None,) * len(self.nodes)
+        return [
+            {"tools_id": tools_id, "label": node.operation.label, "operation": node.operation.what}
+            for tools_id, node in zip(ids, self.nodes, strict=True)
+        ]
+
     def launch(self, stream: Stream) -> None:
-        """Queue one run of the whole graph on ``stream``. Raises CudaError, LifetimeError."""
+        """Queue one run of the whole graph on ``stream``, in an NVTX range of its name. Raises
+        CudaError, LifetimeError."""
         handle, queue = self.handle, stream.handle
         self.device.context.make_current()
         api = self.device.api
-        check(api, api.cuGraphLaunch(handle, queue), f"cuGraphLaunch {self.name!r}")
+        with named(self.name):
+            check(api, api.cuGraphLaunch(handle, queue), f"cuGraphLaunch {self.name!r}")
 
     def update(self, index: int, /, **args: Argument) -> None:
         """Replace some arguments of a launch, from the next launch of the graph on.
@@ -296,6 +321,49 @@ class RecordedGraph(Owned):
 
     def _destroy(self, handle: Any) -> Any:
         return self.device.api.cuGraphExecDestroy(handle)
+
+
+class RecordedParts:
+    """A plan of which parts are recorded, and others are `HostWork`: launched as a recorded graph
+    is, in a call that returns once the host's work is done."""
+
+    def __init__(self, device: OpenDevice, name: str, parts: Sequence[RecordedGraph | Launch]):
+        self.device, self.name = device, name
+        self._parts = tuple(parts)
+
+    @property
+    def graphs(self) -> tuple[RecordedGraph, ...]:
+        """The recorded parts."""
+        return tuple(part for part in self._parts if not isinstance(part, Launch))
+
+    @property
+    def handle(self) -> tuple[Any, ...]:
+        """The driver's handles; LifetimeError if it is closed."""
+        return tuple(graph.handle for graph in self.graphs)
+
+    @property
+    def nbytes(self) -> int:
+        """Approximate device memory of the graphs in bytes."""
+        return sum(graph.nbytes for graph in self.graphs)
+
+    def launch(self, stream: Stream) -> None:
+        """Queue one run on ``stream``, and do the host's part of it. Raises DriverError."""
+        _ = self.handle
+        for part in self._parts:
+            if isinstance(part, Launch):
+                part.perform(stream)
+            else:
+                part.launch(stream)
+
+    def close(self) -> None:
+        """Free the graphs. Idempotent."""
+        close_all(self.graphs)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
 
 
 def may_be_programmatic(device: OpenDevice, before: Operation, after: Operation) -> bool:

@@ -16,7 +16,7 @@ from typing import Any, Self, overload
 from urdir.driver.context import close_all
 from urdir.driver.device import Device, find_devices
 from urdir.driver.errors import CudaError, DeviceNameError, DriverError, GroupError
-from urdir.driver.graph import RecordedGraph
+from urdir.driver.graph import RecordedGraph, RecordedParts
 from urdir.driver.ptx_files import PtxFiles
 from urdir.driver.stream import Stream
 
@@ -112,7 +112,7 @@ class Group(Sequence[Device]):
         self.close()
 
 
-def launch_together(graphs: Sequence[tuple[RecordedGraph, Stream]]) -> None:
+def launch_together(graphs: Sequence[tuple[RecordedGraph | RecordedParts, Stream]]) -> None:
     """Queue one run of each rank's graph, each on its own stream.
 
     Raises LifetimeError for a closed graph, and CudaError if the first is refused: nothing is

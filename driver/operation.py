@@ -7,12 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from urdir.driver.dependencies import Use
 from urdir.driver.errors import LaunchError
+from urdir.driver.host_work import HostWork
 from urdir.driver.kernel import Kernel, signature
 from urdir.driver.launch import Argument, PackedArguments, pack
 from urdir.driver.memory import Buffer, PinnedBuffer, Region
+
+if TYPE_CHECKING:
+    from urdir.driver.stream import Stream
 
 Memory = Region | PinnedBuffer
 
@@ -47,6 +52,16 @@ class Launch:
     def what(self) -> str:
         """The kernel's name."""
         return self.kernel.name
+
+    @property
+    def is_on_host(self) -> bool:
+        """Whether it is work of the host."""
+        return isinstance(self.kernel, HostWork)
+
+    def perform(self, stream: Stream) -> None:
+        """Do the host's work, all before it being queued on ``stream``. Raises DriverError."""
+        assert isinstance(self.kernel, HostWork)
+        self.kernel.perform(self.packed.regions, stream)
 
     def uses(self) -> tuple[Use, ...]:
         """The bytes of every pointer: the whole declared argument."""

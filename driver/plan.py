@@ -92,8 +92,8 @@ class Plan:
         return tuple({id(allocation): allocation for allocation in used}.values())
 
     def kernels(self) -> tuple[Kernel, ...]:
-        """Every launched kernel, once, in order of first use."""
-        launched = (op.kernel for op in self if isinstance(op, Launch))
+        """Every kernel that is launched on the device, once, in order of first use."""
+        launched = (op.kernel for op in self if isinstance(op, Launch) and not op.is_on_host)
         return tuple({id(kernel): kernel for kernel in launched}.values())
 
     def table(self) -> list[dict[str, Any]]:

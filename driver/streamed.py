@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 class StreamedSlice(Slice):
     """A slot of device memory while it has the bytes of ``source``, or a part of such a slot
     (``whole`` is all of it). Others with the same bytes of the device have other sources.
-    ``transfer`` makes the operation that fills it; None: a copy of the source."""
+    ``transfer`` makes the operation that fills it; None: a copy of the source, without which it is
+    needed."""
 
     __slots__ = ("_whole", "source", "transfer")
 
@@ -31,7 +32,7 @@ class StreamedSlice(Slice):
         offset: int,
         nbytes: int,
         name: str,
-        source: PinnedBuffer,
+        source: PinnedBuffer | None,
         whole: StreamedSlice | None = None,
     ) -> None:
         super().__init__(buffer, offset, nbytes, name)
@@ -120,6 +121,7 @@ def is_transfer(operation: Operation) -> bool:
 def _transfer(of: StreamedSlice) -> Operation:
     if of.transfer is not None:
         return of.transfer(of)
+    assert of.source is not None
     return Copy(of, of.source, f"transfer {of.name}")
 
 

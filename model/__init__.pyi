@@ -6,6 +6,8 @@ from .engine.engine import Engine as Engine
 from .engine.generate import Generation as Generation
 from .engine.generate import Statistics as Statistics
 from .engine.loading import Loading as Loading
+from .engine.logit_processor import LogitProcessor as LogitProcessor
+from .engine.logit_processor import LogitRow as LogitRow
 from .engine.options import EngineOptions as EngineOptions
 from .engine.reply import AsyncReply as AsyncReply
 from .engine.reply import Reply as Reply

@@ -31,6 +31,10 @@ class UnsupportedError(ModelError):
     """The file is good, but asks for something that this version does not do."""
 
 
+class NoRoomError(ModelError):
+    """The device has too little free memory."""
+
+
 class TokenizerError(ModelError):
     """The file's vocabulary is missing, or cannot be built or used as asked."""
 

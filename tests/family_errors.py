@@ -39,6 +39,7 @@ from urdir.model.verify.conformance import relative_rms
 from urdir.ptxgen.errors import PtxgenError
 
 FOLDER = Path(__file__).parent / "data" / "families"
+FOLDERS = (FOLDER, FOLDER.with_name("encoder_decoders"))
 FILE = FOLDER / "errors.json"
 #: What llama.cpp allocated for the goldens; LongRoPE has other factors for it than for less.
 CONTEXT = 512
@@ -47,18 +48,26 @@ Logits = np.ndarray[Any, Any]
 
 def names() -> list[str]:
     """The goldens."""
-    return [path.name.removesuffix(".gguf.xz") for path in sorted(FOLDER.glob("*.gguf.xz"))]
+    paths = (path for folder in FOLDERS for path in sorted(folder.glob("*.gguf.xz")))
+    return [path.name.removesuffix(".gguf.xz") for path in paths]
+
+
+def stored(file: str) -> Path:
+    """Where a golden's file is."""
+    return next(path for folder in FOLDERS if (path := folder / file).exists())
 
 
 def unpack(name: str, folder: Path) -> Path:
     """A golden's GGUF file, written to a folder."""
     path = folder / f"{name}.gguf"
-    path.write_bytes(lzma.decompress((FOLDER / f"{name}.gguf.xz").read_bytes()))
+    path.write_bytes(lzma.decompress(stored(f"{name}.gguf.xz").read_bytes()))
     return path
 
 
-def by_reference(path: Path, tokens: list[int]) -> Logits:
-    """Logits (tokens, vocab) of `tests/model/reference.py`."""
+def by_reference(path: Path, tokens: list[int], source: list[int]) -> Logits:
+    """Logits (tokens, vocab) of `tests/model/reference.py`, which runs no encoder for a source."""
+    if source:
+        raise NotImplementedError("encoder-decoders")
     script = Path(__file__).with_name("model") / "reference.py"
     spec = importlib.util.spec_from_file_location("reference", script)
     assert spec is not None
@@ -70,21 +79,24 @@ def by_reference(path: Path, tokens: list[int]) -> Logits:
     return logits
 
 
-def by_engine(device: str) -> Callable[[Path, list[int]], Logits]:
+def by_engine(device: str) -> Callable[[Path, list[int], list[int]], Logits]:
     """The same of the engine in exact mode with an f32 cache, on that device."""
 
-    def logits(path: Path, tokens: list[int]) -> Logits:
+    def logits(path: Path, tokens: list[int], source: list[int]) -> Logits:
         with Engine.open(path, device=device, exact=True, kv_dtype="f32") as engine:
+            if source:
+                return engine.logits(source, decoder=tokens)
             return logits_of_each(engine.session, tokens)
 
     return logits
 
 
-def error_of(name: str, logits_of: Callable[[Path, list[int]], Logits]) -> float:
+def error_of(name: str, logits_of: Callable[[Path, list[int], list[int]], Logits]) -> float:
     """A golden's error."""
-    golden = np.load(FOLDER / f"{name}.npz")
+    golden = np.load(stored(f"{name}.npz"))
+    source = golden["encoder_tokens"].tolist() if "encoder_tokens" in golden else []
     with TemporaryDirectory() as folder:
-        logits = logits_of(unpack(name, Path(folder)), golden["tokens"].tolist())
+        logits = logits_of(unpack(name, Path(folder)), golden["tokens"].tolist(), source)
     return relative_rms(logits, golden["logits"])
 
 

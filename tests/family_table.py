@@ -33,7 +33,7 @@ from urdir.model.families.rwkv import ChannelMix, TimeMix
 from urdir.model.files.gguf import Gguf
 
 FOLDER = Path(__file__).parent / "data" / "families"
-ENCODERS = Path(__file__).parent / "data" / "encoders"
+OTHERS = tuple(FOLDER.parent / kind for kind in ("encoders", "encoder_decoders"))
 README = Path(__file__).parents[1] / "model" / "MODELS.md"
 BEGIN, END = "<!-- by tests/family_table.py -->\n", "<!-- end -->\n"
 
@@ -77,7 +77,8 @@ def _goldens() -> dict[str, dict[str, Config]]:
     found: dict[str, dict[str, Config]] = {}
     with TemporaryDirectory() as folder:
         path = Path(folder) / "model.gguf"
-        for packed in [*sorted(FOLDER.glob("*.gguf.xz")), *sorted(ENCODERS.glob("*.gguf.xz"))]:
+        folders = (FOLDER, *OTHERS)
+        for packed in [path for of in folders for path in sorted(of.glob("*.gguf.xz"))]:
             path.write_bytes(lzma.decompress(packed.read_bytes()))
             with Gguf(path) as file:
                 config = Config.of(file)
@@ -146,6 +147,7 @@ def _attention(config: Config) -> Features:
     yield any(n.after_rope for n in norms), "after RoPE"
     yield any(m.v_norm for m in mixers), "value norm"
     yield not config.is_causal, "to both sides"
+    yield config.source is not None, "cross attention"
     yield any(m.window for m in mixers), "window"
     yield any(m.chunk for m in mixers), "chunked attention"
     yield any(m.softcap for m in mixers), "soft-cap"

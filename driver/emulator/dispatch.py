@@ -17,8 +17,6 @@ SUCCESS = cuda.CUresult.CUDA_SUCCESS
 
 def bind(driver: Driver, function: Any) -> Callable[..., tuple[Any, ...]]:
     """The function as users call it: without the driver parameter, returning tuples."""
-    signature = inspect.signature(function)
-    visible = list(signature.parameters.values())[1:]
     nothing = (None,) * function.results
     results, needs, defers = function.results, function.needs, function.defers
     name = function.__name__
@@ -47,5 +45,12 @@ def bind(driver: Driver, function: Any) -> Callable[..., tuple[Any, ...]]:
             return (SUCCESS, value)
         return (SUCCESS, *value) if results else (SUCCESS,)
 
-    call.__signature__ = signature.replace(parameters=visible)  # type: ignore[attr-defined]
+    call.__signature__ = _signature(function)  # type: ignore[attr-defined]
     return call
+
+
+@functools.cache
+def _signature(function: Any) -> inspect.Signature:
+    """The parameters but for the driver; every emulated driver has the same."""
+    signature = inspect.signature(function)
+    return signature.replace(parameters=list(signature.parameters.values())[1:])

@@ -184,6 +184,13 @@ def cuGraphNodeGetType(driver: Driver, hNode: Any) -> Any:
 
 
 @driver_call(results=1)
+def cuGraphNodeGetToolsId(driver: Driver, hNode: Any) -> int:
+    """The id of a node in tools: its handle, as no tool looks on."""
+    node: Node = driver.context.nodes[hNode]
+    return node.handle
+
+
+@driver_call(results=1)
 def cuGraphKernelNodeGetParams(driver: Driver, hNode: Any) -> Any:
     """The parameters of a kernel node; ``kernelParams`` points to storage of the node."""
     launch = kernel_of(driver, hNode)

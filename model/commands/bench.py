@@ -104,7 +104,8 @@ def add_parser(commands: options.Subparsers) -> None:
         "--trace",
         type=Path,
         metavar="FILE.json",
-        help="write that profile of decode steps for ui.perfetto.dev, launch by launch",
+        help="write that profile of decode steps for ui.perfetto.dev, launch by launch, and the "
+        "nodes of all recorded graphs with their ids in Nsight Systems and CUPTI",
     )
     parser.add_argument(
         "--draft",

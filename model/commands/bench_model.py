@@ -59,7 +59,8 @@ def run_model(args: argparse.Namespace) -> int:
         title = f"decode step of {run.conditions.model} on {run.conditions.device}"
         plot_roofline(run.profile, run.conditions.read_gb_per_s * 1e9, title, args.plot)
     if run.conditions is not None and args.trace:
-        write_trace(args.trace, run.trace, f"{run.conditions.model} on {run.conditions.device}")
+        title = f"{run.conditions.model} on {run.conditions.device}"
+        write_trace(args.trace, run.trace, title, run.graphs)
     return 1 if run.has_failed or (args.falls and _tell_falls(run.rows)) else 0
 
 
@@ -84,6 +85,7 @@ class _ModelRun:
     conditions: report.Conditions | None = None
     profile: list[ProfileRow] = field(default_factory=list)
     trace: list[dict[str, Any]] = field(default_factory=list)
+    graphs: list[dict[str, Any]] = field(default_factory=list)
     rows: list[BenchRow] = field(default_factory=list)
     has_failed: bool = False
 
@@ -98,7 +100,7 @@ class _ModelRun:
         from urdir.model.measure.bench import FailedRow, bench, time_step
         from urdir.model.measure.profile import summarise
         from urdir.model.measure.streaming import LinkUse
-        from urdir.model.measure.trace import step_events
+        from urdir.model.measure.trace import graph_tables, step_events
 
         try:
             engine = _open_engine(self.args, part)
@@ -125,6 +127,8 @@ class _ModelRun:
                 plan, timings = time_step(engine.session, count)
                 self.profile += summarise(plan, timings, rates.read, count)
                 self.trace += step_events(plan, timings, count, _step_name(count))
+            if self.args.trace:
+                self.graphs += graph_tables(engine.session.steps.graphs)
             self._note_conditions(engine, rates)
 
     def _note_conditions(self, engine: Engine, rates: Rates) -> None:

@@ -25,9 +25,11 @@ EXAMPLES = """\
   urdir chat                        talk to the built-in demo model
   urdir chat model.gguf -c 0        with as much context as the model takes
   urdir chat model.gguf -sys "Answer in one sentence." --temp 0
+  urdir chat model.gguf -jf schema.json            every answer as a schema says; --grammar too
+  urdir chat model.gguf --reasoning-budget 200     think for 200 tokens at most; 0: not at all
 
-In the conversation /help lists the commands, Ctrl-C stops an answer, Ctrl-D leaves. Alt-Enter, or a
-backslash before Enter, begins another line.
+In the conversation /help lists the commands, Tab completes them and names of files, Ctrl-C stops an
+answer, Ctrl-D leaves. Alt-Enter, or a backslash before Enter, begins another line.
 """
 
 
@@ -38,7 +40,9 @@ def add_parser(commands: options.Subparsers) -> None:
         "words", nargs="*", metavar="MODEL PROMPT", help="the model, and the first turn"
     )
     options.add_model(parser)
-    options.add_llama_flags(parser, "memory", "prompt", "template", "chat", "generation", "text")
+    options.add_llama_flags(
+        parser, "memory", "prompt", "template", "chat", "generation", "text", "format"
+    )
     options.add_sampling(parser)
     options.add_device(parser)
     options.add_gpus(parser)
@@ -55,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
 
     prompts.take_words(args)
     first, system = prompts.given_prompt(args), prompts.given_system(args)
-    given = prompts.given_template(args)
+    given, form = prompts.given_template(args), prompts.given_format(args)
     at_terminal = has_terminal()
     colours = args.color == "on" or (args.color == "auto" and at_terminal)
     wanted = answer_options(args, chat=True, chat_template=given)
@@ -63,6 +67,7 @@ def run(args: argparse.Namespace) -> int:
         if args.verbose:
             print_engine(engine)
         conversation = Conversation(engine, engine.template, args, system, colours)
+        conversation.format = form
         if not at_terminal:
             _talk(conversation, read_line, first)
             return 0
@@ -71,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
             f"{engine.session.context} tokens\n/help lists the commands, Ctrl-D leaves",
             file=sys.stderr,
         )
-        _talk(conversation, editor(list(COMMANDS), read_environment().cache_dir), first)
+        _talk(conversation, editor(list(COMMANDS), WITH_FILE, read_environment().cache_dir), first)
     return 0
 
 
@@ -153,6 +158,15 @@ def _set(conversation: Conversation, rest: str) -> None:
         print(line, file=sys.stderr)
 
 
+def _format(conversation: Conversation, rest: str) -> None:
+    """[json | off | FILE]: show or set what answers are: JSON, free, a schema or grammar (.gbnf)"""
+    if rest:
+        conversation.format = prompts.named_format("/format", rest)
+    form = conversation.format
+    shown = "free text" if form is None else f"{form.kind} {form.source}"
+    print(f"format: {printable(shown)}", file=sys.stderr)
+
+
 def _retry(conversation: Conversation, rest: str) -> None:
     """answer the last turn again"""
     conversation.retry()
@@ -197,6 +211,7 @@ COMMANDS: Mapping[str, Callable[[Conversation, str], None]] = {
     "/clear": _clear,
     "/system": _system,
     "/set": _set,
+    "/format": _format,
     "/retry": _retry,
     "/undo": _undo,
     "/save": _save,
@@ -204,6 +219,8 @@ COMMANDS: Mapping[str, Callable[[Conversation, str], None]] = {
     "/stats": _stats,
     "/exit": _exit,
 }
+#: Those that take the name of a file.
+WITH_FILE = ("/save", "/load", "/format")
 LEAVE = ("/exit", "/quit", "/bye")
 #: Names of some of them in llama.cpp and ollama.
 ALIASES = {"/regen": "/retry", "/?": "/help"}

@@ -12,6 +12,7 @@ from urdir.model.commands.prompts import MOST_BYTES
 from urdir.model.errors import ModelError
 
 if TYPE_CHECKING:
+    from prompt_toolkit.completion import Completer
     from prompt_toolkit.history import History
     from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 
@@ -24,19 +25,19 @@ def has_terminal() -> bool:
     return sys.stdin.isatty() and sys.stdout.isatty() and os.isatty(sys.stdout.fileno())
 
 
-def editor(commands: Sequence[str], cache: Path | None) -> ReadTurn:
-    """Lines with editing, history (kept in the folder ``cache``) and completed ``commands``.
+def editor(commands: Sequence[str], with_file: Sequence[str], cache: Path | None) -> ReadTurn:
+    """Lines with editing, history (kept in the folder ``cache``), completed ``commands``, and names
+    of files after those ``with_file``.
 
     Alt-Enter, or a backslash before Enter, begins another line; pasted text may have several.
     """
     from prompt_toolkit import PromptSession
-    from prompt_toolkit.completion import WordCompleter
 
     session: PromptSession[str] = PromptSession(
         "> ",
         history=_history(cache),
         key_bindings=_keys(),
-        completer=WordCompleter(list(commands), sentence=True),
+        completer=completer(commands, with_file),
         complete_while_typing=False,
         prompt_continuation="  ",
     )
@@ -48,6 +49,16 @@ def editor(commands: Sequence[str], cache: Path | None) -> ReadTurn:
             return None
 
     return read
+
+
+def completer(commands: Sequence[str], with_file: Sequence[str]) -> Completer:
+    """Completes a line that begins with a command."""
+    from prompt_toolkit.completion import NestedCompleter, PathCompleter, WordCompleter
+    from prompt_toolkit.completion import merge_completers as merged
+
+    names = WordCompleter(list(commands), sentence=True)
+    files = NestedCompleter(dict.fromkeys(with_file, PathCompleter(expanduser=True)))
+    return merged([names, files])
 
 
 def read_line() -> str | None:

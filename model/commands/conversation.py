@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from urdir.model.engine.sampling_settings import SamplingSettings
     from urdir.model.text.chat import ChatTemplate, Prompt
     from urdir.model.text.deltas import Delta
+    from urdir.model.text.formats import Format
 
 #: Text printed before and after thoughts, with and without colours.
 _DIMMED, _BETWEEN = ("\x1b[2m", "\x1b[0m\n"), ("<think>\n", "\n</think>\n")
@@ -54,6 +55,7 @@ class Conversation:
         self.system = system
         self.turns: list[Message] = []
         self.statistics: Statistics | None = None
+        self.format: Format | None = None  # of answers, after any reasoning
         self._template = template
         self._form = template.form
         self._marks = _DIMMED if colours else _BETWEEN
@@ -91,9 +93,9 @@ class Conversation:
         ]
         text = json.dumps(messages, ensure_ascii=False, indent=1)
         try:
-            Path(name).write_text(text + "\n", encoding="utf-8")
-        except OSError as exc:
-            raise ModelError(f"/save {name}: {exc.strerror}") from exc
+            Path(name).expanduser().write_text(text + "\n", encoding="utf-8")
+        except (OSError, RuntimeError) as exc:  # RuntimeError: no home folder of a user
+            raise ModelError(f"/save {name}: {getattr(exc, 'strerror', exc)}") from exc
 
     def load(self, name: str) -> None:
         """Continue a conversation that `save` has written. Raises ModelError."""
@@ -115,18 +117,22 @@ class Conversation:
 
     def _answer(self, turns: list[Message]) -> None:
         """Answer the last of ``turns``. Ctrl-C stops generation; the partial answer is kept."""
+        from urdir.model.engine.reply import ChatPrompt
         from urdir.model.engine.requests.request import Request
 
         pieces: list[str] = []
         try:
             prompt = self._prompt(turns)
+            tokens = tuple(self._template.tokens(prompt))
+            chat = ChatPrompt(prompt, tokens, self._form, None, "auto")
             generation = self.engine.generation(
                 Request(
-                    prompt=tuple(self._template.tokens(prompt)),
+                    prompt=tokens,
                     settings=self._settings(),
                     limit=self.args.n_predict,
                     stops=tuple(self.args.stop),
                     ignore_end=self.args.ignore_eos,
+                    constraint=chat.constraint(self.format),
                     shown=self._form.shown,
                     thoughts=self._form.limit(
                         given_thinking(self.args), prompt.text, self.args.reasoning_budget_message

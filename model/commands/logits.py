@@ -30,6 +30,7 @@ EXAMPLES = """\
   urdir logits model.gguf --tokens @tokens.txt --output logits.npy --exact
   urdir logits model.gguf --lora-scaled adapter.gguf:0.5 --tokens 1,150,298 --output logits.npy
   urdir logits model.gguf --draft mtp --tokens 1,150,298 --output logits.npz
+  urdir logits t5.gguf -p "translate English to German: yes" --decoder-tokens 0,2163 -o logits.npy
 """
 
 #: The value of --draft that selects the prediction heads in the model's own file.
@@ -48,6 +49,12 @@ def add_parser(commands: options.Subparsers) -> None:
     text = parser.add_mutually_exclusive_group(required=True)
     text.add_argument("--tokens", metavar="1,2,3|@FILE", help="token ids, or a file of them")
     text.add_argument("-p", "--prompt", metavar="TEXT", help="a text, tokenised as a prompt")
+    parser.add_argument(
+        "--decoder-tokens",
+        metavar="1,2,3|@FILE",
+        help="of an encoder-decoder the tokens of its decoder, whose logits are written (default: "
+        "its start token); the text is its encoder's",
+    )
     parser.add_argument(
         "-o",
         "--output",
@@ -116,15 +123,26 @@ def _logits(args: argparse.Namespace, tokens: list[int]) -> dict[str, Rows]:
     from urdir.model.engine.logits import logits_of
     from urdir.model.progress import Progress
 
+    given = args.decoder_tokens
+    decoder = None if given is None else prompts.read_tokens(given)
     wanted = replace(
-        engine_options(args, options.one_model(args), len(tokens)),
+        engine_options(args, options.one_model(args), max(len(tokens) + 1, len(decoder or ()))),
         kv_dtype="f32" if args.exact else "f16",
         exact=args.exact,
     )
     with open_engine(wanted) as engine:
-        _check_tokens(tokens, engine.config.vocab_size)
+        source: list[int] = []
+        if (of := engine.config.source) is not None:
+            end = None if args.prompt is None else engine.tokenizer.ends_texts_with
+            source = tokens if end is None else [*tokens, end]
+            tokens = decoder or [of.start]
+        elif decoder is not None:
+            raise options.UsageError("--decoder-tokens: the model has no encoder")
+        _check_tokens([*tokens, *source], engine.config.vocab_size)
+        if engine.config.diffuses:
+            return {"logits": engine.encoder.logits(tokens, range(len(tokens)))}
         with Progress("logits", len(tokens)) as progress:
-            rows = logits_of(engine.session, tokens, progress.advance)
+            rows = logits_of(engine.session, tokens, progress.advance, source)
     return {"logits": rows}
 
 

@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING, Any
 from urdir.model.commands import options
 from urdir.model.environment import Environment, read_environment
 
+#: Of the free memory, what serves many requests without another share.
+MEMORY_SHARE = 0.9
+
 if TYPE_CHECKING:
     from urdir.driver.device import Device
     from urdir.driver.group import Group
@@ -39,6 +42,8 @@ def engine_options(
         split=getattr(args, "split", "tensors"),
         placement=placement(args) if "overrides" in args else None,
         device_memory=getattr(args, "device_memory", None),
+        host_memory=getattr(args, "host_memory", None),
+        stream_dir=getattr(args, "stream_dir", None),
         random_routing=getattr(args, "routing", None),
         prompt_arithmetic=getattr(args, "prompt_arithmetic", "f16"),
         adapters=tuple(getattr(args, "adapters", ())),
@@ -79,7 +84,7 @@ def service_options(
         kv_dtype=args.cache_type_k or "f16",
         value_dtype=args.cache_type_v or "f16",
         sequences=args.parallel,
-        memory_share=args.gpu_memory_share,
+        memory_share=args.gpu_memory_share or MEMORY_SHARE,
         prefix_host_memory=args.prefix_host_memory,
         prefix_dir=args.prefix_dir,
         chunk=options.chunk(args),

@@ -70,9 +70,9 @@ def add_many(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--gpu-memory-share",
         type=values.real_number(0.1, 1.0),
-        default=0.9,
         metavar="X",
-        help="of the memory that is free: for weights and cache (0.9)",
+        help="of the memory that is free: for weights and cache (0.9; of several models an equal "
+        "part of that each)",
     )
     group.add_argument(
         "--prefix-host-memory",
@@ -124,6 +124,19 @@ def add_placement(parser: argparse._ActionsContainer, memory: str = "--device-me
         dest="device_memory",
         metavar="SIZE",
         help="use no more than this of a GPU's memory, such as 20G; what does not fit is streamed",
+    )
+    parser.add_argument(
+        "--host-memory",
+        type=values.byte_size,
+        metavar="SIZE",
+        help="stream no more than this from the host's memory (default: what is free)",
+    )
+    parser.add_argument(
+        "--stream-dir",
+        type=Path,
+        metavar="DIR",
+        help="a folder for layers that do not fit the host's memory: written once, read before "
+        "each use",
     )
 
 

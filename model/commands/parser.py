@@ -10,11 +10,11 @@ import argparse
 import re
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any, NoReturn
 
-from urdir.model.commands.config_file import read_config
+from urdir.model.commands.config_file import read_toml, rows_as_words
 from urdir.model.commands.variables import Variable, VariableError, variables
 from urdir.model.environment import flag_variables
 
@@ -39,6 +39,7 @@ class Parser(argparse.ArgumentParser):
         self._variables: tuple[Variable, ...] = ()
         self._names_model: Callable[[list[str]], bool] = bool
         self._source = ""  # the variable, or the row of a file, that is read
+        self._no_presets: frozenset[argparse.Action] = frozenset()
 
     def read_config(self) -> None:
         """Take --config FILE.toml: flags by their names, which the command line and the environment
@@ -49,6 +50,14 @@ class Parser(argparse.ArgumentParser):
             help="flags from a TOML file, such as ctx-size = 8192; the command line and the "
             "environment override it",
         )
+
+    def read_presets(self, refused: Collection[argparse.Action]) -> None:
+        """Take --models-preset FILE.toml: rows for all models, and a table of rows for each. A
+        model has no flags that are ``refused``.
+
+        ``presets`` of the namespace has the flags of each table, by its name, and as "" those of a
+        model without a table. The command line and the environment override all of them."""
+        self._no_presets = frozenset(refused)
 
     def read_variables(self, names_model: Callable[[list[str]], bool] = bool) -> None:
         """Read all declared flags from the environment, and mention it in the help.
@@ -65,14 +74,53 @@ class Parser(argparse.ArgumentParser):
     ) -> tuple[argparse.Namespace, list[str]]:
         """As argparse does; the environment supplies flags that ``args`` lack."""
         namespace = argparse.Namespace() if namespace is None else namespace
+        parsed = self._parse_with(args, namespace, [])
+        if self._no_presets and (file := namespace.models_preset) is not None:
+            namespace.presets = self._presets(args, file)
+        return parsed
+
+    def _parse_with(
+        self,
+        args: Sequence[str],
+        namespace: argparse.Namespace,
+        tables: Sequence[tuple[str, Mapping[str, Any]]],
+    ) -> tuple[argparse.Namespace, list[str]]:
+        """Parse ``args``; below them come the environment, then the ``tables``, each with where it
+        stands, then the file of --config."""
         given = self._given(args) if self._variables else set()
         try:
             given |= self._take_variables(given, namespace)
+            for where, rows in tables:
+                given |= self._take_rows(where, rows, given, namespace, self._no_presets)
             if self._variables and (file := self._config_of(args)) is not None:
-                self._take_config(file, given, namespace)
+                self._source = f"--config {file}"
+                rows = read_toml(file, self.error)
+                self._take_rows(self._source, rows, given, namespace)
         finally:
             self._source = ""
         return super().parse_known_args(args, namespace)
+
+    def _presets(self, args: Sequence[str], file: str) -> dict[str, argparse.Namespace]:
+        """See `read_presets`."""
+        self._source = f"--models-preset {file}"
+        rows = read_toml(file, self.error)
+        tables = {name: row for name, row in rows.items() if isinstance(row, dict)}
+        common = {name: row for name, row in rows.items() if name not in tables}
+        common |= tables.pop("*", {})
+        found = {}
+        for name, table in {"": {}, **tables}.items():
+            own = argparse.Namespace()
+            self._source = f"{file}: [{name}]"
+            for row in table:
+                if isinstance(table[row], dict):
+                    self.error(f'a name with dots is written in quotes: ["{name}.{row}"]')
+            own.load_on_startup = table.pop("load-on-startup", False)
+            if not isinstance(own.load_on_startup, bool):
+                self.error(f"load-on-startup: true or false, not {own.load_on_startup!r}")
+            places = [(f"{file}: [{name}]", table), (file, common)]
+            self._parse_with(args, own, places)
+            found[name] = own
+        return found
 
     def _take_variables(
         self, given: set[argparse.Action], namespace: argparse.Namespace
@@ -105,21 +153,31 @@ class Parser(argparse.ArgumentParser):
         variable = flag_variables().get("URDIR_ARG_CONFIG")
         return found[-1].partition("=")[2] if found else variable or None
 
-    def _take_config(
-        self, file: str, given: set[argparse.Action], namespace: argparse.Namespace
-    ) -> None:
-        """Store the rows of a file whose flags are not ``given`` in ``namespace``."""
+    def _take_rows(
+        self,
+        where: str,
+        rows: Mapping[str, Any],
+        given: set[argparse.Action],
+        namespace: argparse.Namespace,
+        refused: Collection[argparse.Action] = (),
+    ) -> set[argparse.Action]:
+        """Store the rows of a table whose flags are not ``given`` in ``namespace``; returns
+        these."""
         names: dict[argparse.Action, str] = {}
-        for name, words in read_config(file, self.flags, self.error):
-            self._source = f"{file}: {name}"
+        self._source = where
+        for name, words in rows_as_words(rows, self.flags, refused, self.error):
+            self._source = f"{where}: {name}"
             action = self.flags[words[0].partition("=")[0]]
             others = {*self._excluded(action), *self._same(action)}
             if {action, *others} & given:
+                self._source = where
                 continue
             for other in others & names.keys():
                 self.error(f"it excludes {names[other]}")
             names[action] = name
             super().parse_known_args(words, namespace)
+            self._source = where
+        return {*names}
 
     def _given(self, args: Sequence[str]) -> set[argparse.Action]:
         """Flags on a command line, including the model's if a word names it."""
@@ -223,7 +281,11 @@ class Parser(argparse.ArgumentParser):
         return f"{word}={rest.popleft()}" if takes and rest else word
 
     def _unknown_flag(self, name: str) -> str:
-        near = get_close_matches(name, self.flags, 1, 0.7)
+        commands = [word for word, parser in self.subcommands.items() if name in parser.flags]
+        if commands:
+            return f"{name} comes after a command: {self.prog} {commands[0]} {name} ..."
+        shown = [word for word, of in self.flags.items() if of.help != argparse.SUPPRESS]
+        near = get_close_matches(name, shown, 1, 0.7)
         return f"unknown flag {name}" + (f": did you mean {near[0]}?" if near else "")
 
     def _unknown_command(self, word: str) -> str:

@@ -101,11 +101,28 @@ def given_format(args: argparse.Namespace) -> Format | None:
         return Format("json_schema", args.json_schema)
     if args.json_schema_file is None:
         return None
-    text = read_text("--json-schema-file", args.json_schema_file)
+    return _schema("--json-schema-file", args.json_schema_file)
+
+
+def named_format(flag: str, name: str) -> Format | None:
+    """A format by its name: json, off (None), or a file with a schema or, if it ends in .gbnf, a
+    grammar. Raises UsageError, ModelError."""
+    from urdir.model.text.formats import Format
+
+    if name in ("json", "off"):
+        return None if name == "off" else Format("json_schema", {})
+    return (
+        Format("grammar", read_text(flag, name)) if name.endswith(".gbnf") else _schema(flag, name)
+    )
+
+
+def _schema(flag: str, name: str) -> Format:
+    from urdir.model.text.formats import Format
+
     try:
-        return Format("json_schema", json_object(text))
+        return Format("json_schema", json_object(read_text(flag, name)))
     except argparse.ArgumentTypeError as exc:
-        raise UsageError(f"--json-schema-file {args.json_schema_file}: {exc}") from None
+        raise UsageError(f"{flag} {name}: {exc}") from None
 
 
 def given_thinking(args: argparse.Namespace) -> int | None:
@@ -116,10 +133,11 @@ def given_thinking(args: argparse.Namespace) -> int | None:
 def read_text(flag: str, name: str) -> str:
     """Read a text file. Raises ModelError if it is unreadable, not UTF-8, or too long."""
     try:
-        with Path(name).open("rb") as file:
+        with Path(name).expanduser().open("rb") as file:
             return _decoded(_read(file, f"{flag} {name}"), "utf-8", f"{flag} {name}")
-    except OSError as exc:
-        raise ModelError(f"{flag} {name}: cannot be read: {exc.strerror}") from exc
+    except (OSError, RuntimeError) as exc:  # RuntimeError: no home folder of a user
+        reason = exc.strerror if isinstance(exc, OSError) else exc
+        raise ModelError(f"{flag} {name}: cannot be read: {reason}") from exc
 
 
 def read_stdin(

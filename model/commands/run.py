@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING
 
-from urdir.model.commands import options, prompts
+from urdir.model.commands import diffused, options, prompts
 from urdir.model.commands.chat_input import has_terminal
 from urdir.model.commands.opening import answer_options, load
 from urdir.model.commands.options import UsageError
@@ -18,6 +18,7 @@ from urdir.model.commands.terminal import shown
 from urdir.model.progress import until_first
 
 if TYPE_CHECKING:
+    from urdir.model.engine.engine import Engine
     from urdir.model.engine.generate import Generation
     from urdir.model.engine.loading import Loading
     from urdir.model.engine.requests.request import Request
@@ -52,7 +53,8 @@ def add_parser(commands: options.Subparsers) -> None:
         help="the model, and the prompt (default: stdin); a prompt with a blank may stand alone",
     )
     options.add_model(parser)
-    options.add_llama_flags(parser, "memory", "prompt", "template", "generation", "text", "run")
+    groups = ("memory", "prompt", "template", "generation", "text", "format", "run")
+    options.add_llama_flags(parser, *groups, "diffusion")
     parser.add_argument("--raw", action="store_true", help="continue the text: no chat template")
     options.add_sampling(parser)
     options.add_device(parser)
@@ -74,24 +76,28 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("--raw continues the text: without a system message or a chat template")
     prompt = prompts.given_prompt(args)
     if prompt is None:
-        if has_terminal() and not (args.raw or args.json or form):
+        if has_terminal() and not (args.raw or args.json):
             return _chat(args)
         prompt = prompts.read_stdin()
         if not prompt:
             raise UsageError("no prompt: stdin is empty; give it after the model, or with -p TEXT")
     wanted = answer_options(args, chat=not args.raw, chat_template=template)
     with load(wanted) as loading:
-        if args.raw:
-            request = _continued(args, loading, prompt, form)
-        else:
-            request = _answered(args, loading, system, prompt, form)
-        loading.prepare(request)
+        request = _prepared(args, loading, system, prompt, form)
         engine = Engine(loading)
     with engine:
         if args.verbose:
             print_engine(engine)
-        generation = engine.generation(request)
-        interrupted, text = _stream(generation, quiet=args.json)
+        if engine.config.diffuses:
+            diffused.answer(engine, args, request.prompt)
+            return 0
+        return _answer(engine, args, request)
+
+
+def _answer(engine: Engine, args: argparse.Namespace, request: Request) -> int:
+    """Print an answer, with what is wanted beside it."""
+    generation = engine.generation(request)
+    interrupted, text = _stream(generation, quiet=args.json)
     if args.json:
         report = {"text": text, "statistics": statistics_dict(generation.statistics)}
         print(json.dumps(report, ensure_ascii=False))
@@ -99,6 +105,33 @@ def run(args: argparse.Namespace) -> int:
     if args.show_timings:
         print_statistics(generation.statistics)
     return 130 if interrupted else 0
+
+
+def _prepared(
+    args: argparse.Namespace,
+    loading: Loading,
+    system: str | None,
+    prompt: str,
+    form: Format | None,
+) -> Request:
+    """The request, whose first steps are recorded if it has steps of its own."""
+    config = loading.config
+    is_source = config.source is not None
+    if is_source and (system is not None or prompts.given_template(args) is not None):
+        raise UsageError(
+            "an encoder-decoder reads a text: without a system message or a chat template"
+        )
+    if args.raw or is_source:
+        request = _continued(args, loading, prompt, form)
+    else:
+        request = _answered(args, loading, system, prompt, form)
+    if config.diffuses:
+        if form is not None:
+            raise UsageError("masks are not filled by a grammar or a schema")
+    else:
+        diffused.check_none(args, config.architecture)
+        loading.prepare(request)
+    return request
 
 
 def _chat(args: argparse.Namespace) -> int:

@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from urdir.model.commands import options, prompts, replicas, values
+from urdir.model.commands import options, prompts, replicas, serve_models, values
 from urdir.model.commands.opening import begin_warm_up, load, service_options
 from urdir.model.commands.options import UsageError
 from urdir.model.commands.parser import Parser
@@ -41,6 +41,7 @@ EXAMPLES = """\
   urdir serve                                    the built-in demo model, http://127.0.0.1:8080
   urdir serve -m model.gguf -c 8192 --port 9000
   urdir serve -hf org/repo-GGUF --host 0.0.0.0 --api-key-file keys.txt
+  urdir serve --models-dir models                all models of a folder, each loaded on demand
   urdir serve -m model.gguf --ray --replicas 4   on four GPUs of a Ray cluster
 
 Ask it with a client of OpenAI, Anthropic or ollama, with a browser, or so:
@@ -73,13 +74,17 @@ def add_parser(commands: options.Subparsers) -> None:
         help="processes for HTTP, templates, tokens and text, apart from the engine's; 0: none, "
         "all in one (default: one for four cores, 8 at most)",
     )
-    parser.add_argument(
+    exits = parser.add_argument(
         "--exit-on-device-loss",
         action="store_true",
         help="end with exit code 1 when the device is lost, so that a supervisor starts it again "
         "(default: answer 503 until Ctrl-C, then the same)",
     )
     add_request_flags(parser)
+    models = parser.add_argument_group("several models")
+    of_models = {*parser.flags.values()} - {exits}
+    options.add_llama_flags(models, "models")
+    of_models.add(parser.flags["--sleep-idle-seconds"])
     access = parser.add_argument_group("who may ask")
     options.add_llama_flags(access, "access")
     access.add_argument(
@@ -113,6 +118,7 @@ def add_parser(commands: options.Subparsers) -> None:
         "http://localhost:4318 (extra otel)",
     )
     parser.read_config()
+    parser.read_presets({*parser.flags.values()} - of_models)
     parser.read_variables()
 
 
@@ -158,6 +164,9 @@ def run(args: argparse.Namespace) -> int:
     """Serve until Ctrl-C."""
     replicas.check_flags(args)
     check_extra()
+    if serve_models.is_wanted(args):
+        _serve_several(args)
+        return 0
     if not args.ray:
         _serve_here(args)
         return 0
@@ -184,25 +193,77 @@ def _serve_here(args: argparse.Namespace) -> None:
 
     if args.api_workers and sys.platform == "win32":
         raise UsageError("--api-workers on Windows: all is in one process there, leave it out")
-    open_service, access, limits = _server(args)
+    server = _server(args)
+    _, access, _ = server
     if access.tls is not None:
         access.tls.context()  # an error here, not in each process
     logs = _logs(args)
     logs.begin()
     with listen(args.host, args.port) as listener:
         host, port = listener.getsockname()[:2]
-        if args.api_workers and not _makes_embeddings(args):
-            _serve_apart(args, listener, access, limits, logs)
-            return
-        from urdir.model.serve.server import serve
+        _serve_at(args, listener, server, logs, partial(_greet_as, host, port, access))
 
-        service = open_service()
 
-        def greet() -> None:
-            model = service.model
-            _greet(_served(model.names[0], model.context), host, port, access)
+def _serve_several(args: argparse.Namespace) -> None:
+    """Serve several models, each in processes of its own while it is loaded."""
+    from urdir.model.serve.limits import Limits
 
-        serve(service, listener, access, limits, greet, args.exit_on_device_loss, args.drain)
+    access = _access(args)
+    limits = Limits(stalled_seconds=args.timeout, silent_seconds=args.timeout)
+    logs = _logs(args)
+    logs.begin()
+    alone = replace(access, origins=(), hosts=None, page=False, tls=None)
+    serve_one = partial(_serve_one, alone, limits, replace(logs, requests=False))
+
+    def greet(what: str, host: str, port: int) -> None:
+        _greet(what, host, port, access)
+
+    serve_models.serve(args, serve_one, access, limits, greet)
+
+
+def _serve_one(
+    access: Access,
+    limits: Limits,
+    logs: LogSettings,
+    args: argparse.Namespace,
+    listener: socket.socket,
+    greet: Callable[[], None],
+    memory_share: float | None,
+) -> None:
+    """Serve one model of several in this process, behind the router's."""
+    args.gpu_memory_share = args.gpu_memory_share or memory_share
+    args.exit_on_device_loss = True  # another process takes its place
+    template = prompts.given_template(args)
+    args.model = options.one_model(args)
+    logs.begin()
+    server = partial(open_service, args, template), access, limits
+    _serve_at(args, listener, server, logs, partial(_greet_router, greet))
+
+
+def _greet_router(greet: Callable[[], None], name: str, context: int) -> None:
+    greet()
+
+
+def _serve_at(
+    args: argparse.Namespace,
+    listener: socket.socket,
+    server: replicas.Server,
+    logs: LogSettings,
+    greet: Callable[[str, int], None],
+) -> None:
+    """Serve at a socket. ``greet`` gets the model's name and context once it answers; picklable."""
+    open_service, access, limits = server
+    if args.api_workers and not _makes_embeddings(args):
+        _serve_apart(args, listener, access, limits, logs, greet)
+        return
+    from urdir.model.serve.server import serve
+
+    service = open_service()
+
+    def begun() -> None:
+        greet(service.model.names[0], service.model.context)
+
+    serve(service, listener, access, limits, begun, args.exit_on_device_loss, args.drain)
 
 
 def _serve_apart(
@@ -211,6 +272,7 @@ def _serve_apart(
     access: Access,
     limits: Limits,
     logs: LogSettings,
+    greet: Callable[[str, int], None],
 ) -> None:
     """Serve with HTTP in ``--api-workers`` processes."""
     from urdir.model.engine.texts import open_texts
@@ -221,7 +283,6 @@ def _serve_apart(
     _engine_options(args, template)  # raise UsageError here, not in each process
     _defaults(args, {})
     names = partial(_names, args)
-    host, port = listener.getsockname()[:2]
     front = Front(
         partial(open_texts, args.model, args.quantize, template),
         names=names,
@@ -235,7 +296,7 @@ def _serve_apart(
         partial(_open_for_fronts, args, template),
         front,
         workers=args.api_workers,
-        greet=partial(_greet_apart, names, host, port, access),
+        greet=partial(_greet_apart, names, greet),
         exit_on_device_loss=args.exit_on_device_loss,
         drain_seconds=args.drain,
     )
@@ -254,13 +315,13 @@ def _open_for_fronts(
 
 
 def _greet_apart(
-    names: Callable[[str], list[str]], host: str, port: int, access: Access, name: str, context: int
+    names: Callable[[str], list[str]], greet: Callable[[str, int], None], name: str, context: int
 ) -> None:
-    _greet(_served(names(name)[0], context), host, port, access)
+    greet(names(name)[0], context)
 
 
-def _served(name: str, context: int) -> str:
-    return f"{name}, {context} tokens of context"
+def _greet_as(host: str, port: int, access: Access, name: str, context: int) -> None:
+    _greet(f"{name}, {context} tokens of context", host, port, access)
 
 
 def _usual_workers() -> int:
@@ -312,7 +373,13 @@ def _makes_embeddings(args: argparse.Namespace) -> bool:
     if args.embeddings or args.reranking or args.pooling:
         return True
     with open_file(args.model, args.quantize) as file:
-        return _engine_options(args, None).makes_embeddings(Config.of(file))
+        config = Config.of(file)
+    if config.diffuses:
+        raise UnsupportedError(
+            f"'{config.architecture}' models fill masked tokens, which is not served: use urdir "
+            "run, or Engine.diffuse"
+        )
+    return _engine_options(args, None).makes_embeddings(config)
 
 
 def _open_embeddings(args: argparse.Namespace) -> AsyncService:

@@ -61,7 +61,8 @@ def verdict_of(gguf: ModelFile, args: argparse.Namespace) -> Verdict:
         with open_group(args) as group:
             config = placed(config, gguf, [*group], engine_options(args, None, context))
             if config.streaming is not None:
-                streamed, shares = Streaming.of(gguf, config, group[0]), [config]
+                shares = shares_of(config, gguf, len(group), args.split)
+                streamed = Streaming.of(gguf, shares, group[0])
             plans = [_plans(gguf, share, contexts, group[0]) for share in shares]
             needed = [plan[context] for plan in plans]
             runs, text = _judge(gguf, [*zip(group, needed, strict=True)], context)

@@ -9,6 +9,7 @@ from urdir.model.engine.requests.request import Request
 from urdir.model.text.formats import Format, given_format
 
 if TYPE_CHECKING:
+    from urdir.model.engine.logit_processor import LogitProcessor
     from urdir.model.engine.sampling_settings import SamplingSettings
     from urdir.model.text.constraints import Constraint
 
@@ -22,7 +23,8 @@ class AnswerOptions(TypedDict, total=False):
     ``stops`` at which texts the answer ends. At most one of these says what the answer is:
     ``response_format`` (OpenAI's object: ``{"type": "json_object"}``, or ``{"type": "json_schema",
     "json_schema": {"schema": {...}}}``), ``grammar`` (GBNF or Lark) or ``regex``. They need
-    llguidance (extra `serve`).
+    llguidance (extra `serve`). ``processors`` change the logits before tokens are chosen.
+    ``adapters`` are names of LoRA adapters, or pairs of a name and a scale (None: the engine's).
     """
 
     settings: SamplingSettings | None
@@ -31,6 +33,8 @@ class AnswerOptions(TypedDict, total=False):
     response_format: Mapping[str, Any] | None
     grammar: str | None
     regex: str | None
+    processors: Sequence[LogitProcessor]
+    adapters: Sequence[str | tuple[str, float]] | None
 
 
 class ChatOptions(AnswerOptions, total=False):
@@ -58,6 +62,10 @@ def of_whole_answer(form: Format | None) -> Constraint | None:
     return None if form is None else form.constraint()
 
 
+def _with_scale(adapter: str | tuple[str, float]) -> tuple[str, float]:
+    return (adapter, 1.0) if isinstance(adapter, str) else adapter
+
+
 def make_request(
     tokens: Sequence[int],
     default_settings: SamplingSettings,
@@ -68,7 +76,7 @@ def make_request(
 ) -> Request:
     """A request with ``options``; ``constrain`` makes the constraint of their format. Raises
     SettingsError, ConstraintError, ModelError."""
-    stops = options.get("stops", ())
+    stops, adapters = options.get("stops", ()), options.get("adapters")
     form = given_format(
         options.get("response_format"), options.get("grammar"), options.get("regex")
     )
@@ -78,5 +86,7 @@ def make_request(
         limit=options.get("limit"),
         stops=(stops,) if isinstance(stops, str) else tuple(stops),
         constraint=constrain(form),
+        adapters=None if adapters is None else tuple(map(_with_scale, adapters)),
+        processors=tuple(options.get("processors", ())),
         shown=shown,
     )

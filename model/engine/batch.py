@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 import numpy as np
@@ -52,6 +52,14 @@ class Output(Enum):
     def is_token(self) -> bool:
         """True where the device itself supplies the next token."""
         return self in (Output.GREEDY, Output.SAMPLE, Output.LOGPROBS)
+
+
+class Part(Enum):
+    """What of a step a plan has."""
+
+    WHOLE = "whole"
+    LAYERS = "layers"  # up to the logits, which the host may change
+    CHOICE = "choice"  # the choice of tokens by the logits, and what moves the rows on
 
 
 class Grain(Enum):
@@ -112,7 +120,8 @@ class StepShape:
     nothing but the first tokens of one sequence: these attend to each other alone. Prompts may
     ``walk`` over what is cached in blocks (`memory.walk`), beside which ``keys`` are those of other
     rows. A ``draft_only`` step passes rows of a prompt through the draft model alone. ``narrow``
-    drafts are of the first tokens of the vocabulary alone (`DraftScope`).
+    drafts are of the first tokens of the vocabulary alone (`DraftScope`). ``part`` of the step is
+    all of it, or one of its `halves`.
     """
 
     rows: int
@@ -127,6 +136,14 @@ class StepShape:
     drafts: int = 0
     draft_only: bool = False
     narrow: bool = False
+    part: Part = Part.WHOLE
+
+    @property
+    def halves(self) -> tuple[StepShape, StepShape]:
+        """The layers, and the choice of tokens by the logits: launched one after the other they are
+        the step."""
+        layers = replace(self, part=Part.LAYERS, output=Output.LOGITS)
+        return layers, replace(self, part=Part.CHOICE)
 
     @property
     def decode(self) -> int:

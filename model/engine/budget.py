@@ -13,12 +13,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Self
 
 from urdir.model.engine.batch import ShapeBuckets
+from urdir.model.engine.sources import SourceBudget
 from urdir.model.engine.step_needs import step_needs
-from urdir.model.errors import ModelError, SettingsError
+from urdir.model.errors import NoRoomError, SettingsError
 from urdir.model.families.config import Config
 from urdir.model.lower.attend import segment_alignment
 from urdir.model.lower.paper import Needs, PaperShapes, paper_parts
-from urdir.model.lower.parts import device_limits
+from urdir.model.lower.parts import StepParts, device_limits
 from urdir.model.lower.rows import state_alignment
 from urdir.model.memory.buckets import choosing_rows, chunks_of, common_rows, drafted_rows
 from urdir.model.memory.cache_shape import CacheShape
@@ -60,7 +61,8 @@ class SessionBudget:
     ``cache`` is the shape of the layers' caches, ``recurrent`` that of their states, ``state`` that
     of the decode state, ``exchange`` that of inboxes if there are several ranks. ``shapes`` are the
     shapes of steps, whose values need the room of ``workspace``. ``draft`` are bytes by name
-    of what a draft model keeps, beside ``draft_weights`` of its own.
+    of what a draft model keeps, beside ``draft_weights`` of its own. ``source`` is the budget of an
+    encoder-decoder's encoder.
     """
 
     cache: CacheShape
@@ -72,6 +74,7 @@ class SessionBudget:
     graphs: int
     draft: Mapping[str, int]
     draft_weights: int = 0
+    source: SourceBudget | None = None
 
     @classmethod
     def of(cls, weights: Weights, settings: SessionSettings) -> Self:
@@ -89,6 +92,7 @@ class SessionBudget:
             drafts=drafts,
             states=bool(config.recurrents),
             adapters=config.adapters is not None,
+            sources=config.source is not None,
         )
         sms = device.properties.sm_count
         of_steps = config, cache, rows, chunks[-1], sms, exact
@@ -113,7 +117,10 @@ class SessionBudget:
             draft=draft,
             draft_weights=0 if beside is None else _draft_weights(beside),
         )
-        return replace(budget, workspace=_with_room(budget, weights, settings))
+        source = None
+        if config.source is not None:
+            source = SourceBudget.of(_paper_parts(budget, weights, exact), settings.context)
+        return replace(budget, workspace=_with_room(budget, weights, settings), source=source)
 
 
 def _shapes(
@@ -141,6 +148,12 @@ def _shapes(
     )
 
 
+def _paper_parts(budget: SessionBudget, weights: Weights, exact: bool) -> StepParts:
+    """The parts of steps of a session, without memory."""
+    shapes = budget.cache, budget.recurrent, budget.state, budget.exchange, budget.workspace
+    return paper_parts(weights, PaperShapes(*shapes), exact)
+
+
 def _with_room(
     budget: SessionBudget, weights: Weights, settings: SessionSettings
 ) -> WorkspaceShape:
@@ -152,10 +165,7 @@ def _with_room(
     key = weights.config, weights.layouts, device_limits(weights.device), alike
     needs = _measured.get(key)
     if needs is None:
-        shapes = PaperShapes(
-            budget.cache, budget.recurrent, budget.state, budget.exchange, workspace
-        )
-        parts = paper_parts(weights, shapes, settings.exact)
+        parts = _paper_parts(budget, weights, settings.exact)
         needs = step_needs(parts, budget.shapes, budget.state.rows)
         if len(_measured) >= MOST_MEASURED:
             _measured.clear()
@@ -201,7 +211,9 @@ class MemoryPlan:
             kv_cache=sum(session.cache.sizes().values()),
             recurrent=sum(session.recurrent.sizes().values()),
             workspace=session.workspace.nbytes,
-            state=sum(session.state.sizes().values()) + sum(session.draft.values()),
+            state=sum(session.state.sizes().values())
+            + sum(session.draft.values())
+            + (session.source.nbytes if session.source else 0),
             exchange=sum(session.exchange.sizes().values()) if session.exchange else 0,
             graphs=session.graphs,
             staging=STAGING_BYTES,
@@ -224,14 +236,14 @@ class MemoryPlan:
         return {**parts, "total": self.total}
 
     def check(self, device: Device) -> None:
-        """Raise ModelError with needed and available bytes when the device has too little."""
+        """Raise NoRoomError with needed and available bytes when the device has too little."""
         if not self.fits(device):
             free = device.usable_memory()
-            raise ModelError(
+            raise NoRoomError(
                 f"not enough memory on {device.name}: {self.total + RESERVE_BYTES:,} bytes needed "
                 f"(weights {self.weights:,}, KV cache {self.kv_cache:,}, recurrent states "
                 f"{self.recurrent:,}, workspace {self.workspace:,}, graphs {self.graphs:,}, "
                 f"staging {self.staging:,}), {free:,} available: a shorter context, fewer "
-                "sequences or a smaller model need less; on one GPU Placement(fit=True) streams "
+                "sequences or a smaller model need less; Placement(fit=True) streams "
                 "what does not fit from host memory"
             )

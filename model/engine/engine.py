@@ -6,8 +6,11 @@ import os
 from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
+from itertools import takewhile
+from math import exp
 from typing import TYPE_CHECKING, Literal, overload
 
+from urdir.model.engine.adapter_pool import adapter_reader
 from urdir.model.engine.loading import Loading, answering
 from urdir.model.engine.options import EngineOptions, from_keywords
 from urdir.model.errors import SettingsError, UnsupportedError
@@ -16,8 +19,12 @@ from urdir.model.owner import Owner
 if TYPE_CHECKING:
     from typing import Unpack
 
+    import numpy as np
+    from numpy.typing import NDArray
+
     from urdir.model.engine.adapters import Adapters
     from urdir.model.engine.answer_options import AnswerOptions, ChatOptions
+    from urdir.model.engine.diffusion import DiffusionSettings
     from urdir.model.engine.encoding.encoder import Encoder, Floats
     from urdir.model.engine.generate import Generation
     from urdir.model.engine.reply import (
@@ -131,10 +138,20 @@ class Engine(Owner):
     def rerank(self, query: str, documents: Sequence[str]) -> Floats:
         """How well each of the documents fits the query, by a ranking model: (n,) f32, higher is
         better. Raises as `embed`."""
-        from urdir.model.engine.encoding.texts import pair_tokens
+        return self.score([(query, document) for document in documents], pooling="rank")
 
-        pairs = pair_tokens(self.tokenizer, self.file.metadata, query, documents)
-        return self.encoder.encode(pairs, "rank")[:, 0]
+    def score(self, pairs: Sequence[tuple[str, str]], *, pooling: Pooling | None = None) -> Floats:
+        """How well the texts of each pair fit: (n,) f32, higher is better. A ranking model reads
+        the two together, a query and a document; others give the cosine of their embeddings, by
+        ``pooling`` as in `embed`. Raises as `embed`."""
+        if self.encoder.chosen_pooling(pooling) == "rank":
+            from urdir.model.engine.encoding.texts import pair_tokens
+
+            tokens = pair_tokens(self.tokenizer, self.file.metadata, pairs)
+            return self.encoder.encode(tokens, "rank")[:, 0]
+        both = self.embed([text for pair in pairs for text in pair], pooling=pooling)
+        scores: Floats = (both[0::2] * both[1::2]).sum(axis=1)
+        return scores
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -156,16 +173,41 @@ class Engine(Owner):
         outside the vocabulary."""
         return self.tokenizer.decode(tokens, keep_control=True)
 
-    def logits(self, text: str | Sequence[int]) -> Logits:
-        """The logits after each token of a text, or of token ids: (n_tokens, n_vocab) f32.
+    def logits(self, text: str | Sequence[int], *, decoder: Sequence[int] | None = None) -> Logits:
+        """The logits after each token of a text, or of token ids: (n_tokens, n_vocab) f32. Of an
+        encoder-decoder the text is what its encoder reads, and the logits are those after each of
+        the tokens ``decoder`` (None: the start token). A model that fills masks sees the whole text
+        at each token.
 
-        Each token takes a step. Raises ContextFullError, ModelError for no tokens or an unknown
-        one and while an answer is open, DriverError.
+        Each token takes a step otherwise. Raises ContextFullError, ModelError for no tokens or an
+        unknown one and while an answer is open, DriverError.
         """
         from urdir.model.engine.logits import logits_of
 
+        if (of := self.config.source) is None:
+            tokens = self.tokenize(text) if isinstance(text, str) else text
+            if self.config.diffuses:
+                return self.encoder.logits(tokens, range(len(tokens)))
+            return logits_of(self.session, tokens)
+        source = self.tokenizer.encode_whole(text) if isinstance(text, str) else text
+        tokens = [of.start] if decoder is None else decoder
+        return logits_of(self.session, tokens, source=source)
+
+    def logprobs(self, text: str | Sequence[int]) -> NDArray[np.float64]:
+        """ln p of each token of a text, or of token ids, after the first: (n_tokens - 1,) f64.
+
+        Raises as `logits`, and for fewer than two tokens."""
+        from urdir.model.engine.logits import logprobs_of
+
         tokens = self.tokenize(text) if isinstance(text, str) else text
-        return logits_of(self.session, tokens)
+        return logprobs_of(self.session, tokens)
+
+    def perplexity(self, text: str | Sequence[int]) -> float:
+        """exp of the mean of - `logprobs` of a text that fits the context.
+
+        Each token is predicted by all before it; ``urdir perplexity`` measures long texts in
+        chunks, as llama.cpp does. Raises as `logprobs`."""
+        return float(exp(-self.logprobs(text).mean()))
 
     @overload
     def chat(
@@ -229,6 +271,42 @@ class Engine(Owner):
         """How the model continues a plain text, without a template; see `chat`."""
         return "".join(self.generation(self._request(prompt, options)).text())
 
+    def diffuse(
+        self,
+        prompt: str | Sequence[int],
+        *,
+        length: int = 128,
+        settings: SamplingSettings | None = None,
+        diffusion: DiffusionSettings | None = None,
+    ) -> str:
+        """A text of up to ``length`` tokens after a prompt, by a model that fills masked tokens
+        (Dream, LLaDA, RND1): see `diffusion`. It ends before the first end token."""
+        tokens = self.tokenize(prompt) if isinstance(prompt, str) else list(prompt)
+        *_, filled = self.diffusion(tokens, length=length, settings=settings, diffusion=diffusion)
+        ends = frozenset(self.tokenizer.end_ids)
+        return self.tokenizer.decode(takewhile(lambda of: of not in ends, filled[len(tokens) :]))
+
+    def diffusion(
+        self,
+        prompt: Sequence[int],
+        *,
+        length: int = 128,
+        settings: SamplingSettings | None = None,
+        diffusion: DiffusionSettings | None = None,
+    ) -> Iterator[list[int]]:
+        """The tokens of prompt and answer after each step of `DiffusionSettings`, masks among them.
+        Raises UnsupportedError for a model that does not fill masks, ContextFullError,
+        SettingsError, ModelError."""
+        from urdir.model.engine.diffusion import DiffusionSettings, Masks, denoise
+
+        if length < 1:
+            raise SettingsError(f"a text of {length} tokens: expected 1 or more")
+        masks = Masks.of(self.file.metadata, self.config.vocab_size)
+        self.encoder.check_texts([[*prompt, *[masks.token] * length]])
+        chosen = (settings or self.default_settings).with_seed()
+        how = diffusion or DiffusionSettings()
+        return denoise(self.encoder.logits, prompt, length, masks, chosen, how)
+
     def generation(self, request: Request) -> Generation:
         """One answer, token by token. One is open at a time."""
         from urdir.model.engine.generate import Generation
@@ -283,12 +361,8 @@ class Engine(Owner):
 
         Raises ModelError for one that is not of the model, needs more room than there is, or has
         the name of another one."""
-        from urdir.model.files.adapter import open_adapter
-        from urdir.model.layers.adaptable import adaptable, check_adapter, is_interleaved
-
         adapters = self._adapters()
-        adapter = open_adapter(path, self.file, interleaved=is_interleaved(self.config))
-        check_adapter(adapter, self.config, adaptable(self.config))
+        adapter = adapter_reader(self.file, self.config)(path)
         adapters.add(name or adapter.name, adapter)
         return name or adapter.name
 

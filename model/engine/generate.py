@@ -50,7 +50,7 @@ class Statistics:
             self.generate_seconds = seconds - self.prompt_seconds
             self.generated_tokens += len(item.choices)
         else:
-            self.finish = item.finish
+            self.finish, self.prompt_tokens = item.finish, item.prompt_tokens
             self.cached_tokens = item.cached_tokens
             self.drafted_tokens = item.drafted_tokens
             self.accepted_tokens = item.accepted_tokens

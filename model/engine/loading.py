@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from urdir.model.engine.adapter_pool import open_adapters, open_pool
 from urdir.model.engine.opening import Opening
 from urdir.model.engine.options import HEADS, NGRAM
 from urdir.model.engine.pieces import announce, driver_loader, open_file, open_group, template_of
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from urdir.model.engine.requests.warm_up import WarmUp
     from urdir.model.engine.session import Session
     from urdir.model.families.config import Config
-    from urdir.model.files.low_rank import Adapter
     from urdir.model.files.model_file import ModelFile
     from urdir.model.memory.draft_settings import DraftSettings
     from urdir.model.memory.session_settings import SessionSettings
@@ -107,17 +107,19 @@ class Loading(Owner):
 
     def prepare(self, request: Request) -> None:
         """Record the graphs of a request's prompt and of its first token."""
-        from urdir.model.engine.batch import Output
+        from urdir.model.engine.batch import Output, StepShape
 
         session = self.session
         output = Output.of(request.settings, masked=request.constraint is not None)
         output = Output.LOGITS if self._parts.host_sampling else output
-        shapes, length = [], 0
-        end = min(len(request.prompt), session.context)
+        shapes: list[StepShape] = []
+        length = 0
+        end = 1 if session.takes_sources else min(len(request.prompt), session.context)
         with self._opening.timed("graphs"):
             while length < end:
                 shape, length = session.shapes.prompt(length, end, output)
-                shapes.append(shape)
+                chooses = shape.output is not Output.NONE
+                shapes += shape.halves if request.processors and chooses else (shape,)
             session.steps.record(shapes)
 
     def warm_up(self, on_graph: Callable[[], None], **likely: Any) -> WarmUp:
@@ -152,8 +154,8 @@ def answering(session: Session | None) -> Session:
     """The sequences of a model. Raises UnsupportedError without them."""
     if session is None:
         raise UnsupportedError(
-            "the model is open for embeddings and scores (embed, rerank), it gives no answers; a "
-            "decoder does if it is opened with embeddings=False"
+            "the model is open for embeddings and scores (embed, rerank) or to fill masks "
+            "(diffuse), it gives no answers; a decoder does if it is opened with embeddings=False"
         )
     return session
 
@@ -194,13 +196,15 @@ def _open_session(
     from urdir.model.memory.weight_sizes import shares_of
     from urdir.model.memory.weights import Weights
 
+    if config.source is not None:
+        _check_sources(options, config, len(devices))
     context = options.chosen_context(config)
     config = config.at_context(context)
     if pair is not None:
         pair = _checked_pair(pair.at_context(context), len(devices))
         config = pair.config
     config = _with_bytes(config, file, devices[0], options)
-    adapters = _open_adapters(options, file, config)
+    adapters = open_adapters(options, file, config)
     if adapters or options.max_adapters is not None:
         from urdir.model.layers.adaptable import room_for
 
@@ -221,7 +225,7 @@ def _open_session(
         fewer_sequences=options.sequences is None,
     )
     weights = [opening.own(Weights(file, share, device)) for share, device in ranks]
-    _keep_counts(opening, options, file, weights[0])
+    _keep_counts(opening, options, file, weights)
     loaded = [(each, file) for each in weights]
     drafters: list[Drafter] = []
     model = settings.draft_model
@@ -231,7 +235,7 @@ def _open_session(
                 own = opening.own(Weights(pair.file, pair.own, device))
                 loaded.append((own, pair.file))
             drafters.append(Drafter(model, own, pair.launches, pair.token_map))
-    opening.upload(loaded)
+    opening.upload(loaded, options.stream_dir)
     session = opening.own(
         Session(
             devices[0],
@@ -246,6 +250,7 @@ def _open_session(
         _save_prefixes(session, options.prefix_dir, file)
     if session.adapters is not None:
         session.adapters.load_all(adapters)
+        session.adapters.pool = open_pool(options, file, config)
     if session.exchange is not None:
         devices.notes.append(session.exchange.describe_faults)
     return EngineParts(
@@ -253,6 +258,20 @@ def _open_session(
         host_sampling=options.host_sampling,
         seconds=opening.seconds,
     )
+
+
+def _check_sources(options: EngineOptions, config: Config, devices: int) -> None:
+    """Raise UnsupportedError for what encoder-decoders do not have."""
+    refused = {
+        "several GPUs": devices > 1,
+        "drafts": options.drafts is not None,
+        "LoRA adapters": bool(options.adapters) or options.max_adapters is not None,
+    }
+    if wanted := [name for name, is_wanted in refused.items() if is_wanted]:
+        raise UnsupportedError(
+            f"'{config.architecture}' models with {', '.join(wanted)} are not supported: an "
+            "encoder-decoder runs on one GPU without them"
+        )
 
 
 def _open_encoder(
@@ -266,9 +285,12 @@ def _open_encoder(
     """The parts of an engine that makes embeddings, which ``opening`` owns."""
     from urdir.model.engine.encoding.budget import EncoderSettings, encoder_plan
     from urdir.model.engine.encoding.encoder import Encoder, check_encodes
+    from urdir.model.engine.sources import encoder_of
     from urdir.model.lower.paper import paper_weights
     from urdir.model.memory.weights import Weights
 
+    if config.source is not None:
+        config = encoder_of(config)
     check_encodes(config)
     on_host = options.placement is not None and bool(options.placement.on_host(config))
     refused = {
@@ -301,21 +323,6 @@ def _open_encoder(
         host_sampling=False,
         seconds=opening.seconds,
     )
-
-
-def _open_adapters(
-    options: EngineOptions, file: ModelFile, config: Config
-) -> list[tuple[Adapter, float]]:
-    """The adapters that are given, with their scales."""
-    if not options.adapters:
-        return []
-    from urdir.model.files.adapter import open_adapter
-    from urdir.model.layers.adaptable import is_interleaved
-
-    turned = is_interleaved(config)
-    return [
-        (open_adapter(path, file, interleaved=turned), scale) for path, scale in options.adapters
-    ]
 
 
 def _with_draft(pair: Pair | None, file: ModelFile, settings: SessionSettings) -> SessionSettings:
@@ -395,18 +402,21 @@ def _open_file(
         needed = options.text or options.chat is not False
         tokenizer = opening.tokenizer(file, needed=needed)
         if process is not None:
-            source = source or template_of(file, tokenizer, bool(options.chat))
+            # texts for an encoder need none
+            needed = bool(options.chat) and config.source is None
+            source = source or template_of(file, tokenizer, needed)
             if source is not None:
                 process.check(source)
     return file, pair, config, opening.own(Texts(file, tokenizer, source, process))
 
 
 def _keep_counts(
-    opening: Opening, options: EngineOptions, file: ModelFile, weights: Weights
+    opening: Opening, options: EngineOptions, file: ModelFile, weights: Sequence[Weights]
 ) -> None:
     """Read how often cached experts were chosen in earlier runs; it is noted in the end."""
     folder = options.cache_folder
-    if folder is None or not weights.expert_caches or options.random_routing is not None:
+    has_caches = any(each.expert_caches for each in weights)
+    if folder is None or not has_caches or options.random_routing is not None:
         return
     from urdir.model.cache_folder import user_cache_folder
     from urdir.model.engine.expert_counts import ExpertCounts

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 
 import numpy as np
+import numpy.typing as npt
 
 from urdir.model.engine.generate import Generation
 from urdir.model.engine.requests.answer import Answer
@@ -13,22 +14,43 @@ from urdir.model.engine.requests.request import Request
 from urdir.model.engine.sampling import Logits
 from urdir.model.engine.sampling_settings import GREEDY
 from urdir.model.engine.session import Session
+from urdir.model.errors import ModelError
 
 
 def logits_of(
-    session: Session, tokens: Sequence[int], advance: Callable[[], object] = lambda: None
+    session: Session,
+    tokens: Sequence[int],
+    advance: Callable[[], object] = lambda: None,
+    source: Sequence[int] = (),
 ) -> Logits:
     """The logits after each of ``tokens``, (n_tokens, n_vocab) f32; ``advance`` is called after
-    each step. Raises what `logits_after` raises, and ModelError for no tokens."""
+    each step. An encoder-decoder reads the ``source`` first. Raises what `logits_after` raises, and
+    ModelError for no tokens."""
     rows = np.empty((len(tokens), session.parts.config.vocab_size), np.float32)
-    for place, row in enumerate(logits_after(session, tokens[:1], tokens[1:])):
+    for place, row in enumerate(logits_after(session, tokens[:1], tokens[1:], source)):
         rows[place] = row
         advance()
     return rows
 
 
+def logprobs_of(session: Session, tokens: Sequence[int]) -> npt.NDArray[np.float64]:
+    """ln p of each of ``tokens`` after the first, given those before it: (n_tokens - 1,) f64.
+
+    Raises what `logits_after` raises, and ModelError for fewer than two tokens."""
+    if len(tokens) < 2:
+        raise ModelError(f"{len(tokens)} tokens: the first has no probability, give two or more")
+    found = []
+    for token, row in zip(tokens[1:], logits_after(session, tokens[:1], tokens[1:-1]), strict=True):
+        logits = row.astype(np.float64)
+        found.append(logits[token] - np.logaddexp.reduce(logits))
+    return np.array(found)
+
+
 def logits_after(
-    session: Session, prompt: Sequence[int], given: Sequence[int] = ()
+    session: Session,
+    prompt: Sequence[int],
+    given: Sequence[int] = (),
+    source: Sequence[int] = (),
 ) -> Iterator[Logits]:
     """The logits (n_vocab,) f32 after ``prompt``, then after each of the tokens ``given``.
 
@@ -45,7 +67,9 @@ def logits_after(
         found.append(logits)
         return next(following)
 
-    request = Request(prompt=tuple(prompt), settings=GREEDY, limit=len(given) + 1)
+    request = Request(
+        prompt=tuple(prompt), settings=GREEDY, limit=len(given) + 1, source=tuple(source)
+    )
     with closing(Generation(session, None, request, note).pieces()) as pieces:
         for _ in pieces:
             yield found.pop()

@@ -24,6 +24,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from urdir.driver.parallel import Task, in_threads
@@ -125,12 +126,15 @@ class Opening(Owner):
         assert self._group is not None
         return self._group.result()
 
-    def upload(self, weights: Sequence[tuple[Weights, ModelFile]]) -> None:
-        """Start filling weights from their files, already owned, of all ranks at once."""
+    def upload(
+        self, weights: Sequence[tuple[Weights, ModelFile]], stream_dir: Path | None = None
+    ) -> None:
+        """Start filling weights from their files, already owned, of all ranks at once; some stay in
+        files of ``stream_dir``."""
         stop = threading.Event()
 
         def fill() -> None:
-            in_threads(lambda each: each[0].upload(each[1], stop), weights)
+            in_threads(lambda each: each[0].upload(each[1], stop, stream_dir), weights)
 
         self._upload = task = Task(self._timed("weights", fill), "upload")
         self._owners.callback(task.failed)

@@ -71,8 +71,8 @@ class EngineOptions:
     The cache stores keys as ``kv_dtype`` and values as ``value_dtype`` (None: as keys): f32, f16,
     bf16, q8_0, fp8 or q4_0 (`kv_formats`). ``exact`` keeps activations in f32. ``sequences`` fit at
     once. Their cache is made of ``pages`` of ``page_len`` tokens (0: contiguous). Up to ``chunk``
-    tokens of a prompt (2048, split by layers 256) are processed at once, fewer where memory is
-    short.
+    tokens of a prompt (2048, split by layers 256 unless weights are streamed) are processed at
+    once, fewer where memory is short.
 
     ``memory_share``, of the free memory, is for many users: the cache has as many pages of
     ``page_len`` tokens (64) as fit; ``sequences`` (None) are 256, fewer if recurrent layers have
@@ -82,7 +82,9 @@ class EngineOptions:
     `Service.act_on_slot` saves prefixes to files of the folder ``prefix_dir``.
 
     ``placement`` says which matrices lie in host memory, and are copied to the device before each
-    use (None: none). Of each device ``device_memory`` bytes are used at most (None: what is free).
+    use (None: none). Of each device ``device_memory`` bytes are used at most (None: what is free),
+    and of the host ``host_memory`` by weights. Layers that exceed the latter are read from files
+    before each use: in the folder ``stream_dir``, where they are written at first.
     ``random_routing``, to measure: rows choose experts at random, the first half of them with this
     share of all choices, and answers mean nothing.
 
@@ -94,7 +96,9 @@ class EngineOptions:
 
     ``adapters`` are LoRA adapters with their scales, GGUF files or peft folders, of all requests
     that name none. There is room for ``max_adapters`` at once (None: for these), of up to a rank of
-    ``max_adapter_rank`` (None: theirs); more can be loaded later (`Engine.load_adapter`).
+    ``max_adapter_rank`` (None: theirs); more can be loaded later (`Engine.load_adapter`). Those of
+    ``adapter_folder``, GGUF files and peft folders, are read when a request first names them:
+    ``max_host_adapters`` of them stay in host memory (None: all), the most recently used.
 
     ``text``: the file must have a vocabulary, which is read in a thread of its own. ``chat``: it
     must have a chat template as well (None: one that it has must compile). ``chat_template``, Jinja
@@ -129,12 +133,16 @@ class EngineOptions:
     prefix_dir: Path | None = None
     placement: Placement | None = None
     device_memory: int | None = None
+    host_memory: int | None = None
+    stream_dir: Path | None = None
     random_routing: float | None = None
     drafts: DraftSettings | None = None
     draft: str | os.PathLike[str] | SyntheticModel | None = None
     adapters: Sequence[tuple[str | os.PathLike[str], float]] = ()
     max_adapters: int | None = None
     max_adapter_rank: int | None = None
+    adapter_folder: str | os.PathLike[str] | None = None
+    max_host_adapters: int | None = None
     text: bool = False
     chat: bool | None = False
     chat_template: str | None = None
@@ -163,13 +171,31 @@ class EngineOptions:
             raise SettingsError(
                 f"max_adapter_rank is {self.max_adapter_rank}, without adapters: give max_adapters"
             )
+        self._check_pool()
         if not 0 <= self.memory_share <= 1:
             raise SettingsError(f"memory_share is {self.memory_share}: expected 0 (off) to 1")
         self._session(self.context or DEFAULT_CONTEXT, SEQUENCES, MOST_CHUNK)
 
+    def _check_pool(self) -> None:
+        room = self.max_adapters, self.max_adapter_rank
+        if self.adapter_folder is not None and None in room:
+            raise SettingsError(
+                "adapter_folder: say with max_adapters and max_adapter_rank how many "
+                "have room on the device at once, and of which rank at most"
+            )
+        if self.max_host_adapters is not None and (
+            self.adapter_folder is None or self.max_host_adapters < 1
+        ):
+            raise SettingsError(
+                f"max_host_adapters is {self.max_host_adapters}: expected 1 or more, with an "
+                "adapter_folder"
+            )
+
     def makes_embeddings(self, config: Config) -> bool:
-        """Whether a model is opened for embeddings. Raises SettingsError for an encoder that is
-        not."""
+        """Whether a model is opened for steps of whole texts: embeddings, or masks that are filled.
+        Raises SettingsError for an encoder that is not."""
+        if config.diffuses:
+            return True
         if self.embeddings is None:
             of = config.embedding_of_texts
             return not config.is_causal or (of is not None and of.pooling is not None)
@@ -189,7 +215,9 @@ class EngineOptions:
         """The most that is wanted of a session on a device that has ``config`` of a model: where
         ``sequences`` or ``chunk`` are None, as many as pay."""
         sequences = EMULATED_SEQUENCES if device.is_emulated else SEQUENCES
-        chunk = MOST_CHUNK if config.stage is None else MOST_PASSED_CHUNK
+        # a prompt in one chunk uses each transfer once
+        is_passed = config.stage is not None and config.streaming is None
+        chunk = MOST_PASSED_CHUNK if is_passed else MOST_CHUNK
         return self._session(context, sequences, chunk)
 
     def _session(self, context: int, sequences: int, chunk: int) -> SessionSettings:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 from urdir.model.engine.budget import SessionBudget
 from urdir.model.engine.draft_room import with_draft_room
 from urdir.model.engine.runner import Observer, Steps
+from urdir.model.engine.sources import SourceEncoder
 from urdir.model.engine.speculation.open_source import open_source
 from urdir.model.engine.stages import ChainedSteps, Place, building_layers
 from urdir.model.engine.step import building
@@ -48,6 +49,7 @@ class Rank(Owner):
     recurrent: RecurrentState
     storage: SequenceStorage
     source: ModelSource | None
+    source_encoder: SourceEncoder | None
 
     def __init__(
         self,
@@ -105,6 +107,10 @@ class Rank(Owner):
             else:
                 own = Steps(self.parts, graphs, build=building_layers)
             self.steps = owners.enter_context(own)
+            self.source_encoder = None
+            if budget.source is not None:
+                encoder = SourceEncoder(self.parts, budget.source, stream, observer)
+                self.source_encoder = owners.enter_context(encoder)
             self.stream, self.cache, self.recurrent = stream, cache, recurrent
             host = HostPages[Any](device, stream, [recurrent], of_states) if of_states else None
             if host is not None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Protocol
 
 from urdir.driver import execute
 from urdir.driver.context import close_all
+from urdir.driver.graph import RecordedGraph
 from urdir.driver.group import launch_together
 from urdir.driver.parallel import Job, Work, completed, elsewhere
 from urdir.model.engine.batch import StepShape
@@ -20,8 +22,7 @@ from urdir.model.progress import Progress
 from urdir.ptxgen.kernels.linear.spec import MAX_BATCH
 
 if TYPE_CHECKING:
-    from urdir.driver.execute import BoundPlan
-    from urdir.driver.graph import RecordedGraph
+    from urdir.driver.execute import BoundPlan, Recorded
     from urdir.driver.kernel import Kernel
     from urdir.driver.plan import Plan
     from urdir.driver.stream import Stream
@@ -67,9 +68,9 @@ class Steps(Owner):
         self._build = build
         self._bound: dict[StepShape, BoundPlan] = {}
         #: The last one used comes last.
-        self._graphs: dict[StepShape, RecordedGraph] = {}
+        self._graphs: dict[StepShape, Recorded] = {}
         self._used_bytes, self._most_bytes = 0, graph_bytes
-        self._begun: dict[StepShape, Work[RecordedGraph]] = {}
+        self._begun: dict[StepShape, Work[Recorded]] = {}
         self._waits: dict[StepShape, Job[Any]] = {}  # of those that have begun
         self._is_closing = False
         self._helper = ThreadPoolExecutor(1, "recording")
@@ -83,6 +84,14 @@ class Steps(Owner):
             others = [(steps.graph(shape), queue) for steps, queue in self._followers]
             launch_together([(self.graph(shape), stream), *others])
 
+    def settled(self, stream: Stream) -> list[StepParts]:
+        """Wait for what is queued on ``stream`` and on those of other ranks; what each has, this
+        one's first. Raises DriverError."""
+        ranks = [(self, stream), *self._followers]
+        for _, queue in ranks:
+            queue.synchronize()
+        return [steps.parts for steps, _ in ranks]
+
     def make_ready(self, shape: StepShape) -> None:
         """Record what a launch of the shape replays, unless it is recorded. Raises DriverError."""
         if self.observer is None:
@@ -93,7 +102,7 @@ class Steps(Owner):
         """The plan of a shape with its kernels loaded."""
         return completed(self._binding(shape))
 
-    def graph(self, shape: StepShape) -> RecordedGraph:
+    def graph(self, shape: StepShape) -> Recorded:
         """The recorded graph of a shape; what `prepare` has begun is finished."""
         if shape in self._graphs:
             graph = self._graphs[shape] = self._graphs.pop(shape)
@@ -102,7 +111,7 @@ class Steps(Owner):
         work = self._begun.pop(shape, None) or self._recording(shape)
         return self._keep(shape, completed(work))
 
-    def _keep(self, shape: StepShape, graph: RecordedGraph) -> RecordedGraph:
+    def _keep(self, shape: StepShape, graph: Recorded) -> Recorded:
         """Keep a new graph, and forget those that were not used for longest where together they
         take too much. One that still runs is freed when it is complete."""
         self._graphs[shape] = graph
@@ -135,6 +144,13 @@ class Steps(Owner):
         """True where a launch of the shape takes no preparation."""
         ranks = (self, *(steps for steps, _ in self._followers))
         return all(shape in steps._graphs for steps in ranks)
+
+    @property
+    def graphs(self) -> tuple[RecordedGraph, ...]:
+        """The graphs of this rank, the last one used last."""
+        made = self._graphs.values()
+        parts = ((of,) if isinstance(of, RecordedGraph) else of.graphs for of in made)
+        return tuple(chain.from_iterable(parts))
 
     @property
     def graph_bytes(self) -> int:
@@ -199,7 +215,7 @@ class Steps(Owner):
         for steps, _ in self._followers:
             steps.wait_for_helper()
 
-    def _recording(self, shape: StepShape) -> Work[RecordedGraph]:
+    def _recording(self, shape: StepShape) -> Work[Recorded]:
         """Make the graph of a shape, in pieces."""
         bound = yield from self._binding(shape)
         # Launches of many rows of a prompt are long and fill the device: what starts early only

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from urdir.model.engine.speculation.model_source import Drafter
     from urdir.model.memory.draft_settings import DraftSettings
     from urdir.model.memory.prefix_files import PrefixFiles
+    from urdir.model.text.matcher import ConstraintCompiler
+    from urdir.model.text.tokenizer import Tokenizer
 
 
 class Session(Owner):
@@ -70,6 +72,7 @@ class Session(Owner):
             #: The LoRA adapters, where there is room for some.
             self.adapters = Adapters(all_weights) if has_room else None
             self.parts, self.steps, self.storage = lead.parts, lead.steps, lead.storage
+            self._encoder = lead.source_encoder
             self.stream = lead.stream
             self.graphs = DecodeGraphs(self.steps, self.shapes)
             self.queue = StepQueue(self.steps, self.parts.state, self.shapes, self.stream)
@@ -78,6 +81,8 @@ class Session(Owner):
             self.drafting = Drafting.of(self.parts.state, rest, scope)
             #: Where prefixes of slots are saved; None: nowhere.
             self.prefix_files: PrefixFiles | None = None
+            self._compilers: dict[Tokenizer, ConstraintCompiler] = {}
+            self._compilers_lock = threading.Lock()
             self._owners = owners.pop_all()
 
     @contextmanager
@@ -95,6 +100,19 @@ class Session(Owner):
         """Tell a draft model that a sequence begins: see `DraftSource.begin`."""
         if self.source is not None:
             self.source.begin(sequence, length, p_min)
+
+    @property
+    def takes_sources(self) -> bool:
+        """Whether the model is an encoder-decoder, whose sequences have sources."""
+        return self._encoder is not None
+
+    def begin_sources(self, sources: Mapping[int, Sequence[int]]) -> None:
+        """Queue the encoding of sequences' sources, for which their caches have room. Raises
+        DriverError."""
+        if self._encoder is not None and sources:
+            for sequence, source in sources.items():
+                self.parts.state.set_source(sequence, len(source))
+            self._encoder.encode(sources)
 
     def check_room(self, tokens: int) -> None:
         """Raise ContextFullError when so many tokens of a sequence do not fit."""
@@ -117,6 +135,26 @@ class Session(Owner):
         for token, _ in settings.logit_bias:
             if token >= size:
                 raise ModelError(f"logit_bias of token {token}: the vocabulary has {size} tokens")
+
+    def compiler(self, tokenizer: Tokenizer) -> ConstraintCompiler:
+        """The compiler of constraints for the answers of a tokeniser, one for all of them: its
+        processes start with the first constraint, and end with the session. Callable from any
+        thread. Raises ModelError where the extra is missing."""
+        from urdir.model.text.matcher import ConstraintCompiler
+
+        with self._compilers_lock:
+            if tokenizer not in self._compilers:
+                made = self._owners.enter_context(ConstraintCompiler(tokenizer))
+                self._compilers[tokenizer] = made
+            return self._compilers[tokenizer]
+
+    def check_processors(self) -> None:
+        """Raise UnsupportedError where the host cannot change logits within a step."""
+        if self.parts.config.stage is not None:
+            raise UnsupportedError(
+                "logit processors: the model is split by layers, which is not supported: open it "
+                "without, or with host_sampling=True"
+            )
 
     def close(self) -> None:
         """Free graphs, cache, state and workspace. Idempotent."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from urdir.driver.parallel import completed
 from urdir.driver.plan import Plan
-from urdir.model.engine.batch import Output, StepShape
+from urdir.model.engine.batch import Output, Part, StepShape
 from urdir.model.engine.speculation.launches import append_acceptance, append_placed_rows
 from urdir.model.engine.speculation.source import DraftSource
 from urdir.model.layers.builder import StepOps
@@ -43,12 +43,13 @@ def building(
     those of ``source``; None: of earlier text. Layers are kept in ``known``, and taken from it."""
     steps = "step" if shape.steps == 1 else f"steps x {shape.steps}"
     plan = Plan(f"{shape.kind} {steps}, {shape.rows} rows, {shape.keys} keys")
-    if not shape.draft_only:
+    has_layers = shape.part is not Part.CHOICE
+    if has_layers and not shape.draft_only:
         plan.extend((yield from _layers(parts, shape, source, known)))
     rows, outputs = rows_of(parts, shape)
-    if source is not None:
+    if has_layers and source is not None:
         yield from source.append_kept(plan, parts, shape, rows)
-    if shape.output is not Output.NONE:
+    if shape.output is not Output.NONE and shape.part is not Part.LAYERS:
         append_output(plan, parts, outputs.rows if outputs else rows, shape.output)
     # What differs from step to step is in device memory, moved on by "advance".
     plan.extend([*plan] * (shape.steps - 1))
@@ -61,7 +62,7 @@ def _layers(
 ) -> Generator[None, None, Plan]:
     """What comes before the choice of tokens, which is the same for all that choose any."""
     wanted = shape.output if shape.output is Output.NONE else Output.LOGITS
-    same = replace(shape, output=wanted, steps=1)
+    same = replace(shape, output=wanted, steps=1, part=Part.WHOLE)
     plan = None if known is None else known.pop(same, None)
     if plan is None:
         plan = Plan(f"layers of {shape.rows} rows")

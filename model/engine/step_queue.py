@@ -51,14 +51,17 @@ class StepQueue:
         on_begin: Callable[[], None] = lambda: None,
         *,
         given: Mapping[int, GivenDrafts] = NO_DRAFTS,
+        revise: Callable[[], None] | None = None,
     ) -> None:
         """Queue the steps of ``shape``, which `ShapeBuckets` gave for ``batch``. ``lasts`` are the
         positions of the tokens that ``batch.decode`` processes, or what they are at most.
         ``masks`` (ceil(n_vocab / 32),) u32 have, by sequence, a bit for each token that is allowed.
         Sequences in ``given`` have these drafts, with the mask after each, and none of the device.
-        ``on_begin`` is called when all is written, before the steps are queued. Raises
-        DriverError."""
-        self._steps.make_ready(shape)
+        ``on_begin`` is called when all is written, before the steps are queued, ``revise`` between
+        the `StepShape.halves` of a step. Raises DriverError."""
+        parts = (shape,) if revise is None else shape.halves
+        for part in parts:
+            self._steps.make_ready(part)
         is_drafted = self._state.drafts is not None
         counts = batch.draft_counts if is_drafted else lasts
         wanted = tuple(zip(batch.decode, counts, strict=True))
@@ -74,7 +77,11 @@ class StepQueue:
         self._write_masks(batch, lasts, masks, given)
         self._rows = ()  # until the steps are queued, device and host may differ
         on_begin()
-        self._steps.launch(shape, self._stream)
+        self._steps.launch(parts[0], self._stream)
+        for part in parts[1:]:
+            if revise is not None:
+                revise()
+            self._steps.launch(part, self._stream)
         steps = 0 if is_drafted else shape.steps
         self._rows = tuple((sequence, at + steps) for sequence, at in wanted)
 

@@ -46,6 +46,7 @@ class Latent:
     All heads share one latent vector l = norm(``down`` x). The single KV head has the value l and a
     key of the rotated part, then l. `Attention` has the rotated projections, which come first.
 
+    The rotated part of the key is normed by ``k_norm``, if given, before it rotates.
     Queries read x, or ``q_norm`` (``q_down`` x). ``q_still`` (heads, still) makes their unrotated
     parts; ``absorb`` (heads * latent, still) maps each into the latent space. Without these two a
     head rotates as a whole, and l is the value only. ``expand`` (heads * value, latent) maps each
@@ -64,6 +65,7 @@ class Latent:
     keys: Linear | None = None
     q_down: Linear | None = None
     q_norm: Normalization | None = None
+    k_norm: Normalization | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +102,14 @@ class Indexer:
 
 
 @dataclass(frozen=True, slots=True)
+class CrossKeys:
+    """Keys and values of cross attention: products of the states of a `SourceText`."""
+
+    k: Linear
+    v: Linear
+
+
+@dataclass(frozen=True, slots=True)
 class Attention:
     """Causal softmax attention (GQA) with scores scale * q . k; or where it is not ``causal``, of
     each token to all of its text, within a window to ``window`` // 2 tokens on either side.
@@ -111,7 +121,8 @@ class Attention:
     reads the cache of layer ``shares_cache_of``. Q, K and V are clamped to +- ``clamp``. A ``norm``
     (heads * value_dim,) normalises all heads of the result together. With a ``latent``, q and k are
     the rotated parts. With an ``indexer``, or as the last layer that has one selected
-    (``follows_indexer``), rows attend to some tokens alone.
+    (``follows_indexer``), rows attend to some tokens alone. With ``cross`` they attend to all of
+    the sequence's source, whose keys and values its layer's cache has; there are no k and v.
     """
 
     heads: int  # query heads
@@ -139,6 +150,7 @@ class Attention:
     latent: Latent | None = None
     causal: bool = True
     relative: RelativeBias | None = None  # is added to scores
+    cross: CrossKeys | None = None
     indexer: Indexer | None = None
     follows_indexer: bool = False
     norm: Normalization | None = None
@@ -146,9 +158,9 @@ class Attention:
     @property
     def written_out(self) -> Attention | None:
         """The non-absorbed form: keys and values per head, a key's shared part first. None without
-        a latent vector, or if the file lacks its matrices."""
+        a latent vector, if the file lacks its matrices, and for the few keys of a window."""
         latent = self.latent
-        if latent is None or latent.keys is None:
+        if latent is None or latent.keys is None or self.window:
             return None
         return replace(
             self,

@@ -13,7 +13,7 @@ from typing import Any, Self
 from urdir.model.families.adapters import AdapterRoom
 from urdir.model.families.attention import Attention
 from urdir.model.families.embedding import Embedding
-from urdir.model.families.layers import LayerConfig
+from urdir.model.families.layers import LayerConfig, StreamJoin
 from urdir.model.families.nextn import NextnHead
 from urdir.model.families.recurrent import Lightning, Recurrent
 from urdir.model.families.rope import RopeConfig
@@ -71,23 +71,35 @@ class Stage:
 
 
 @dataclass(frozen=True, slots=True)
+class SourceText:
+    """What the decoder of an encoder-decoder attends to (`CrossKeys`): the states of a text after
+    all of its ``encoder``. The decoder's own text begins with the token ``start``."""
+
+    encoder: Description
+    start: int
+
+
+@dataclass(frozen=True, slots=True)
 class Description:
     """A whole model, one rank's tensor-parallel ``share``, or one rank's pipeline ``stage``.
 
     A stage lists its own layers only.
 
     The residual stream starts as the token's row of ``embedding``, times ``embedding_scale``, plus
-    its row of ``positions`` and the ``token_type`` (hidden,) of all tokens, normalised by
-    ``embedding_norm``. It is saved as ``saves``, and ``adds`` (hidden,) is added. Logits are
-    ``output`` of ``output_norm`` of the stream, times ``logit_scale``, then c * tanh(. / c) for a
-    ``softcap`` c > 0. With ``recalls``, banked streams are mixed in before that, as in `Block`.
-    If blocks have hyper-connections, the stream is copied to several first, whose mean counts in
-    the end. Further ``streams`` begin as products of the stream, as long as it, and end as those of
+    its row of ``positions`` and the ``token_type`` (hidden,) of all tokens, or the row of
+    ``token_types`` for its own, normalised by ``embedding_norm``. It is saved as ``saves``, and
+    ``adds`` (hidden,) is added. Logits are ``output`` of ``output_norm`` of the stream, times
+    ``logit_scale``, then c * tanh(. / c) for a ``softcap`` c > 0. With ``recalls``, banked streams
+    are mixed in before that, as in `Block`. If blocks have hyper-connections, the stream is copied
+    to several first, whose mean counts in the end, or a sum that is weighted as ``join`` says.
+    Further ``streams`` begin as products of the stream, as long as it, and end as those of
     ``merges``, of which the mean with the stream is taken. Logits of the tokens from ``hides[0]``
     to before ``hides[1]`` are the lowest number (Chameleon).
 
     Models that make embeddings or scores of texts say so in ``embedding_of_texts``. Encoders (not
-    `is_causal`) make nothing else: their ``output`` is the embedding, which has no meaning.
+    `is_causal`) make nothing else: their ``output`` is the embedding, which has no meaning. Of an
+    encoder-decoder this is the decoder, with the encoder in ``source``. A model that is no encoder
+    and not causal either ``diffuses``: it makes the logits of masked tokens.
     """
 
     architecture: str
@@ -107,9 +119,13 @@ class Description:
     logit_scale: float = 1.0
     softcap: float = 0.0
     token_type: StoredVector | None = None
+    token_types: StoredMatrix | None = None
     embedding_of_texts: Embedding | None = None
     recalls: Normalization | None = None
     hides: tuple[int, int] | None = None
+    source: SourceText | None = None
+    diffuses: bool = False
+    join: StreamJoin | None = None
     streams: tuple[Linear, ...] = ()
     merges: tuple[Linear, ...] = ()
     ignored_keys: tuple[str, ...] = ()  # of the file, unknown to the architecture
@@ -171,8 +187,9 @@ class Description:
 
     @property
     def biases(self) -> tuple[RelativeBias, ...]:
-        """The distinct biases by distance."""
-        return tuple(dict.fromkeys(a.relative for a in self.attentions if a.relative is not None))
+        """The distinct biases by distance, those of an encoder included."""
+        mixers = [*self.attentions, *(self.source.encoder.attentions if self.source else ())]
+        return tuple(dict.fromkeys(a.relative for a in mixers if a.relative is not None))
 
     @property
     def slopes(self) -> tuple[Slopes, ...]:

@@ -103,8 +103,9 @@ def _scorer(file: Reader, causal: bool, labels: int) -> Scorer | None:
 
 
 def _dense(file: Reader) -> tuple[Linear, ...]:
-    """The matrices dense_2 and dense_3 after pooling (EmbeddingGemma)."""
-    if file.architecture != "gemma-embedding" or not file.has("dense_2.weight"):
+    """The matrices dense_2 and dense_3 after pooling (EmbeddingGemma, and folders)."""
+    known = file.of_folder or file.architecture == "gemma-embedding"
+    if not known or not file.has("dense_2.weight"):
         return ()
     for name in ("dense_2_feat_in", "dense_3_feat_in", "dense_3_feat_out"):
         file.count(name)  # the tensors have these sizes, too

@@ -65,7 +65,10 @@ def model_facts(description: Description) -> Facts:
         saves=description.saves,
         adds=description.adds and description.adds.name,
         token_type=description.token_type is not None,
-        embeddings=_embedding(description.embedding_of_texts),
+        token_types=description.token_types and description.token_types.rows,
+        embeddings=_embedding(description.embedding_of_texts) or None,
+        diffuses=description.diffuses,
+        encoder_layers=description.source and description.source.encoder.n_layers,
     )
 
 
@@ -168,6 +171,7 @@ def _attention(of: Attention) -> Facts:
         index_pool=_other_than(of.indexer.pool if of.indexer else 1, 1),
         selects_as_before=of.follows_indexer,
         norm_of_result=_norm(of.norm),
+        to_encoder=of.cross is not None,
     )
 
 

@@ -1,7 +1,8 @@
 """Multi-head latent attention (MLA, arXiv 2405.04434), read from a file.
 
 Keys, under the architecture's name: attention.kv_lora_rank (the latent vector),
-attention.key_length_mla and value_length_mla (of a head).
+attention.key_length_mla and value_length_mla (of a head). Layers with a window may have keys of
+their own, which end with "_swa".
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ from urdir.model.families.stored import Linear
 from urdir.ptxgen.kernels.norm import Norm
 
 
-def latent_head_dims(file: Reader) -> tuple[int, int]:
+def latent_head_dims(file: Reader, suffix: str = "") -> tuple[int, int]:
     """Dimensions of a key head and of a value head, non-absorbed."""
-    key, value = (file.count(f"attention.{name}_length_mla") for name in ("key", "value"))
+    names = [f"attention.{name}_length_mla{suffix}" for name in ("key", "value")]
+    key, value = map(file.count, names)
     if not key or not value:
         raise UnsupportedError(
-            f"{file.key('attention.key_length_mla')} or value_length_mla is missing: old file, "
-            "convert the model again"
+            f"{file.key(names[0])} or {names[1]} is missing: old file, convert the model again"
         )
     return key, value
 
@@ -40,6 +41,8 @@ def latent_attention(
     rank: int = 0,
     *,
     scale: float | None = None,
+    suffix: str = "",
+    key_norm: bool = False,
     **options: Any,
 ) -> Attention:
     """MLA of a layer.
@@ -48,15 +51,18 @@ def latent_attention(
     rotated ones, if any rotate; 0: the latent vector is the key. ``rank`` is that of the query
     projection (0: full).
 
-    ``scale`` defaults to 1 / sqrt(key dimension); ``options`` are fields of `Attention`.
+    ``scale`` defaults to 1 / sqrt(key dimension); ``options`` are fields of `Attention`. The keys
+    of sizes end with ``suffix``. ``key_norm``: the shared values have a norm, attn_k_norm.
     """
-    hidden, norm, latent = file.hidden, latent_norm(file), file.size("attention.kv_lora_rank")
-    key_dim, value_dim = latent_head_dims(file)
+    hidden, norm = file.hidden, latent_norm(file)
+    latent = file.size(f"attention.kv_lora_rank{suffix}")
+    key_dim, value_dim = latent_head_dims(file, suffix)
     own = key_dim - shared
     if own < 1 or shared < 0:
+        key = file.key(f"attention.key_length_mla{suffix}")
         raise ConfigError(
-            f"heads of {key_dim} values ({file.key('attention.key_length_mla')}), of which "
-            f"{shared} rotate (rope.dimension_count): some must not rotate"
+            f"heads of {key_dim} values ({key}), of which {shared} rotate "
+            "(rope.dimension_count): some must not rotate"
         )
     name, source = ("attn_q_b", rank) if rank else ("attn_q", hidden)
     queries = file.linear(name, layer, heads * key_dim, source, bias="absent")
@@ -82,6 +88,7 @@ def latent_attention(
             keys=keys if shared else None,
             q_down=file.linear("attn_q_a", layer, rank, hidden, bias="absent") if rank else None,
             q_norm=file.norm("attn_q_a_norm", layer, norm, rank) if rank else None,
+            k_norm=file.norm("attn_k_norm", layer, norm, shared) if key_norm else None,
         ),
         **options,
     )

@@ -49,13 +49,29 @@ class Branch:
 class HyperConnection:
     """How a block reads and writes the streams of a residual that has several (`kernels.streams`):
     by weights made of ``mixes`` (24, streams * hidden) times the ``norm`` of all streams together,
-    with ``scale`` (3,), ``base`` (24,), and ``iterations`` and ``eps`` of the Sinkhorn balance."""
+    with ``scale`` (3,), ``base`` (24,), and ``iterations`` and ``eps`` of the Sinkhorn balance.
+    Without iterations streams are not mixed with each other, ``mixes`` and ``base`` have 8 rows,
+    and ``scale`` has two values. ``magnitude`` is a factor of what a block writes."""
 
     norm: Normalization
     mixes: Linear
     scale: StoredVector
     base: StoredVector
     iterations: int
+    eps: float
+    magnitude: float = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class StreamJoin:
+    """The sum of the streams of a residual, weighted by numbers made of ``mixes`` (4, streams *
+    hidden) times the ``norm`` of all streams together, with ``scale`` (1,), ``base`` (4,), and
+    ``eps``."""
+
+    norm: Normalization
+    mixes: Linear
+    scale: StoredVector
+    base: StoredVector
     eps: float
 
 

@@ -58,8 +58,9 @@ class Reader:
         self._metadata = metadata
         self._max_layers = max_layers
         self._asked: set[str] = set()
-        #: What the names of tensors of layers begin with: "enc." of the encoder of T5.
-        self.part = ""
+        #: What the names of tensors of layers begin with, "enc." of the encoder of T5; and the key
+        #: of the number of these layers.
+        self.part, self.blocks_key = "", "block_count"
         self._kinds = {_LAYER.sub(r"\1", name) for name in stored}
 
     @classmethod
@@ -149,7 +150,7 @@ class Reader:
             if default is None or key in self._metadata:
                 return [self._bounded(key, self._metadata.require(key, kind))] * layers
             return [default] * layers
-        if len(value) not in (layers, self.size("block_count")):
+        if len(value) not in (layers, self.size(self.blocks_key)):
             raise ConfigError(f"metadata key '{key}' has {len(value)} values for {layers} layers")
         return [self._element(key, item, kind) for item in value[:layers].tolist()]
 
@@ -211,7 +212,7 @@ class Reader:
 
     def layer_count(self) -> int:
         """``block_count`` without the layers for multi-token prediction, at most ``max_layers``."""
-        blocks, extra = self.size("block_count"), self.count("nextn_predict_layers")
+        blocks, extra = self.size(self.blocks_key), self.count("nextn_predict_layers")
         if extra >= blocks:
             raise ConfigError(
                 f"metadata key '{self.key('nextn_predict_layers')}' is {extra} of {blocks} layers"

@@ -14,7 +14,7 @@ from urdir.model.files.limits import Limit
 #: Heads whose dimensions have their own keys: windowed layers, latent attention.
 _HEADS = ("", "_swa", "_mla")
 _BY_LIMIT: Mapping[Limit, tuple[str, ...]] = {
-    limits.LAYERS: ("block_count", "nextn_predict_layers"),
+    limits.LAYERS: ("block_count", "decoder_block_count", "nextn_predict_layers"),
     limits.HEADS: (
         *("attention.head_count", "attention.head_count_kv"),
         "attention.indexer.head_count",

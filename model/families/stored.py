@@ -218,23 +218,26 @@ MOST_DISTANCE = 128
 @dataclass(frozen=True, slots=True)
 class RelativeBias:
     """A bias of attention's scores by the distance of a key, ``weight`` (buckets, heads): those of
-    earlier keys in the first half of the buckets, of later ones in the second. Near distances have
-    a bucket each, others share some, more of them the further they are (T5; Raffel et al. 2019,
-    arXiv 1910.10683)."""
+    earlier keys in the first half of the buckets, of later ones in the second; where it is
+    ``causal``, all buckets are of earlier ones. Near distances have a bucket each, others share
+    some, more of them the further they are (T5; Raffel et al. 2019, arXiv 1910.10683)."""
 
     weight: StoredVector
     buckets: int
     heads: int
+    causal: bool = False
 
     def table(self, values: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
         """The bias of each head for distances from -MOST_DISTANCE to MOST_DISTANCE, (heads, 2 *
         MOST_DISTANCE + 1) f32, of the values of ``weight``."""
         distance = np.arange(-MOST_DISTANCE, MOST_DISTANCE + 1)
-        half, away = self.buckets // 2, np.abs(distance)
-        exact = half // 2
+        side, away = self.buckets if self.causal else self.buckets // 2, np.abs(distance)
+        exact = side // 2
         far = np.log(np.maximum(away, 1) / exact) / math.log(MOST_DISTANCE / exact)
-        bucket = np.minimum(exact + np.floor(far * (half - exact)).astype(np.int64), half - 1)
-        bucket = np.where(away < exact, away, bucket) + half * (distance > 0)
+        bucket = np.minimum(exact + np.floor(far * (side - exact)).astype(np.int64), side - 1)
+        bucket = np.where(away < exact, away, bucket)
+        if not self.causal:
+            bucket += side * (distance > 0)
         return np.ascontiguousarray(values.reshape(self.buckets, self.heads)[bucket].T)
 
 

@@ -14,8 +14,10 @@ SLOTS = 2
 class Streaming:
     """Tensors of layers by ``names`` whose matrices lie in host memory, and take turns in ``slots``
     of device memory, each for one layer's. Of mixtures whose experts are all there, every layer has
-    ``experts`` of them in device memory, those that were used last."""
+    ``experts`` of them in device memory, those that were used last. Tensors ``in_files`` are read
+    from files in place of host memory."""
 
     names: frozenset[str]
     slots: int = SLOTS
     experts: int = 0
+    in_files: frozenset[str] = frozenset()

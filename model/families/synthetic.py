@@ -26,6 +26,7 @@ from urdir.ptxgen.weights.formats import FORMATS, Bytes, Format, random_blocks
 from urdir.ptxgen.weights.layout import Layout
 
 _POOL_BLOCKS = 4096  # distinct blocks per type, which tensors repeat
+_POOL_BYTES = 4 << 20  # of repeated blocks, so that a piece of a tensor is few copies
 
 
 TYPES = (*MIXED, *(name.lower() for name in FORMATS))
@@ -96,7 +97,8 @@ class RepeatedBlocks:
         count = rows * columns // fmt.block
         weights = layout.unpack(layout.pack(random_blocks(fmt, count, rng)))
         scale = deviation / float(weights.std())
-        return cls(random_blocks(fmt, count, np.random.default_rng(0), scale).reshape(-1))
+        pool = random_blocks(fmt, count, np.random.default_rng(0), scale).reshape(-1)
+        return cls(np.tile(pool, -(-_POOL_BYTES // len(pool))))
 
     def sized(self, nbytes: int) -> RepeatedBlocks:
         """The same pool for a tensor of ``nbytes`` bytes."""
@@ -107,9 +109,17 @@ class RepeatedBlocks:
 
     def __getitem__(self, part: slice) -> Bytes:
         begin, end, _ = part.indices(self.nbytes)
-        skip = begin % len(self.pool)
-        repeats = -(-(skip + end - begin) // len(self.pool))
-        return np.tile(self.pool, repeats)[skip : skip + end - begin]
+        data = np.empty(end - begin, np.uint8)
+        self.read_into(begin, data)
+        return data
+
+    def read_into(self, begin: int, into: Bytes) -> None:
+        """Fill an array with the bytes from ``begin`` on."""
+        at, done = begin % len(self.pool), 0
+        while done < len(into):
+            some = self.pool[at : at + len(into) - done]
+            into[done : done + len(some)] = some
+            at, done = 0, done + len(some)
 
 
 class _Pools:

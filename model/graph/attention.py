@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -25,7 +25,8 @@ class Attend(Op):
     first, v after ``v_norm`` of each head. Without them the rows attend to what layer
     ``shares_cache_of`` has cached. Queries are multiplied by the ``temperature`` of their
     positions. ``sinks`` (heads,) are one more logit each, without a value; ``relative`` is added
-    to scores.
+    to scores. With ``cross`` the rows attend to all that the cache of ``layer`` has of their
+    sequences' sources.
     """
 
     word = "attend"
@@ -41,6 +42,7 @@ class Attend(Op):
     temperature: Temperature | None = None
     shares_cache_of: int | None = None
     relative: RelativeBias | None = None
+    cross: bool = False
 
     def __post_init__(self) -> None:
         self._check(self.q.width % self.heads == 0, f"not {self.heads} query heads")
@@ -56,6 +58,10 @@ class Attend(Op):
 
     def evaluate(self, at: Evaluation, *x: Floats) -> Floats:
         q = x[0].reshape(len(x[0]), self.heads, -1)
+        if self.cross:
+            k, v = at.cached[self.layer]
+            scores = replace(self.scores, causal=False)
+            return attention(at, scores, self.sinks, q, k, v).reshape(len(q), -1)
         if self.k is None:
             assert self.shares_cache_of is not None
             k, v = at.cached[self.shares_cache_of]
@@ -77,6 +83,8 @@ class Cache(Attend):
     word = "cache"
 
     def evaluate(self, at: Evaluation, *x: Floats) -> Floats:
+        k, v = (each.reshape(len(each), self.kv_heads, -1) for each in (x[1], x[-1]))
+        at.cached[self.layer] = k, v if self.v_norm is None else self.v_norm(v)
         return x[0]
 
 
@@ -98,7 +106,7 @@ def attention(
     logits = np.einsum("qhd,khd->hqk", q, k) * scores.scale
     if scores.softcap:
         logits = scores.softcap * np.tanh(logits / scores.softcap)
-    behind = at.positions[:, None] - at.positions[None, :]
+    behind = at.positions[:, None] - np.arange(len(k))[None, :]
     if scores.max_bias:
         logits = logits - _slopes(heads, scores.max_bias)[:, None, None] * np.abs(behind)
     if bias is not None:

@@ -42,6 +42,7 @@ class Evaluation:
         self._weights = weights
         self._adapters = adapters or {}
         self.tokens = np.asarray(tokens)
+        self.types = np.zeros(len(self.tokens), np.intp)  # of one text
         self.positions = np.arange(len(self.tokens))
         self.outputs = outputs
         self.cached: dict[int, tuple[Floats, Floats]] = {}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -52,9 +52,11 @@ class Graph:
         """The operations that follow are those of the next layer."""
         self.starts.append(len(self.ops))
 
-    def evaluate(self, at: Evaluation) -> dict[Tensor, Floats]:
-        """The values of every tensor, of a graph without inputs."""
-        values: dict[Tensor, Floats] = {}
+    def evaluate(
+        self, at: Evaluation, inputs: Mapping[Tensor, Floats] | None = None
+    ) -> dict[Tensor, Floats]:
+        """The values of every tensor, with those of its inputs."""
+        values = dict(inputs or {})
         for op in self.ops:
             y = op.evaluate(at, *(values[tensor] for tensor in op.reads))
             ends = np.cumsum([tensor.width for tensor in op.makes])

@@ -77,18 +77,21 @@ class Op:
 @dataclass(frozen=True, slots=True, eq=False)
 class Embed(Op):
     """y = scale * the rows of a ``table`` (vocabulary, width) for the rows' tokens, plus those of
-    ``positions`` for their positions, where a model has these."""
+    ``positions`` for their positions, where a model has these; or with ``types`` the rows of a
+    table (types, width) for the tokens' types."""
 
     word = "embed"
     table: StoredMatrix
     scale: float = 1.0
     positions: StoredMatrix | None = None
+    types: bool = False
 
     def __post_init__(self) -> None:
         self._check(self.y.width == self.table.cols, f"the table has {self.table.cols} columns")
 
     def evaluate(self, at: Evaluation, *x: Floats) -> Floats:
-        y: Floats = at.matrix(self.table)[at.tokens] * self.scale
+        rows = at.types if self.types else at.tokens
+        y: Floats = at.matrix(self.table)[rows] * self.scale
         return y if self.positions is None else y + at.matrix(self.positions)[at.positions]
 
 

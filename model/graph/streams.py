@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from urdir.model.families.layers import HyperConnection
+from urdir.model.families.layers import HyperConnection, StreamJoin
 from urdir.model.graph.evaluation import Evaluation, Floats
 from urdir.model.graph.ops import Op
 from urdir.model.graph.tensor import Tensor
-from urdir.ptxgen.kernels.streams import MIXES, STREAMS, weights_of
+from urdir.ptxgen.kernels.streams import STREAMS, joining_weights, mixes_of, weights_of
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -29,22 +29,30 @@ class Widen(Op):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class JoinStreams(Op):
-    """y (rows, width) = the mean of the streams x."""
+    """y (rows, width) = the mean of the streams x, or their sum weighted by ``mixes`` (rows, 4)."""
 
     word = "join_streams"
     x: Tensor
+    mixes: Tensor | None = None
+    of: StreamJoin | None = None
 
     def __post_init__(self) -> None:
         self._check(self.x.width == STREAMS * self.y.width, "not four streams")
+        self._check((self.mixes is None) == (self.of is None), "mixes go with weights")
 
     def evaluate(self, at: Evaluation, *x: Floats) -> Floats:
-        made: Floats = _apart(x[0]).mean(axis=1)
-        return made
+        if self.of is None:
+            made: Floats = _apart(x[0]).mean(axis=1)
+            return made
+        scale, base = at.vector(self.of.scale), at.vector(self.of.base)
+        weights = joining_weights(x[1], scale, base, self.of.eps)
+        joined: Floats = np.einsum("rs,rsc->rc", weights, _apart(x[0]))
+        return joined
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ReadStreams(Op):
-    """y (rows, width) = the streams x, weighted by ``mixes`` (rows, 24) as the block reads them."""
+    """y (rows, width) = the sum of the streams x, weighted by ``mixes`` (rows, 24 or 8)."""
 
     word = "read_streams"
     x: Tensor
@@ -53,7 +61,8 @@ class ReadStreams(Op):
 
     def __post_init__(self) -> None:
         self._check(self.x.width == STREAMS * self.y.width, "not four streams")
-        self._check(self.mixes.width == MIXES, f"not {MIXES} mixes")
+        mixes = mixes_of(self.of.iterations)
+        self._check(self.mixes.width == mixes, f"not {mixes} mixes")
 
     def evaluate(self, at: Evaluation, *x: Floats) -> Floats:
         made: Floats = np.einsum("rs,rsc->rc", _weights(at, self.of, x[1])[0], _apart(x[0]))
@@ -87,4 +96,5 @@ def _apart(x: Floats) -> Floats:
 
 
 def _weights(at: Evaluation, of: HyperConnection, mixes: Floats) -> tuple[Floats, Floats, Floats]:
-    return weights_of(mixes, at.vector(of.scale), at.vector(of.base), of.iterations, of.eps)
+    scale, base = at.vector(of.scale), at.vector(of.base)
+    return weights_of(mixes, scale, base, of.iterations, of.eps, of.magnitude)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from urdir.model.families.attention import Attention, OutputGate
+from urdir.model.families.attention import Attention, CrossKeys, OutputGate
 from urdir.model.graph.attention import Attend, Cache
 from urdir.model.graph.ops import Bound, Gate, Norm, Rope
 from urdir.model.graph.tensor import Tensor
@@ -28,6 +28,14 @@ def cached_keys(at: LayerOps, mixer: Attention, x: Tensor) -> None:
     if mixer.k is not None:
         q, k, v, _ = _products(at, mixer, x)
         at.graph.add(attend_op(at, Cache, "q", mixer, q, k, v))
+
+
+def cross_keys(at: LayerOps, mixer: Attention, of: CrossKeys, states: Tensor) -> None:
+    """The keys and values of cross attention to a source's ``states``, into the layer's cache."""
+    k, v = (
+        at.product("cross_attn_kv", states, each, name) for each, name in ((of.k, "k"), (of.v, "v"))
+    )
+    at.graph.add(attend_op(at, Cache, "keys", mixer, k, k, v))
 
 
 def gated(at: LayerOps, gate: OutputGate, gates: Tensor, heads: Tensor) -> Tensor:
@@ -120,4 +128,5 @@ def attend_op(
         temperature=mixer.temperature,
         shares_cache_of=mixer.shares_cache_of,
         relative=mixer.relative,
+        cross=mixer.cross is not None,
     )

@@ -28,6 +28,10 @@ def embedding(step: StepOps) -> Tensor:
     x = graph.add(Embed("token_embd", step.stream(), table, scale, config.positions))
     if config.token_type is not None:
         x = graph.add(AddVector("token_types", step.stream(), x, config.token_type))
+    if config.token_types is not None:
+        types = Tensor("token types", x.rows, x.width)
+        types = graph.add(Embed("token_types", types, config.token_types, types=True))
+        x = graph.add(Add("token_types", step.stream(), x, types))
     if config.embedding_norm is not None:
         x = graph.add(Norm("token_embd_norm", step.stream(), x, config.embedding_norm))
     if config.layer_embeddings is not None:
@@ -63,9 +67,23 @@ def _layer_embeddings(step: StepOps, of: LayerEmbeddings, x: Tensor) -> Tensor:
 def output_stream(step: StepOps, x: Tensor) -> Tensor:
     """The stream that the output's norm is of."""
     if step.config.has_streams:
-        return step.graph.add(JoinStreams("streams.mean", step.stream(x.rows), x))
+        return joined_streams(step, x)
     last = LayerOps(step, step.config.n_layers - 1)
     return recalled(last, "output_recall", step.config.recalls, merged(step, x))
+
+
+def joined_streams(step: StepOps, x: Tensor) -> Tensor:
+    """One stream, of several."""
+    graph, of = step.graph, step.config.join
+    if of is None:
+        return graph.add(JoinStreams("streams.mean", step.stream(x.rows), x))
+    normed = graph.add(
+        Norm("output_hc_norm", Tensor("normed streams", x.rows, x.width), x, of.norm)
+    )
+    mixes = graph.add(
+        Product("output_hc", Tensor("mixes", x.rows, of.mixes.rows), normed, of.mixes)
+    )
+    return graph.add(JoinStreams("output_hc_join", step.stream(x.rows), x, mixes, of))
 
 
 def head(step: StepOps, x: Tensor) -> Tensor:

@@ -52,6 +52,8 @@ def _attend(
     if mixer.gate is not None:
         wanted.append(("attention gate", mixer.gate.linear))
     made = {name: at.product("attn_kv_a", x, linear, name) for name, linear in wanted}
+    if of.k_norm is not None:
+        made[key] = at.norm("attn_k_norm", made[key], of.k_norm, key)
     if of.q_down is not None:
         down = at.norm("attn_q_a_norm", made["latent q"], of.q_norm)
         made |= {name: at.product("attn_q_b", down, linear, name) for name, linear in queries}

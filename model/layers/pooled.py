@@ -10,7 +10,7 @@ from urdir.model.graph.ops import Activate, Bound, Norm, Product
 from urdir.model.graph.pooling import Pool
 from urdir.model.graph.tensor import Tensor
 from urdir.model.layers.builder import StepOps
-from urdir.model.layers.ends import embedding
+from urdir.model.layers.ends import embedding, head
 from urdir.model.layers.model import layers
 from urdir.ptxgen.kernels.activation import Activation
 
@@ -51,6 +51,13 @@ def encoded(step: StepOps, texts: int, pooling: Pooling) -> Tensor:
     for number, linear in enumerate(of.dense, 2):
         x = _product(step, f"dense_{number}", x, linear)
     return x
+
+
+def masked_logits(step: StepOps, count: int) -> Tensor:
+    """The logits (count, vocabulary) of the rows that are picked."""
+    x = layers(step, embedding(step), count)
+    assert x is not None
+    return head(step, x)
 
 
 def _reads(of: Embedding, pooling: Pooling) -> Pooling:

@@ -43,6 +43,10 @@ if TYPE_CHECKING:
     from urdir.ptxgen.spec import KernelSpec
 
 
+#: A token of which attention reads the query as it is.
+UNCHANGED = OwnToken(appends=False)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerAttention:
     """The attention of one layer in one step: what it reads and writes, and how.
@@ -60,7 +64,8 @@ class LayerAttention:
 
     ``sm_count`` and the native ``target`` are the device's, by which kernels are chosen.
 
-    ``exact`` keeps activations f32, and each row's sums those of its own keys alone.
+    ``exact`` keeps activations f32, and each row's sums those of its own keys alone. With ``cross``
+    all rows attend to all keys of their sources.
     """
 
     label: str
@@ -75,6 +80,7 @@ class LayerAttention:
     token: OwnToken = PLAIN_TOKEN
     constants: Mapping[str, Region] = field(default_factory=dict)
     exact: bool = False
+    cross: bool = False
 
     def decode_kernel(
         self, token: OwnToken | None, packs: bool = False
@@ -134,15 +140,25 @@ class LayerAttention:
             self, rows=replace(self.rows, position=last), scores=scores, constants=constants
         )
 
+    def of_sources(self) -> LayerAttention:
+        """The attention to sources, as that of rows without prompts at the sources' last tokens.
+        There is room for partial results of as many rows as choose a token."""
+        assert self.rows.source_last is not None
+        keys = 1 if self.rows.prompt else self.layout.max_len
+        rows = replace(self.rows, prompt=0, keys=keys, position=self.rows.source_last)
+        return replace(self, rows=rows, cross=False)
+
     @property
     def fused_token(self) -> OwnToken | None:
         """What the kernel of decoding does with the rows' new tokens; None where they are appended
-        before it."""
-        return None if self.rows.attend_to_each_other else self.token
+        before it, or nothing happens to them."""
+        return None if self.rows.attend_to_each_other or self.token == UNCHANGED else self.token
 
     @property
     def can_pack(self) -> bool:
         """Whether heads can be left as the packed activations of the next product."""
+        if self.cross:
+            return self.of_sources().can_pack
         if self.exact or (self.rows.decode and self.rows.prompt):
             return False
         if self.rows.decode:
@@ -170,6 +186,8 @@ def incremental_attention_into(
     for every length, batch and cache; a paged cache is gathered through its block table. Rows of
     prompts and others are launches of their own.
     """
+    if at.cross:
+        at = at.of_sources()
     if at.rows.decode and at.rows.prompt:
         first, rest = at.rows.split()
         width = 4 * at.heads * at.layout.values_per_head
@@ -223,7 +241,7 @@ def append_tokens(plan: Launches, at: LayerAttention) -> None:
     if token.qk_norm and token.norms_rows:
         _norm_rows(plan, at, token.qk_norm)
         token = replace(token, qk_norm=None, qk_norm_over="head")
-    if token != OwnToken(appends=False):
+    if token != UNCHANGED:
         texts = at.rows.texts is not None
         kernel = PrepareTokens(at.heads, at.layout, at.rows.count, token, texts)
         at.launch(plan, kernel, f"{at.label}.tokens")

@@ -109,6 +109,7 @@ def layer_attention(
         sm_count=at.limits.sms,
         target=at.limits.target,
         exact=at.exact,
+        cross=attend.cross,
     )
 
 

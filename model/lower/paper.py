@@ -20,6 +20,7 @@ from urdir.model.memory.cache_shape import CacheShape
 from urdir.model.memory.device_state import StateShape
 from urdir.model.memory.exchange import ExchangeShape, RankExchange
 from urdir.model.memory.recurrent_state import RecurrentShape
+from urdir.model.memory.text_rows import TextRowsShape
 from urdir.model.memory.weights import Weights
 from urdir.model.memory.workspace import WorkspaceShape
 from urdir.model.owner import Owner
@@ -132,7 +133,17 @@ class _PaperState:
         self._arena = PaperArena(shape.sizes(), "decode state")
         self.sequences, self.max_len, self.slots = shape.sequences, shape.max_len, shape.slots
         self.drafts_states = shape.drafts is not None and shape.states
-        self.adapters = shape.adapters
+        self.adapters, self.sources = shape.adapters, shape.sources
+
+    def __getitem__(self, name: str) -> Slice:
+        return self._arena[name]
+
+
+class PaperTextRows:
+    """`TextRows` of paper."""
+
+    def __init__(self, shape: TextRowsShape) -> None:
+        self.shape, self._arena = shape, PaperArena(shape.sizes(), "rows of texts")
 
     def __getitem__(self, name: str) -> Slice:
         return self._arena[name]

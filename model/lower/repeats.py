@@ -91,7 +91,7 @@ class Kinds:
             arguments += [] if slopes is None else [weights.rates[slopes]]
         for mixture in layer.mixtures:
             cache = weights.expert_caches.get(mixture.up.matrix)
-            formats.append(None if cache is None else cache.slots)
+            formats.append(None if cache is None else (cache.slots, cache.reader and index))
             arguments += () if cache is None else cache.arguments()
         key = of_any_layer(layer), tuple(formats), layout
         return Kind(self._numbers.setdefault(key, len(self._numbers)), tuple(arguments))

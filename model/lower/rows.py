@@ -36,11 +36,13 @@ class RowsWalk:
 
 @dataclass(frozen=True, slots=True)
 class RowsOfTexts:
-    """What rows of whole texts side by side have: their ``tokens`` (rows,) u32; ``segment`` (texts,
-    2) u32, the bounds of each text; and for each kind of attention, as `Scores.bounds` of ``kinds``
-    have them, the first and last row that each attends to, (rows,) u32."""
+    """What rows of whole texts side by side have: their ``tokens`` and the tokens' ``types``
+    (rows,) u32; ``segment`` (texts, 2) u32, the bounds of each text; and for each kind of
+    attention, as `Scores.bounds` of ``kinds`` have them, the first and last row that each
+    attends to, (rows,) u32."""
 
     tokens: Slice
+    types: Slice
     segment: Slice
     kinds: Sequence[Scores]
     bounds: Sequence[tuple[Slice, Slice]]
@@ -67,7 +69,8 @@ class Rows:
     last token, and up to so many drafts of those after it. In sessions with drafts ``state_at``
     (sequences,) u32 says how far the states of recurrent layers are (`DraftedStates`). Where there
     are adapters, ``adapter`` and ``adapter_scale`` (sequences,) are those of `LoraShrink`. Rows of
-    ``texts`` are all of prompts, at their positions in their texts.
+    ``texts`` are all of prompts, at their positions in their texts. Where sequences have sources,
+    ``source_last`` (count,) u32 are the last positions of these.
     """
 
     count: int
@@ -84,6 +87,7 @@ class Rows:
     adapter: Slice | None = None
     adapter_scale: Slice | None = None
     texts: RowsOfTexts | None = None
+    source_last: Slice | None = None
 
     @property
     def attend_to_each_other(self) -> bool:
@@ -107,6 +111,8 @@ class Rows:
         more: dict[str, Any] = {"state_at": state["state_at"]} if state.drafts_states else {}
         if state.adapters:
             more |= {name: state[name] for name in ADAPTER_WORDS}
+        if state.sources:
+            more["source_last"] = state["step_source_last" if prompt else "source_last"]
         if not prompt:
             at = state["sequence"], state["position"]
             return cls(count, keys, 0, *at, drafts=drafts, **more)
@@ -128,6 +134,7 @@ class Rows:
             count=self.prompt,
             sequence=self.sequence.slice(at, nbytes),
             position=self.position.slice(at, nbytes),
+            source_last=self.source_last and self.source_last.slice(at, nbytes),
         )
         return first, rest
 

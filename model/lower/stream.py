@@ -350,6 +350,7 @@ def lower_embed(at: Lowering, ops: Sequence[Op]) -> bool:
     where: dict[str, Slice] = {"position": at.rows.position}
     if texts is not None:
         max_len, sequences, tokens = known or at.rows.keys, 1, texts.tokens
+        tokens = texts.types if of.types else tokens
     else:
         assert isinstance(at.parts, StepParts)
         state = at.parts.state

@@ -21,11 +21,16 @@ def lower_widen(at: Lowering, ops: Sequence[Op]) -> bool:
 
 
 def lower_join(at: Lowering, ops: Sequence[Op]) -> bool:
-    """Their mean."""
+    """Their mean, or a weighted sum."""
     (of,) = ops
     assert isinstance(of, JoinStreams)
-    kernel = Streams("mean", of.y.width, of.x.rows)
-    at.launch(kernel, of.label, x=at.place(of.x), y=at.place(of.y))
+    x, y = at.place(of.x), at.place(of.y)
+    if of.of is None or of.mixes is None:
+        at.launch(Streams("mean", of.y.width, of.x.rows), of.label, x=x, y=y)
+        return True
+    kernel = Streams("join", of.y.width, of.x.rows, eps=of.of.eps)
+    weights = {"scale": at.vector(of.of.scale), "base": at.vector(of.of.base)}
+    at.launch(kernel, of.label, x=x, mixes=at.place(of.mixes), y=y, **weights)
     return True
 
 
@@ -44,7 +49,8 @@ def lower_write(at: Lowering, ops: Sequence[Op]) -> bool:
     """What a block leaves."""
     (of,) = ops
     assert isinstance(of, WriteStreams)
-    kernel = Streams("write", of.made.width, of.x.rows, of.of.iterations, of.of.eps)
+    by = of.of
+    kernel = Streams("write", of.made.width, of.x.rows, by.iterations, by.eps, by.magnitude)
     weights = {"scale": at.vector(of.of.scale), "base": at.vector(of.of.base)}
     x, made, mixes = (at.place(tensor) for tensor in (of.x, of.made, of.mixes))
     at.launch(kernel, of.label, x=x, made=made, mixes=mixes, y=at.place(of.y), **weights)

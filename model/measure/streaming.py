@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -26,7 +27,10 @@ class Streaming:
     """``nbytes`` in host memory, which a prompt copies at ``link`` bytes per second, and
     ``resident`` ones on the device, read at ``read``. ``cached`` of the first are experts that have
     a cache there, which is not among the second; a token uses ``used`` of these bytes. Rates are
-    ``measured`` on this machine's GPU, or assumed.
+    ``measured`` on this machine's GPU, or assumed. Bytes are those ``on`` the GPU, on each GPU that
+    has a share of all layers (the largest), or on all that have some layers, as one works after the
+    other. ``in_files`` of all are read from files, as fast as those are.
+    ``caches`` are the bytes of the experts' caches.
     """
 
     nbytes: int
@@ -36,17 +40,23 @@ class Streaming:
     link: float
     read: float
     measured: bool
+    on: str = "the GPU"
+    in_files: int = 0
+    caches: int = 0
 
     @classmethod
-    def of(cls, file: ModelFile, config: Config, device: Device) -> Streaming:
-        """That of a model on a device, whose rates are measured unless it is emulated."""
-        assert config.streaming is not None
-        alone = replace(config, streaming=replace(config.streaming, experts=0))
-        resident = sum(weight_sizes(file, alone).values())
-        sizes = streamed_nbytes(file, config), resident, *expert_nbytes(file, config)
-        if device.is_emulated:
-            return cls(*sizes, ASSUMED_LINK, ASSUMED_READ, False)
-        return cls(*sizes, link_bandwidth(device), read_bandwidth(device), True)
+    def of(cls, file: ModelFile, shares: Sequence[Config], device: Device) -> Streaming:
+        """That of a model's shares on devices like this one, whose rates are measured unless it is
+        emulated."""
+        ranks = [_sizes(file, share) for share in shares]
+        each, on = max(ranks), "the GPU" if len(ranks) == 1 else "each GPU"
+        if shares[0].stage is not None:
+            each, on = [sum(of) for of in zip(*ranks, strict=True)], "all GPUs"
+        nbytes, resident, cached, used, *rest = each
+        rates = ASSUMED_LINK, ASSUMED_READ
+        if not device.is_emulated:
+            rates = link_bandwidth(device), read_bandwidth(device)
+        return cls(nbytes, resident, cached, used, *rates, not device.is_emulated, on, *rest)
 
     def tokens_per_second(self, found: float = 1.0) -> float:
         """Tokens of one answer per second, at most, if this share of the experts that a token uses
@@ -57,8 +67,9 @@ class Streaming:
 
     @property
     def prompt_tokens_per_second(self) -> float:
-        """Tokens of a long prompt per second, at most, as far as transfers limit them."""
-        return _PROMPT_ROWS * self.link / self.nbytes
+        """Tokens of a long prompt per second, at most, as far as transfers limit them: experts that
+        are cached come from there."""
+        return _PROMPT_ROWS * self.link / (self.nbytes - self.caches)
 
     def __str__(self) -> str:
         rates = "measured" if self.measured else "assumed, as no GPU was measured"
@@ -66,16 +77,32 @@ class Streaming:
         if self.cached:
             shares = (f"{self.tokens_per_second(x):.3g} with {x:.0%}" for x in (0.9, 0.5))
             answers += f" with all chosen experts in the cache ({', '.join(shares)} of them)"
+        files = f" ({self.in_files / 1e9:,.2f} GB of them from files)" if self.in_files else ""
+        caches = f" and {self.caches / 1e9:,.2f} GB of cached experts" if self.caches else ""
         return (
-            f"{self.nbytes / 1e9:,.2f} GB are streamed from host memory beside "
-            f"{self.resident / 1e9:,.2f} GB on the GPU, at {self.link / 1e9:,.1f} GB/s ({rates}): "
+            f"{self.nbytes / 1e9:,.2f} GB are streamed from host memory{files} beside "
+            f"{self.resident / 1e9:,.2f} GB{caches} on {self.on}, at "
+            f"{self.link / 1e9:,.1f} GB/s ({rates}): "
             f"at most {answers}, {self.prompt_tokens_per_second:,.0f} of a prompt"
         )
 
 
+def _sizes(file: ModelFile, config: Config) -> list[int]:
+    """Bytes that are streamed, on the device without caches, of experts with caches, of those that
+    a token uses, in files, and of caches."""
+    assert config.streaming is not None
+    alone = replace(config, streaming=replace(config.streaming, experts=0))
+    resident = sum(weight_sizes(file, alone).values())
+    nbytes = streamed_nbytes(file, config)
+    in_files = nbytes - streamed_nbytes(file, config, in_files=False)
+    caches = sum(weight_sizes(file, config).values()) - resident
+    return [nbytes, resident, *expert_nbytes(file, config), in_files, caches]
+
+
 @dataclass(slots=True)
 class LinkUse:
-    """What tests of a session use of the ``link`` to the host, in bytes per second."""
+    """What tests of a session use of the ``link`` to the host, in bytes per second: that of the
+    first device."""
 
     session: Session
     link: float
@@ -99,17 +126,23 @@ class LinkUse:
 
     def during(self, row: BenchRow) -> str:
         """What a test used that has ended just now: a step copies all that it streams once, and the
-        experts that its rows lack."""
-        streamed = self.session.weights.streamed
+        experts that its rows lack, or, where these may choose more than a cache has slots, all that
+        are not there."""
+        weights = self.session.weights
         before, self._seen = self._seen, self._counted()
         pairs, copies, moved = (now - then for now, then in zip(self._seen, before, strict=True))
-        nbytes, rows, experts = float(streamed.nbytes), row.sequences, ""
+        caches = weights.expert_caches.values()
+        kept = sum(of.slots * of.expert_nbytes for of in caches if of.reader is None)
+        nbytes, rows, experts = float(weights.streamed.nbytes - kept), row.sequences, ""
         if row.ms_per_step is None:  # prompts read all experts
             rows *= self.session.shapes.chunks[-1]
+        elif caches and not pairs:
+            slots = min(of.slots for of in caches)
+            experts = f", with all experts: more may be chosen than the {slots} that a cache holds"
         elif pairs:
             mixtures = [of for layer in self.session.parts.config.layers for of in layer.mixtures]
             of_step = rows * sum(of.router.used for of in mixtures)
-            nbytes += moved * of_step / pairs - self.session.weights.experts_nbytes
+            nbytes += kept + moved * of_step / pairs - weights.experts_nbytes
             experts = f", {1 - copies / pairs:.1%} of the experts were on the device"
         rate = row.tokens_per_second / rows * nbytes
         return (

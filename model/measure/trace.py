@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from urdir.driver.execute import Timing
+from urdir.driver.graph import RecordedGraph
 from urdir.driver.operation import Launch
 from urdir.driver.plan import Plan
 from urdir.model.errors import ModelError
@@ -35,12 +36,21 @@ def step_events(plan: Plan, timings: Iterable[Timing], track: int, name: str) ->
         start += duration
 
 
-def write_trace(path: Path, events: Iterable[Event], title: str) -> None:
-    """Write events as a JSON object of the Trace Event Format. Raises ModelError if it cannot."""
+def graph_tables(graphs: Iterable[RecordedGraph]) -> list[dict[str, Any]]:
+    """The nodes of recorded graphs, to join rows of Nsight Systems and CUPTI with."""
+    return [{"graph": graph.name, "nodes": graph.table()} for graph in graphs]
+
+
+def write_trace(
+    path: Path, events: Iterable[Event], title: str, graphs: Sequence[Mapping[str, Any]] = ()
+) -> None:
+    """Write events as a JSON object of the Trace Event Format, with tables of ``graphs``. Raises
+    ModelError if it cannot."""
     process = {"ph": "M", "name": "process_name", "pid": 0, "args": {"name": title}}
     trace = {
         "traceEvents": [process, *events],
         "displayTimeUnit": "ns",
+        "graphs": [*graphs],
         "otherData": {"note": "launched one after the other; each time includes its start-up"},
     }
     try:

@@ -49,7 +49,7 @@ class StateShape:
     many sequences and ``chunk`` prompt rows, a vocabulary of ``vocab`` tokens. Chunked-context
     prefill may use up to ``units`` units (`memory.walk`). With ``drafts`` there are rows of these
     beside those of the sequences' last tokens; ``states`` says whether layers are recurrent then.
-    ``adapters``: sequences may have some.
+    ``adapters``: sequences may have some. ``sources``: sequences have a source (`SourceText`).
     """
 
     sequences: int
@@ -61,6 +61,7 @@ class StateShape:
     drafts: DraftSettings | None = None
     states: bool = False
     adapters: bool = False
+    sources: bool = False
 
     @property
     def slots(self) -> int:
@@ -75,11 +76,13 @@ class StateShape:
             "settings": 4 * SETTINGS_WORDS * self.sequences,
             "sequence": 4 * self.rows,
             "position": 4 * self.rows,
+            **({"source_last": 4 * self.rows} if self.sources else {}),
             **({"place": 4 * self.rows, "wanted": 4 * self.rows} if self.drafts else {}),
             "output_row": 4 * self.rows,
             "segment": 8 * self.rows,
             "step_sequence": 4 * (self.rows + self.chunk),
             "step_position": 4 * (self.rows + self.chunk),
+            **({"step_source_last": 4 * (self.rows + self.chunk)} if self.sources else {}),
             **({"begin": 4 * self.chunk, "units": 16 * self.units} if self.units else {}),
             "sampled": 4 * self.rows,
             "masked": 4 * self.rows,
@@ -135,6 +138,9 @@ class DecodeState(Owner):
     slots) u32. The device then computes the positions of these rows from ``known``; the host says
     which rows have work and which are padding.
 
+    With ``sources`` each row has the last position of its sequence's source, ``source_last``
+    (rows,) and ``step_source_last`` (rows + chunk,) u32.
+
     Writes also go to the ``followers``: the states of other ranks, which then choose the same
     tokens.
     """
@@ -153,6 +159,8 @@ class DecodeState(Owner):
         self.slots = shape.slots
         self.drafts = shape.drafts
         self.adapters = shape.adapters
+        self.sources = shape.sources
+        self._source_last = np.zeros(shape.sequences, np.uint32)
         #: Whether steps have drafts and layers with states.
         self.drafts_states = shape.drafts is not None and shape.states
         self._arena = device.arena(shape.sizes(), "decode state")
@@ -218,6 +226,11 @@ class DecodeState(Owner):
             self._put("adapter", np.array([slot], np.uint32), 4 * sequence)
             words = np.array([scale], np.float32).view(np.uint32)
             self._put("adapter_scale", words, 4 * sequence)
+
+    def set_source(self, sequence: int, length: int) -> None:
+        """Rows of a sequence that are written from now on attend to a source of ``length``
+        tokens."""
+        self._source_last[sequence] = length - 1
 
     def write_masks(self, masks: Mapping[int, Words]) -> None:
         """Restrict the rows of ``masks``, by number, to the tokens whose bits are set; words
@@ -291,8 +304,18 @@ class DecodeState(Owner):
             segment=rows.segment.reshape(-1),
             step_sequence=_padded(rows.sequence, count, rows.sequence[0]),
             step_position=_padded(rows.position, count, IDLE),
+            **self._of_sources("step_source_last", rows.sequence, rows.position, count),
             **walk,
         )
+
+    def _of_sources(
+        self, name: str, sequence: Words, position: Words, count: int
+    ) -> dict[str, Words]:
+        """The last positions of rows' sources, by that name; nothing without sources."""
+        if not self.sources:
+            return {}
+        last = np.where(position == IDLE, IDLE, self._source_last[sequence])
+        return {name: _padded(last.astype(np.uint32), count, IDLE)}
 
     def _choosing(
         self,
@@ -314,6 +337,7 @@ class DecodeState(Owner):
         return {
             "sequence": _padded(pairs[:, 0], self.rows, pairs[0, 0] if rows else 0),
             "position": _padded(pairs[:, 1], self.rows, IDLE),
+            **self._of_sources("source_last", pairs[:, 0], pairs[:, 1], self.rows),
             **more,
         }
 

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from urdir.driver.memory import Array, PinnedBuffer
+from urdir.driver.host_work import Access, HostParam, HostWork
+from urdir.driver.memory import Array, PinnedBuffer, Region, Slice
 from urdir.driver.operation import Launch
 from urdir.model.families.placement import expert_biases, expert_matrices
 from urdir.model.families.stored import Stored, StoredMatrix
+from urdir.model.memory.layer_files import FileReader, InFile
 from urdir.ptxgen.kernels.experts.gather import GatherExperts
-from urdir.ptxgen.kernels.experts.place import parts_of, state_words
+from urdir.ptxgen.kernels.experts.place import copies_words, parts_of, state_words
 from urdir.ptxgen.weights.layout import TILE_ROWS, Layout
 
 if TYPE_CHECKING:
-    from urdir.driver.memory import Slice
+    from urdir.driver.operation import Memory
+    from urdir.driver.stream import Stream
     from urdir.driver.streamed import StreamedSlice
     from urdir.model.families.feed_forward import Mixture
+    from urdir.model.memory.streamed import StreamedMatrices
 
 #: CTAs that gather experts beside the kernels that read those of the layer before.
 GATHERING = 16
@@ -33,7 +37,7 @@ Label = Callable[[Stored], str]
 class CachedPart:
     """What each expert has of a tensor: ``nbytes`` of ``source``, and in a slot of ``target``."""
 
-    source: PinnedBuffer | Slice
+    source: PinnedBuffer | Slice | InFile
     target: Slice
     nbytes: int
 
@@ -48,32 +52,33 @@ class ExpertCache:
     state: Slice
     parts: Mapping[Stored, CachedPart]
     layouts: Mapping[StoredMatrix, Layout]
+    reader: FileReader | None = None
 
     @classmethod
     def of(
         cls,
         mixture: Mixture,
         layouts: Mapping[StoredMatrix, Layout],
-        streamed: Mapping[Stored, StreamedSlice],
+        streamed: StreamedMatrices,
         arena: Mapping[str, Slice],
         label: Label,
     ) -> ExpertCache:
         """That of a mixture, in an arena with parts of `cache_sizes`."""
         experts = mixture.router.experts
         matrices, biases = expert_matrices(mixture), expert_biases(mixture)
-        parts: dict[Stored, CachedPart] = {
-            of: CachedPart(
-                streamed[of].source, arena[_cache(label(of))], _matrix_nbytes(layouts[of], experts)
-            )
-            for of in matrices
-        }
+        parts: dict[Stored, CachedPart] = {}
+        for of in matrices:
+            source = streamed[of].source or streamed.in_files[of]
+            target, nbytes = arena[_cache(label(of))], expert_part_nbytes(layouts[of], experts)
+            parts[of] = CachedPart(source, target, nbytes)
         for bias in biases:
-            source, target = arena[label(bias)], arena[_cache(label(bias))]
-            parts[bias] = CachedPart(source, target, 4 * bias.size // experts)
+            target = arena[_cache(label(bias))]
+            parts[bias] = CachedPart(arena[label(bias)], target, 4 * bias.size // experts)
         state = arena[_state(label(mixture.up.matrix))]
         slots = (state.nbytes // 4 - state_words(experts, 0)) // 2
         held = {of: cached_layout(layouts[of], experts, slots) for of in matrices}
-        return cls(experts, slots, state, parts, held)
+        reader = streamed.expert_reader if matrices[0] in streamed.in_files else None
+        return cls(experts, slots, state, parts, held, reader)
 
     @property
     def expert_nbytes(self) -> int:
@@ -84,13 +89,15 @@ class ExpertCache:
         """All its memory, in the same order for mixtures that are alike."""
         yield self.state
         for part in self.parts.values():
-            yield part.source
+            if not isinstance(part.source, InFile):
+                yield part.source
             yield part.target
 
     def gather(self, of: StoredMatrix, to: StreamedSlice) -> Launch:
         """The launch that fills the slot of a whole matrix, with experts that are cached from
         there: half of them in half of the time of a copy from the host."""
         part, whole = self.parts[of], to.nbytes
+        assert not isinstance(part.source, InFile)
         tail = whole - self.experts * part.nbytes
         kernel = _gather(self.experts, self.slots, part.nbytes, tail, GATHERING)
         args = {"state": self.state, "source": part.source, "cached": part.target, "target": to}
@@ -104,7 +111,7 @@ class ExpertCache:
         chosen = np.argsort(-counts, kind="stable")[: self.slots]
         for of, part in self.parts.items():
             source = streamed.get(of, part.source)
-            assert not isinstance(source, PinnedBuffer)
+            assert isinstance(source, Slice)
             for slot, expert in enumerate(chosen.tolist()):
                 place = part.target.slice(slot * part.nbytes, part.nbytes)
                 place.copy_from(source.slice(expert * part.nbytes, part.nbytes))
@@ -123,6 +130,49 @@ class ExpertCache:
         state = self.state.download(np.uint32)
         pairs, copies = parts_of(state, self.experts, self.slots)[3][1:3].tolist()
         return pairs, copies
+
+
+class ReadExperts(HostWork):
+    """The experts of a list of ``copies``, up to ``most`` (`PlaceExperts`), read from a file to
+    their slots. It waits for the list: they are chosen on the device."""
+
+    name = "read_experts"
+
+    def __init__(self, cache: ExpertCache, most: int) -> None:
+        self._cache = cache
+        self._copies = HostParam("copies", 4 * copies_words(most), Access.IN)
+
+    @property
+    def params(self) -> Sequence[HostParam]:
+        """The list, and the slots of each tensor."""
+        targets = (
+            HostParam(f"target{i}", part.target.nbytes, Access.INOUT)
+            for i, part in enumerate(self._cache.parts.values())
+        )
+        return (self._copies, *targets)
+
+    def perform(self, args: Mapping[str, Memory], stream: Stream) -> None:
+        """Wait, read what is listed, and queue its copies."""
+        copies, reader = args["copies"], self._cache.reader
+        assert isinstance(copies, Region)
+        assert reader is not None
+        with reader.use():
+            stream.synchronize()
+            words = copies.download(np.uint32, self._copies.nbytes // 4).tolist()
+            reader.copy([*self._missing(words, stream)], stream)
+
+    def _missing(self, words: Sequence[int], stream: Stream) -> Iterator[tuple[InFile, Region]]:
+        """What is to be read of the listed experts, and where it goes; the rest is copied."""
+        listed = words[4 : 4 + 2 * words[0]]
+        for expert, slot in zip(listed[::2], listed[1::2], strict=True):
+            for part in self._cache.parts.values():
+                source, nbytes = part.source, part.nbytes
+                place = part.target.slice(slot * nbytes, nbytes)
+                if isinstance(source, InFile):
+                    yield source.slice(expert * nbytes, nbytes), place
+                else:
+                    assert isinstance(source, Slice)
+                    place.copy_from(source.slice(expert * nbytes, nbytes), stream)
 
 
 def cache_sizes(
@@ -144,7 +194,8 @@ def cached_layout(layout: Layout, experts: int, slots: int) -> Layout:
     return replace(layout, rows=layout.rows // experts * slots)
 
 
-def _matrix_nbytes(layout: Layout, experts: int) -> int:
+def expert_part_nbytes(layout: Layout, experts: int) -> int:
+    """Bytes of each expert of a matrix."""
     return layout.rows // experts // TILE_ROWS * layout.band_nbytes
 
 

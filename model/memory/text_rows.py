@@ -84,7 +84,7 @@ class TextRowsShape:
 
     def sizes(self) -> dict[str, int]:
         """Bytes of every part, by name."""
-        names = ["tokens", "position", "sequence"]
+        names = ["tokens", "types", "position", "sequence", "slot"]
         names += [f"{end} {i}" for i in range(len(self.kinds)) for end in ("begin", "last")]
         rows = dict.fromkeys(names, 4 * self.rows)
         return rows | {"segment": 8 * self.texts, "picked": 4 * self.texts}
@@ -93,9 +93,10 @@ class TextRowsShape:
 class TextRows(Owner):
     """The rows of the next step of texts. Writes are queued on ``stream``.
 
-    ``tokens`` and ``position`` (rows,) u32, the latter in each text; ``begin i`` and ``last i``
-    (rows,) u32, the bounds of the attention of kind i; ``segment`` (texts, 2) u32, the rows of each
-    text; ``picked`` (texts,) u32, one row of each. Of padding rows and texts all are `IDLE`.
+    ``tokens``, ``types`` and ``position`` (rows,) u32, the last in each text; ``begin i`` and
+    ``last i`` (rows,) u32, the bounds of the attention of kind i; ``segment`` (texts, 2) u32, the
+    rows of each text; ``picked`` (texts,) u32, one row of each. Of padding rows and texts all are
+    `IDLE`. Texts that are sources have the ``slot`` (rows,) u32 of a sequence.
     """
 
     def __init__(self, device: Device, shape: TextRowsShape, stream: Stream) -> None:
@@ -110,27 +111,46 @@ class TextRows(Owner):
         """A part by name."""
         return self._arena[name]
 
-    def write(self, texts: Sequence[Sequence[int]], rows: int, count: int, *, last: bool) -> None:
+    def write(
+        self,
+        texts: Sequence[Sequence[int]],
+        rows: int,
+        count: int,
+        *,
+        last: bool = False,
+        seconds: Sequence[int] = (),
+        slots: Sequence[int] = (),
+        picked: Sequence[int] = (),
+    ) -> None:
         """Make these texts the rows of a step of ``rows`` rows and ``count`` texts; the row that is
-        picked of each is its first one, or the ``last``."""
+        picked of each is its first one, or the ``last``, or in all these are the ``picked`` ones.
+        Tokens have type 1 from number ``seconds`` of their text on, before it type 0. Sources have
+        ``slots``."""
         lengths = np.array([len(text) for text in texts])
         ends = np.cumsum(lengths)
         starts = ends - lengths
         of_rows = [np.repeat(of, lengths) for of in (starts, ends)]
         live = int(ends[-1])
         self._put("tokens", np.concatenate([np.asarray(text, np.uint32) for text in texts]), rows)
-        self._put("position", np.arange(live) - of_rows[0], rows)
+        places = np.arange(live) - of_rows[0]
+        self._put("position", places, rows)
+        self._put("types", places >= np.repeat(seconds or lengths, lengths), rows)
         for number, kind in enumerate(self.shape.kinds):
             begin, seen = kind.bounds(*of_rows)
             self._put(f"begin {number}", begin, rows)
             self._put(f"last {number}", seen, rows)
         self._put("segment", np.stack([starts, ends], axis=1).reshape(-1), 2 * count)
-        self._put("picked", ends - 1 if last else starts, count)
+        of_each = ends - 1 if last else starts
+        self._put("picked", np.asarray(picked) if len(picked) else of_each, count)
+        if slots:
+            self._put("slot", np.repeat(slots, lengths), rows)
 
-    def _put(self, name: str, values: npt.NDArray[np.integer], count: int) -> None:
+    def _put(
+        self, name: str, values: npt.NDArray[np.integer] | npt.NDArray[np.bool_], count: int
+    ) -> None:
         words = np.full(count, IDLE, np.uint32)
         words[: len(values)] = values
-        if name == "tokens":
+        if name in ("tokens", "types", "slot"):
             words[len(values) :] = 0
         self._writes.write(self[name], words)
 

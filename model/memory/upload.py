@@ -18,7 +18,6 @@ import numpy as np
 import numpy.typing as npt
 
 from urdir.driver.launch import launch, pack
-from urdir.model.files.open_file import FileBytes
 from urdir.model.memory.quantising import FloatRows, Quantising, quantise_spec
 from urdir.model.owner import Owner
 from urdir.ptxgen.kernels.quantise import Quantise
@@ -85,8 +84,9 @@ class _Band:
 
     def read(self, into: Bytes) -> int:
         begin, fmt = self.first * self.row_nbytes, self.layout.format
-        if isinstance(self.source, FileBytes) and not fmt.recoded:
-            self.source.read_into(begin, into[: self.nbytes])
+        read_into = getattr(self.source, "read_into", None)
+        if read_into is not None and not fmt.recoded:
+            read_into(begin, into[: self.nbytes])
             return self.nbytes
         return _copy(recoded(fmt, self.source[begin : begin + self.nbytes]), into)
 

@@ -85,9 +85,16 @@ def weight_sizes(gguf: ModelFile, config: Config) -> dict[str, int]:
     return sizes | {table_name(rope): 4 * rope.dim for rope in config.ropes}
 
 
-def streamed_nbytes(gguf: ModelFile, config: Config) -> int:
-    """Bytes of host memory that a model takes."""
-    return sum(layout_of(of, gguf).nbytes for unit in units(config) for of in unit)
+def streamed_nbytes(gguf: ModelFile, config: Config, *, in_files: bool = True) -> int:
+    """Bytes of the matrices that are streamed, with or without those that stay ``in_files``."""
+    streamed = (of for unit in units(config) for of in unit)
+    some = (of for of in streamed if in_files or not is_in_file(config, of))
+    return sum(layout_of(of, gguf).nbytes for of in some)
+
+
+def is_in_file(config: Config, of: Stored) -> bool:
+    """Whether a matrix is read from a file before each use."""
+    return config.streaming is not None and of.name in config.streaming.in_files
 
 
 def expert_nbytes(gguf: ModelFile, config: Config) -> tuple[int, int]:

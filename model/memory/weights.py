@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
+from hashlib import blake2b
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
 from urdir.model.families.config import Config
-from urdir.model.families.placement import cached_mixtures, units
+from urdir.model.families.placement import cached_mixtures, expert_matrices, units
 from urdir.model.families.stored import (
     Linear,
     Normalization,
@@ -20,9 +22,10 @@ from urdir.model.families.stored import (
     StoredMatrix,
     StoredVector,
 )
-from urdir.model.memory.expert_cache import ExpertCache
+from urdir.model.memory.expert_cache import ExpertCache, expert_part_nbytes
 from urdir.model.memory.matrix_rows import float_rows, source_rows
 from urdir.model.memory.norms import NormLayer
+from urdir.model.memory.prefix_files import model_digest
 from urdir.model.memory.streamed import StreamedMatrices, slots_in
 from urdir.model.memory.upload import (
     STAGING_BYTES,
@@ -36,6 +39,7 @@ from urdir.model.memory.weight_sizes import (
     POSITIONS,
     adapted_in,
     arena_name,
+    is_in_file,
     kept_tensors,
     layout_of,
     lora_name,
@@ -45,9 +49,10 @@ from urdir.model.memory.weight_sizes import (
 )
 from urdir.model.owner import Owner
 from urdir.model.progress import Progress
+from urdir.ptxgen.kernels.repack import Repack
 from urdir.ptxgen.kernels.rotation import turns_table
 from urdir.ptxgen.weights.formats import Format
-from urdir.ptxgen.weights.layout import Layout
+from urdir.ptxgen.weights.layout import TILE_ROWS, Layout
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -112,7 +117,9 @@ class Weights(Owner):
             self._arena: Arena = arena
             #: The matrices in host memory.
             self.streamed = owners.enter_context(
-                StreamedMatrices(device, self._layouts, units(config), slots_in(arena))
+                StreamedMatrices(
+                    *(device, self._layouts, units(config), slots_in(arena), self._in_files())
+                )
             )
             #: Caches of experts, by the matrix up of each.
             self.expert_caches = {
@@ -121,7 +128,7 @@ class Weights(Owner):
             }
             self._owners = owners.pop_all()
         for cache in self.expert_caches.values():
-            for matrix in cache.layouts:
+            for matrix in cache.layouts if cache.reader is None else ():
                 self.streamed[matrix].transfer = partial(cache.gather, matrix)
         #: How often experts were chosen in the past, by the number of their cache: see
         #: `ExpertCache.counts`. Caches are filled by it.
@@ -135,21 +142,29 @@ class Weights(Owner):
         self.rates = {slopes: self._arena[table_name(slopes)] for slopes in config.slopes}
 
     @classmethod
-    def load(cls, gguf: ModelFile, config: Config, device: Device) -> Self:
+    def load(
+        cls, gguf: ModelFile, config: Config, device: Device, stream_dir: Path | None = None
+    ) -> Self:
         """Upload and repack every tensor of ``gguf``, from which ``config`` was read.
 
         Raises as `upload` does; nothing stays allocated then.
         """
         weights = cls(gguf, config, device)
         try:
-            weights.upload(gguf)
+            weights.upload(gguf, stream_dir=stream_dir)
         except BaseException:
             weights.close()
             raise
         return weights
 
-    def upload(self, gguf: ModelFile, stop: threading.Event | None = None) -> None:
-        """Fill the memory: upload and repack every tensor of ``gguf``.
+    def upload(
+        self,
+        gguf: ModelFile,
+        stop: threading.Event | None = None,
+        stream_dir: Path | None = None,
+    ) -> None:
+        """Fill the memory: upload and repack every tensor of ``gguf``; those that stay in files
+        are written to ``stream_dir``, unless they are there.
 
         Uses bounded staging buffers and frees them; prints a progress bar to stderr. Setting
         ``stop`` from another thread ends it early. Raises DriverError if memory runs out or the
@@ -194,12 +209,60 @@ class Weights(Owner):
                     )
 
             fill([of for of in self._kept if of not in self.streamed])
+            if self.streamed.files:
+                assert stream_dir is not None
+                model = model_digest(gguf)
+                self.streamed.open_files(stream_dir, lambda some: self._file_key(model, some))
+                saved = filter(self.streamed.is_saved, self._kept)
+                progress.advance(sum(map(nbytes_of, saved)))
             for group in self.streamed.groups:
                 if not stop.is_set():
-                    self.streamed.clear()
-                    fill(group)
-                    self.streamed.save(group)
-                    self._fill_caches(group)
+                    self._fill_streamed(group, fill, stop)
+
+    def _fill_streamed(
+        self,
+        group: Sequence[StoredMatrix],
+        fill: Callable[[Sequence[Stored]], None],
+        stop: threading.Event,
+    ) -> None:
+        """Fill matrices that slots hold together, where they are kept, and the caches of them."""
+        saved = [of for of in group if self.streamed.is_saved(of)]
+        left = [of for of in group if of not in saved]
+        if left:
+            self.streamed.clear()
+            fill(left)
+        if stop.is_set():
+            return
+        self.streamed.save(left)
+        if not self.expert_caches.keys().isdisjoint(group):
+            if saved:
+                self.streamed.restore(saved)
+            self._fill_caches(group)
+
+    def _in_files(self) -> dict[StoredMatrix, int]:
+        """The matrices that stay in files, with the bytes of each expert of those with caches."""
+        config, layouts = self.config, self._layouts
+        experts = {
+            matrix: expert_part_nbytes(layouts[matrix], of.router.experts)
+            for of in cached_mixtures(config)
+            for matrix in expert_matrices(of)
+        }
+        return {
+            of: experts.get(of, layouts[of].nbytes)
+            for unit in units(config)
+            for of in unit
+            if is_in_file(config, of)
+        }
+
+    def _file_key(self, model: str, matrices: Sequence[Stored]) -> str:
+        """What the bytes of some matrices on the device depend on."""
+        found = blake2b(model.encode(), digest_size=16)
+        for of in matrices:
+            assert isinstance(of, StoredMatrix)
+            layout = self._layouts[of]
+            repack = Repack(layout.format, TILE_ROWS, layout.cols).key("sm_90")
+            found.update(repr((arena_name(of), layout.rows, layout.nbytes, repack)).encode())
+        return found.hexdigest()
 
     def _fill_caches(self, group: Collection[Stored]) -> None:
         """Fill the caches of experts whose matrices are in their slots now."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from http import HTTPStatus
 
 from starlette.applications import Starlette
@@ -18,6 +19,7 @@ from urdir.model.engine.requests.device_lost import DeviceLostError
 from urdir.model.errors import ModelError
 from urdir.model.serve.access import Access
 from urdir.model.serve.background import Background
+from urdir.model.serve.counts import Counts
 from urdir.model.serve.endpoints import Endpoints
 from urdir.model.serve.errors import ApiError, api_error, text_field
 from urdir.model.serve.guard import REQUEST_ID, Guard, error_response
@@ -31,7 +33,7 @@ from urdir.model.serve.stream import log
 
 #: Endpoints of other APIs that clients may try -> why they are missing.
 _REFUSED = {
-    "/api/": "has one model, and embeddings at /api/embed",
+    "/api/": "takes its models from its flags; embeddings are at /api/embed",
     "/embedding": "has embeddings at /v1/embeddings",
     "/v1/audio": "has no audio",
     "/v1/batches": "has no batches; use urdir batch, or send requests concurrently",
@@ -75,6 +77,12 @@ def make_app(
     posts |= {path: endpoints.text_job(job) for path, job in JOBS.items()}
     routes += [Route(path, endpoints.fixed(make)) for path, make in FIXED.items()]
     routes += [Route(path, endpoint, methods=["POST"]) for path, endpoint in posts.items()]
+    return guarded(routes, access, limits, metrics.counts)
+
+
+def guarded(routes: Sequence[Route], access: Access, limits: Limits, counts: Counts) -> ASGIApp:
+    """An application of ``routes``, restricted by ``access``, with errors in the shape of each
+    protocol."""
     app: ASGIApp = Starlette(
         routes=routes,
         exception_handlers={
@@ -86,7 +94,7 @@ def make_app(
             Exception: _failed,
         },
     )
-    app = Guard(app, access, limits, metrics.counts)
+    app = Guard(app, access, limits, counts)
     if access.origins:
         app = CORSMiddleware(
             app,

@@ -22,6 +22,7 @@ ROUTES = (
     *("/", "/health", "/metrics", "/v1/models", "/v1/completions", "/v1/embeddings"),
     *("/v1/rerank", "/v1/score", "/api/embed"),
     *("/v1/chat/completions", "/v1/messages", "/v1/messages/count_tokens", "/v1/responses"),
+    *("/models", "/models/load", "/models/unload"),
     *("/completion", "/infill", "/api/chat", "/api/generate", "/tokenize", "/detokenize", "other"),
 )
 _STATUSES = tuple(int(status) for status in HTTPStatus)

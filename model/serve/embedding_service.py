@@ -16,19 +16,20 @@ import numpy as np
 from urdir.driver.errors import loses_device
 from urdir.model.engine.adapters import AdapterScale
 from urdir.model.engine.encoding.encoder import Floats
-from urdir.model.engine.encoding.step import MOST_TEXTS
 from urdir.model.engine.encoding.texts import normalized, pair_tokens
 from urdir.model.engine.engine import Engine
 from urdir.model.engine.requests.device_lost import DeviceLostError
 from urdir.model.engine.requests.metrics import Metrics
 from urdir.model.engine.requests.request import Ending, Piece, Request
 from urdir.model.engine.requests.slots import SlotAction, SlotDone
+from urdir.model.engine.text_steps import MOST_TEXTS
 from urdir.model.errors import BusyError, SettingsError
 from urdir.model.families.pooling import Pooling
 from urdir.model.serve.embeddings import Embeds
 from urdir.model.serve.errors import ApiError
 from urdir.model.serve.interface import ServedModel
 from urdir.model.text.constraints import Constraint
+from urdir.model.text.pair import Pair
 
 #: Requests that wait at most.
 QUEUE = 1024
@@ -56,6 +57,13 @@ class _Job:
 
 
 _Step = list[tuple[_Job, Sequence[Sequence[int]]]]
+
+
+def _cut(text: Sequence[int], most: int, ends: int) -> Sequence[int]:
+    """The first tokens of a text, and its last ``ends`` ones."""
+    if isinstance(text, Pair):
+        return text.cut(most, ends)
+    return [*text[: most - ends], *text[len(text) - ends :]]
 
 
 class EmbeddingService:
@@ -116,14 +124,10 @@ class EmbeddingService:
         engine, made = self._engine, list[Sequence[int]]()
         for text in asked.texts:
             made.append(engine.tokenizer.encode_whole(text) if isinstance(text, str) else text)
-        for first, second in asked.pairs:
-            made += pair_tokens(engine.tokenizer, engine.file.metadata, first, [second])
+        made += pair_tokens(engine.tokenizer, engine.file.metadata, asked.pairs)
         if asked.truncates:
             most, ends = engine.encoder.context, int(engine.tokenizer.adds_eos)
-            made = [
-                text if len(text) <= most else [*text[: most - ends], *text[len(text) - ends :]]
-                for text in made
-            ]
+            made = [text if len(text) <= most else _cut(text, most, ends) for text in made]
         engine.encoder.check_texts(made)
         return made
 

@@ -25,16 +25,19 @@ class LogSettings:
 
     By default warnings and errors go to stderr, as they are. ``verbose`` adds what happens and a
     line for each request; a ``file``, which several processes append to and logrotate may move, or
-    a ``form`` gets these, too. Spans go to the collector ``otlp`` (see `spans`).
+    a ``form`` gets these, too. Without ``requests`` these have no lines. Spans go to the collector
+    ``otlp`` (see `spans`).
     """
 
     form: Literal["text", "json"] | None = None
     file: Path | None = None
     verbose: bool = False
+    requests: bool = True
     otlp: str | None = None
 
     def begin(self) -> None:
         """Log so in this process. Raises ModelError if the file cannot be opened."""
+        access_log.disabled = not self.requests
         if self.otlp is not None:
             spans.begin(self.otlp)
         if self.form is None and self.file is None and not self.verbose:

@@ -118,7 +118,7 @@ class ServerMetrics:
     def text(self, now: Metrics) -> bytes:
         """All metrics in Prometheus's text format."""
         registry = CollectorRegistry()
-        registry.register(_Now([*self.collect(now)]))
+        registry.register(Collected([*self.collect(now)]))
         return generate_latest(registry)
 
 
@@ -149,13 +149,14 @@ class TokenClock:
         self._counts.whole.observe(time.perf_counter() - self._begun)
 
 
-class _Now(Collector):
+class Collected(Collector):
     """Metrics that were collected."""
 
     def __init__(self, metrics: list[Metric]) -> None:
         self._metrics = metrics
 
     def collect(self) -> Iterable[Metric]:
+        """These metrics."""
         return self._metrics
 
 

@@ -337,10 +337,10 @@ _NO_EFFECT: tuple[_Row, ...] = (
     ("metadata store service_tier prompt_cache_options prompt_cache_retention", (CHAT,), "O",
      "OpenAI's accounting"),
     ("prediction", (CHAT,), "O", "a matter of speed"),
-    ("model", (TOKENS, DETOKENIZE), "V", "there is one"),
+    ("model", (TOKENS, DETOKENIZE), "V", "there is one; of several models it says which"),
     ("samplers n_indent t_max_prompt_ms t_max_predict_ms cache_prompt id_slot n_cache_reuse",
      (INFILL,), "L", "matters of speed, which editors send"),
-    ("keep_alive", _OLLAMA, "M", "the model is there as long as the server"),
+    ("keep_alive", _OLLAMA, "M", "the server's flags say how long a model stays"),
     ("numa num_ctx num_batch num_gpu main_gpu low_vram logits_all vocab_only use_mmap use_mlock "
      "embedding_only num_thread num_keep", (OLLAMA_OPTIONS,), "M",
      "flags of the server decide how a model is loaded"),

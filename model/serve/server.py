@@ -9,8 +9,9 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import uvicorn
 
@@ -24,6 +25,9 @@ from urdir.model.serve.limits import Limits
 from urdir.model.serve.loops import run_in_loop
 from urdir.model.serve.metrics import ServerMetrics
 from urdir.model.serve.protocol import http_protocol
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp
 
 log = logging.getLogger("urdir.serve")
 
@@ -69,25 +73,23 @@ def serve(
         raise service.lost
 
 
-class Server(uvicorn.Server):
-    """The application on uvicorn. ``should_exit`` stops it once open requests are answered,
-    ``force_exit`` aborts those too; in the main thread, signals set them.
+class HttpServer(uvicorn.Server):
+    """An application on uvicorn. ``should_exit`` stops it once open requests are answered,
+    ``force_exit`` aborts those too; in the main thread, signals set them. So with the tasks in
+    ``background``, which write responses without a connection.
     """
 
     def __init__(
         self,
-        service: AsyncService,
+        app: ASGIApp,
         access: Access,
         limits: Limits,
-        exit_on_device_loss: bool = False,
-        counts: Counts | None = None,
-        keeping: Keeping | None = None,
+        counts: Counts,
         drain_seconds: float | None = None,
+        background: Collection[asyncio.Task[None]] = (),
     ) -> None:
-        counts = counts or Counts()
-        self._background: set[asyncio.Task[None]] = set()  # responses without a connection
         config = uvicorn.Config(
-            make_app(service, access, limits, ServerMetrics(counts), keeping, self._background),
+            app,
             http=http_protocol(limits, Connections(limits.connections, counts)),
             ws="none",
             lifespan="off",
@@ -98,9 +100,8 @@ class Server(uvicorn.Server):
             server_header=False,
         )
         super().__init__(config)
-        self._service = service
-        self._exit_on_device_loss = exit_on_device_loss
         self._drain_seconds = drain_seconds
+        self._background = background
         self._tls = access.tls.context() if access.tls is not None else None
         self.is_interrupted = False  # by a second signal
 
@@ -118,12 +119,6 @@ class Server(uvicorn.Server):
         )
         return made
 
-    async def on_tick(self, counter: int) -> bool:
-        """Whether to stop; called ten times a second."""
-        if self._exit_on_device_loss and self._service.lost is not None:
-            return True
-        return await super().on_tick(counter)
-
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Accept no more connections and finish open requests."""
         self._accepting.cancel()
@@ -140,7 +135,7 @@ class Server(uvicorn.Server):
             return
         loop = asyncio.get_running_loop()
         for number in _SIGNALS:
-            loop.add_signal_handler(number, self._end)
+            loop.add_signal_handler(number, self._end, number)
         try:
             yield
         finally:
@@ -157,16 +152,44 @@ class Server(uvicorn.Server):
         if tasks:
             await asyncio.wait(tasks, timeout=_HANG_UP_SECONDS)
 
-    def _end(self) -> None:
+    def _end(self, number: int) -> None:
         if self.should_exit:
             self.force_exit = self.is_interrupted = True
             return
         self.should_exit = True
         log.info("to end: finish open requests")
-        print("\nfinishing open requests; press Ctrl-C again to abort them", file=sys.stderr)
+        if number == signal.SIGINT:
+            print("\nfinishing open requests; press Ctrl-C again to abort them", file=sys.stderr)
         if self._drain_seconds is not None:
             asyncio.get_running_loop().call_later(self._drain_seconds, self._abort)
 
     def _abort(self) -> None:
         log.warning("requests are open after %g s: they are aborted", self._drain_seconds)
         self.force_exit = True
+
+
+class Server(HttpServer):
+    """A server that answers with ``service``."""
+
+    def __init__(
+        self,
+        service: AsyncService,
+        access: Access,
+        limits: Limits,
+        exit_on_device_loss: bool = False,
+        counts: Counts | None = None,
+        keeping: Keeping | None = None,
+        drain_seconds: float | None = None,
+    ) -> None:
+        counts = counts or Counts()
+        background: set[asyncio.Task[None]] = set()
+        app = make_app(service, access, limits, ServerMetrics(counts), keeping, background)
+        super().__init__(app, access, limits, counts, drain_seconds, background)
+        self._service = service
+        self._exit_on_device_loss = exit_on_device_loss
+
+    async def on_tick(self, counter: int) -> bool:
+        """Whether to stop; called ten times a second."""
+        if self._exit_on_device_loss and self._service.lost is not None:
+            return True
+        return await super().on_tick(counter)

@@ -228,6 +228,7 @@ class ChatTemplate(Owner):
             texts = set(texts_of(written))
         elif self.form.calls is not None:
             written[0] = as_written(turns, self.form.calls)
+            texts |= set(texts_of(written[0]))  # of arguments that came as JSON
         if (length := sum(map(len, texts))) > OUTPUT_LIMIT:
             raise TemplateError(
                 f"the conversation has {length:,} characters: at most {OUTPUT_LIMIT:,} go through "

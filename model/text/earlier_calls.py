@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from contextlib import suppress
+from itertools import takewhile
 from typing import Any
 
 from urdir.model.text.call_form import CallForm, Slot
@@ -14,16 +15,40 @@ Turn = dict[str, Any]
 
 
 def as_written(turns: Sequence[Turn], form: CallForm) -> list[Turn]:
-    """Turns with calls as the template of ``form`` takes them: arguments as text, short ids, or
-    calls as content. Calls that do not have OpenAI's form stay as they are."""
-    if not (form.as_text or form.short_ids or not form.is_shown):
-        return [*turns]
+    """Turns with calls as the template of ``form`` takes them: arguments as text or objects, short
+    ids, calls as content, or one call a turn. Calls of another form than OpenAI's stay as they
+    are."""
     written = []
-    for turn in turns:
+    for turn in turns if form.between is not None or form.is_list else _one_by_one(turns):
         with suppress(LookupError, TypeError, AttributeError, ValueError, RecursionError):
             turn = _written(turn, form)
         written.append(turn)
     return written
+
+
+def _one_by_one(turns: Sequence[Turn]) -> list[Turn]:
+    """Turns in which each call of an answer with several is an answer, before its result: that of
+    its id, or the next one."""
+    made: list[Turn] = []
+    results: list[Turn] = []
+    for place, turn in enumerate(turns):
+        if turn.get("role") == "tool" and results:
+            continue  # it follows its call already
+        calls = turn.get("tool_calls")
+        results = []
+        if not isinstance(calls, list) or len(calls) < 2:
+            made.append(turn)
+            continue
+        results = [*takewhile(lambda of: of.get("role") == "tool", turns[place + 1 :])]
+        left = [*results]
+        for number, call in enumerate(calls):
+            known = call.get("id") if isinstance(call, dict) else None
+            own = [of for of in left if known and of.get("tool_call_id") == known] or left[:1]
+            left = [of for of in left if of not in own]
+            content = turn.get("content") if not number else ""
+            made += [{**turn, "content": content, "tool_calls": [call]}, *own]
+        made += left
+    return made
 
 
 def _written(turn: Turn, form: CallForm) -> Turn:
@@ -39,10 +64,19 @@ def _written(turn: Turn, form: CallForm) -> Turn:
 
 def _call(call: Turn, form: CallForm) -> Turn:
     function = call["function"]
-    if form.as_text and not isinstance(function["arguments"], str):
-        arguments = json.dumps(function["arguments"], ensure_ascii=False)
+    arguments = function["arguments"]
+    if form.as_text != isinstance(arguments, str):
+        arguments = json.dumps(arguments, ensure_ascii=False) if form.as_text else _read(arguments)
         call = {**call, "function": {**function, "arguments": arguments}}
     return {**call, "id": _short(call["id"])} if form.short_ids and "id" in call else call
+
+
+def _read(arguments: str) -> Any:
+    """Arguments in JSON as an object; another text as it is."""
+    with suppress(ValueError, RecursionError):
+        found = json.loads(arguments or "{}")
+        return found if isinstance(found, dict) else arguments
+    return arguments
 
 
 def _short(call_id: str) -> str:

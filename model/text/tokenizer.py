@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from urdir.model.errors import TokenizerError, UnsupportedError
 from urdir.model.files.model_file import ModelFile
 from urdir.model.foreign import foreign
+from urdir.model.text.pair import Pair
 from urdir.model.text.vocabulary import TokenType, Vocabulary
 
 if TYPE_CHECKING:
@@ -136,15 +137,21 @@ class Tokenizer:
             ids.append(closing)
         return ids
 
+    @property
+    def ends_texts_with(self) -> int | None:
+        """The token that the model wants after a whole text; None for none."""
+        return self._closing if self.adds_eos else None
+
     def encode_whole(self, text: str) -> list[int]:
         """Token ids of a whole text with what the model wants before and after it."""
         return self.encode(text, add_bos=True, add_eos=True)
 
-    def encode_pair(self, first: str, second: str) -> list[int]:
+    def encode_pair(self, first: str, second: str) -> Pair:
         """Token ids of two texts that a model compares, with what it wants around them."""
         between = [of for of in self._separator if of is not None]
         start = self.encode(first, add_bos=True, add_eos=True)
-        return [*start, *between, *self.encode(second, add_eos=True)]
+        head = [*start, *between]
+        return Pair([*head, *self.encode(second, add_eos=True)], len(head))
 
     def _strip(self, piece: str, fragments: Sequence[Span | int], index: int) -> str:
         """``piece``, fragment ``index``, without white space that its neighbours absorb."""

@@ -83,7 +83,9 @@ class _Suite:
         if not self.kernels:
             raise pytest.UsageError(f"{type(self).__name__}: set kernels = (YourSpec, ...)")
         if "spec" in metafunc.fixturenames:  # the tests of one spec after each other: see `texts`
-            metafunc.parametrize("spec", self.examples(), scope="class")
+            if type(self) not in _PARAMETERS:
+                _PARAMETERS[type(self)] = self.examples()
+            metafunc.parametrize("spec", _PARAMETERS[type(self)], scope="class")
         if "other_target" in metafunc.fixturenames:
             metafunc.parametrize(("small_spec", "other_target"), self.on_other_targets())
 
@@ -217,6 +219,8 @@ class KernelSuite(TextSuite, EmulatorSuite, SanitizerSuite, GpuSuite):
 
 #: The examples of kernels under test: every test of a suite takes them.
 _KNOWN: dict[type[KernelSpec], Mapping[str, KernelSpec]] = {}
+#: By class of tests, what its tests have in common.
+_PARAMETERS: dict[type[_Suite], list[Any]] = {}
 
 
 def _examples(kind: type[KernelSpec]) -> Mapping[str, KernelSpec]:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import gc
+import sys
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
 
-from urdir.driver.bindings import emulated
+from urdir.driver import ranges
+from urdir.driver.bindings import GuardedApi, emulated
 from urdir.driver.device import Device
 from urdir.driver.diff import diff
 from urdir.driver.errors import CudaError, LaunchError, LifetimeError, check
@@ -289,6 +292,108 @@ def test_a_device_that_closes_ends_its_graphs(device_name: str) -> None:
         recorded = record(plan, device)
     assert recorded.closed
     assert x.closed
+
+
+def two_shifts(memory: Arena) -> Plan:
+    plan = Plan("two shifts")
+    plan.fill(memory["b"], 0, "clear")
+    plan.extend([shift(memory, "a", "b", 1), shift(memory, "b", "c", 1)])
+    return plan
+
+
+def test_tools_know_nodes_by_their_ids(device: Device, memory: Arena) -> None:
+    """Where the driver tells them: one each, and the same when asked again."""
+    with (
+        record(two_shifts(memory), device) as recorded,
+        record(two_shifts(memory), device) as other,
+    ):
+        ids, table = recorded.tools_ids(), recorded.table()
+        assert [row["label"] for row in table] == ["clear", "a->b", "b->c"]
+        assert [row["operation"] for row in table] == ["fill", "shift", "shift"]
+        if ids is None:
+            assert not device.is_emulated
+            assert {row["tools_id"] for row in table} == {None}
+            return
+        assert [row["tools_id"] for row in table] == [*ids] == [*(recorded.tools_ids() or ())]
+        assert len({*ids, *(other.tools_ids() or ())}) == 6
+
+
+def test_a_driver_that_tells_no_ids_leaves_them_out() -> None:
+    api = emulated()
+    api.remove("cuGraphNodeGetToolsId")
+    with (
+        Device.open("emulator", api=GuardedApi(api)) as device,
+        device.allocate(64, "x") as buffer,
+    ):
+        plan = Plan("one")
+        plan.fill(buffer, 0, "clear")
+        with record(plan, device) as recorded:
+            assert recorded.tools_ids() is None
+            (row,) = recorded.table()
+            assert (row["tools_id"], row["label"]) == (None, "clear")
+
+
+class Nvtx(ModuleType):
+    """What `ranges` needs of the package: a domain, here one that notes what is pushed."""
+
+    def __init__(self) -> None:
+        super().__init__("nvtx")
+        self.open: list[str] = []
+        self.found: list[tuple[str, ...]] = []
+
+    def get_domain(self, name: str) -> Nvtx:
+        assert name == "urdir"
+        return self
+
+    def get_event_attributes(self, message: str) -> str:
+        return message
+
+    def push_range(self, attributes: str) -> None:
+        self.open.append(attributes)
+        self.found.append((*self.open,))
+
+    def pop_range(self) -> None:
+        self.open.pop()
+
+
+@pytest.fixture
+def nvtx(monkeypatch: pytest.MonkeyPatch) -> Iterator[Nvtx]:
+    made = Nvtx()
+    monkeypatch.setitem(sys.modules, "nvtx", made)
+    for cached in (ranges.named, ranges._domain):
+        cached.cache_clear()
+    yield made
+    for cached in (ranges.named, ranges._domain):
+        cached.cache_clear()
+
+
+def test_launches_and_replays_are_ranges(emulator: Device, nvtx: Nvtx) -> None:
+    """Of their names, also where the driver fails; without the package there are none."""
+    with emulator.arena(dict.fromkeys("abc", 4 * N), "work") as memory:
+        memory["a"].upload(COUNT)
+        plan = two_shifts(memory)
+        with emulator.create_stream() as stream:
+            run(plan, emulator, stream)
+            labels = ("clear", "a->b", "b->c")
+            assert nvtx.found == [("two shifts",), *(("two shifts", label) for label in labels)]
+            with record(plan, emulator) as recorded:
+                nvtx.found.clear()
+                recorded.launch(stream)
+                assert nvtx.found == [("two shifts",)]
+                emulator.api.inject("cuGraphLaunch")
+                with pytest.raises(CudaError):
+                    recorded.launch(stream)
+    assert nvtx.open == []
+
+
+def test_without_nvtx_nothing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "nvtx", None)
+    ranges._domain.cache_clear()
+    ranges.named.cache_clear()
+    with ranges.named("x") as entered:
+        assert entered is None
+    ranges._domain.cache_clear()
+    ranges.named.cache_clear()
 
 
 def test_dot_names_what_runs(device: Device, memory: Arena) -> None:

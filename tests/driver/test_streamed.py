@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.driver.planted import graph_without
 from urdir.driver import bindings, memory
 from urdir.driver.device import Device
 from urdir.driver.errors import CudaError, LaunchError
 from urdir.driver.execute import bind, evaluate, profile, record, run
-from urdir.driver.graph import Graph
 from urdir.driver.memory import Arena
 from urdir.driver.operation import Copy
 from urdir.driver.plan import Plan
@@ -126,27 +126,6 @@ def test_copies_run_beside_launches_and_one_after_the_other(streams: Streams) ->
     )  # each but the first two is copied while the other slot is read
 
 
-def _graph(streams: Streams, left_out: tuple[str, str]) -> Graph:
-    """The graph of a plan without the edge between two operations."""
-    plan = streams.plan([0, 1, 2])
-    plan.add_transfers()
-    labels = [operation.label for operation in plan]
-    missing = tuple(map(labels.index, left_out))
-    bound, graph = bind(plan, streams.device), Graph(streams.device, "planted")
-    waits: list[list[int]] = [[] for _ in labels]
-    for edge in plan.edges():
-        if (edge.before, edge.after) != missing:
-            waits[edge.after].append(edge.before)
-    assert sum(map(len, waits)) == len(plan.edges()) - 1
-    for (operation, loaded), before in zip(bound.steps(), waits, strict=True):
-        if isinstance(operation, Copy):
-            graph.add_copy(operation, before)
-        else:
-            assert loaded is not None
-            graph.add_kernel(loaded, operation, before)  # type: ignore[arg-type]
-    return graph
-
-
 @pytest.mark.parametrize(
     "left_out",
     [("transfer array 0", "add 0"), ("add 0", "transfer array 2")],
@@ -156,7 +135,11 @@ def test_the_emulator_finds_a_planted(streams: Streams, left_out: tuple[str, str
     if not streams.device.is_emulated:
         pytest.skip("races are found by the emulator")
     streams.memory["slots"].fill(0)
-    graph = _graph(streams, left_out)
+    plan = streams.plan([0, 1, 2])
+    plan.add_transfers()
+    labels = [operation.label for operation in plan]
+    before, after = map(labels.index, left_out)
+    graph = graph_without(plan, streams.device, (before, after))
     with pytest.raises(LaunchError, match="no path leads"):
         graph.instantiate()
     with graph.instantiate(needed=()) as recorded, streams.device.create_stream() as stream:

@@ -192,11 +192,12 @@ def vocab_file(
 def reference_file(
     tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config
 ) -> Callable[[str], Path]:
-    """The path of a model of `data/families`, `data/golden`, `data/drafts` or `data/encoders`, or
-    of the folder of ``--references``; unpacked, or written by `golden_files`."""
+    """The path of a model of `data/families`, `data/golden`, `data/drafts`, `data/encoders` or
+    `data/encoder_decoders`, or of the folder of ``--references``; unpacked, or written by
+    `golden_files`."""
     folder = tmp_path_factory.mktemp("references")
     given = pytestconfig.getoption("--references")
-    kinds = ("golden", "families", "drafts", "encoders")
+    kinds = ("golden", "families", "drafts", "encoders", "encoder_decoders")
     folders = [DATA / kind for kind in kinds] if given is None else [given]
 
     @functools.cache

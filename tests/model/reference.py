@@ -69,7 +69,11 @@ class Reference:
             x = np.repeat(x[:, None], 4, axis=1)
         for index, layer in enumerate(c.layers):
             x = self._layer(layer, index, x, positions, keys_and_values, extra)
-        if c.has_streams:
+        if c.join is not None:
+            mixes = self.linear(c.join.mixes, self.norm(c.join.norm, x.reshape(len(x), -1)))
+            m = mixes * self.vector(c.join.scale) + self.vector(c.join.base)
+            x = np.einsum("rs,rsc->rc", _sigmoid(m) + c.join.eps, x)
+        elif c.has_streams:
             x = x.mean(axis=1)
         else:
             merged = [
@@ -103,7 +107,10 @@ class Reference:
         taken = periods[:, stored.first : stored.first + stored.each]
         if stored.transposed:
             taken = taken.swapaxes(1, 2)
-        return taken.reshape(-1, stored.cols)
+        taken = taken.reshape(-1, stored.cols)
+        if stored.runs is not None:
+            taken = np.concatenate([taken[start:stop] for start, stop in stored.runs])
+        return taken
 
     def vector(self, stored: StoredVector) -> Floats:
         """(size,)."""
@@ -172,9 +179,11 @@ class Reference:
         mixes = self.linear(of.mixes, self.norm(of.norm, x.reshape(len(x), -1)))
         scale, base = self.vector(of.scale), self.vector(of.base)
         pre = _sigmoid(mixes[:, :4] * scale[0] + base[:4]) + of.eps
-        post = 2 * _sigmoid(mixes[:, 4:8] * scale[1] + base[4:8])
+        post = of.magnitude * _sigmoid(mixes[:, 4:8] * scale[1] + base[4:8])
         read = np.stack([row @ streams for row, streams in zip(pre, x, strict=True)])
         made = self._block(block, read, read, positions, caches)
+        if not of.iterations:
+            return x + (post + of.eps)[:, :, None] * made[:, None]
         streams = []
         for row, y in enumerate(made):
             comb = _softmax((mixes[row, 8:] * scale[2] + base[8:]).reshape(4, 4)) + of.eps
@@ -592,7 +601,8 @@ class Reference:
         parts = self.matrix(of.expand.matrix).reshape(a.heads, -1, a.value_dim)
         turned = self.linear(a.q, source).reshape(rows, a.heads, -1)
         turned = self._turned(a, turned, "q", positions)
-        k_turned = self._turned(a, self.linear(a.k, x)[:, None], "k", positions)
+        k_turned = self.norm(of.k_norm, self.linear(a.k, x))[:, None]
+        k_turned = self._turned(a, k_turned, "k", positions)
         if a.key_is_latent:
             turned, k_turned = turned[:, :, :0], k_turned[:, :, :0]
         k_turned, latents = self.stored(layer, k_turned, latent[:, None])
@@ -675,7 +685,7 @@ class Reference:
         behind = positions[:, None] - positions[None, :]
         if a.max_bias:
             scores = scores - _slopes(a.heads, a.max_bias)[:, None, None] * behind
-        seen = behind >= 0
+        seen = (behind >= 0) | (not a.causal)
         if chosen is not None:
             seen &= chosen
         if a.window:

@@ -102,7 +102,7 @@ def assert_same_bits(device: Device, spec: Spec, inputs: Inputs) -> Inputs:
     return fused
 
 
-@pytest.mark.turns(2)
+@pytest.mark.turns(3)
 @pytest.mark.parametrize("spec", SPECS, ids=name_of)
 def test_it_equals_separate_kernels(device: Device, spec: Spec) -> None:
     assert_same_bits(device, spec, spec.make_inputs(np.random.default_rng(11)))
@@ -123,7 +123,7 @@ def test_rows_of_every_length_are_normed_as_by_normalise(device: Device, heads: 
     [  # by turns, both with --full
         pytest.param(target, spec, id=f"{name_of(spec)}-{target}", marks=[pytest.mark.full] * skips)
         for at, spec in enumerate(SPECS[::2])
-        for target, skips in (("sm_75", at % 4 != 0), ("sm_80", at % 4 != 2))
+        for target, skips in (("sm_75", at % 8 != 0), ("sm_80", at % 8 != 4))
         if target in spec.targets
     ],
 )

@@ -118,6 +118,7 @@ def test_clusters(device: Device, cluster: int, most: int) -> None:
     check(device, spec, rows_of([(140, 7, 1), (15, 3, 1), (1, 4, 0)]), 8)
 
 
+@pytest.mark.turns(5)
 @pytest.mark.parametrize("group", [1, 2, 3, 5, 7, 8])
 @pytest.mark.parametrize(("cluster", "packs"), [(1, False), (1, True), (2, False), (2, True)])
 def test_groups_of_any_size(device: Device, group: int, cluster: int, packs: bool) -> None:

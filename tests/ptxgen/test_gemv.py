@@ -557,7 +557,7 @@ def test_a_gated_pair_gates_the_bits_of_two(device: Device) -> None:
 # ---- races ----
 
 
-@pytest.mark.turns(2)
+@pytest.mark.turns(4)
 @pytest.mark.parametrize(
     ("name", "target"),
     [  # by turns, both with --full; sm_90: test_races has every kernel's examples

@@ -66,13 +66,13 @@ def inputs_of(spec: KernelSpec) -> dict[str, Any]:
 # ---- the suite that anybody's kernel gets ----
 
 
-@pytest.mark.turns(4)
+@pytest.mark.turns(6)
 class TestCatalog(TextSuite):
     """Every kernel of the catalog; those on the GPU are in tests/gpu."""
 
     kernels = tuple(kernels().values())
 
-    @pytest.mark.turns(8)
+    @pytest.mark.turns(12)
     def test_it_assembles_without_spills(self, spec: KernelSpec) -> None:
         super().test_it_assembles_without_spills(spec)
 
@@ -83,7 +83,7 @@ class TestOnTheEmulator(EmulatorSuite):
 
     kernels = tuple(kernels().values())
 
-    @pytest.mark.turns(4, which=(1, 3))
+    @pytest.mark.turns(6, which=(1, 4))
     def test_it_agrees_with_its_reference(self, spec: KernelSpec, urdir_emulator: Device) -> None:
         super().test_it_agrees_with_its_reference(spec, urdir_emulator)
 

@@ -127,7 +127,7 @@ def test_an_even_distribution_shows_the_bits_of_the_draw(device):
 # ---- against numpy ----
 
 
-@pytest.mark.turns(2)
+@pytest.mark.turns(4)
 @pytest.mark.slow
 @pytest.mark.parametrize(("n_vocab", "launches"), [(2048, 6), (509, 5), (40, 5)])
 @pytest.mark.parametrize("spread", [0.1, 3.0])

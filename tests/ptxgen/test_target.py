@@ -187,6 +187,7 @@ def test_the_first_version_of_a_target(target):
     assert accepted[0] == FIRST_VERSION[target]
 
 
+@pytest.mark.turns(2)
 @needs_assembler
 @pytest.mark.parametrize("snippet", SNIPPETS, ids=lambda s: s.split(" ")[0].rstrip(";"))
 def test_version_and_targets_of_an_instruction(snippet):

@@ -5,12 +5,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 import urdir.driver
 import urdir.model
@@ -70,6 +71,8 @@ from urdir.model import (
     Generation,
     Gguf,
     Loading,
+    LogitProcessor,
+    LogitRow,
     Message,
     ModelError,
     Piece,
@@ -132,10 +135,21 @@ def constrained(engine: Engine, question: Message) -> str:
         texts.append(part.content + part.reasoning)
         if len(texts) > 100:
             stream.cancel()
-    options: AnswerOptions = {"regex": "yes|no", "limit": 3}
+    options: AnswerOptions = {"regex": "yes|no", "limit": 3, "processors": [Without(5)]}
     rows = engine.logits(engine.tokenize("Once"))
     text = engine.generate("Once", **options) + engine.detokenize(rows.argmax(1).tolist())
     return stream.reply.content.join([*texts, text])
+
+
+class Without(LogitProcessor):
+    """Forbids a token."""
+
+    def __init__(self, token: int) -> None:
+        self.token = token
+
+    def process(self, rows: Sequence[LogitRow], logits: npt.NDArray[np.float32]) -> None:
+        """See the base class."""
+        logits[[len(row.answer) == 0 for row in rows], self.token] = -np.inf
 
 
 async def chatted(engine: Engine, question: Message) -> Reply:
@@ -155,6 +169,18 @@ async def streamed(engine: Engine) -> Ending | None:
             case Ending():
                 return item
     return None
+
+
+def measured(engine: Engine, embedder: Engine) -> list[float]:
+    """Numbers of texts, and adapters by name."""
+    rows: npt.NDArray[np.float32] = engine.logits("Once")
+    vectors: npt.NDArray[np.float32] = embedder.embed(["a", "b"], pooling="mean", normalize=False)
+    ranked: npt.NDArray[np.float32] = embedder.rerank("a", ["b"])
+    pairs: npt.NDArray[np.float32] = embedder.score([("a", "b")])
+    name: str = engine.load_adapter("poet.gguf")
+    print(engine.generate("Once", adapters=[name, ("other", 0.5)]), engine.perplexity("Once"))
+    tokens: list[int] = engine.tokenize("Once")
+    return [*pairs.tolist(), *ranked.tolist(), float(rows[0, tokens[0]]), float(vectors[0, 0])]
 
 
 def token_by_token(engine: Engine) -> Statistics:

@@ -32,30 +32,30 @@ underflow = Underflow()
 
 
 def fma_32(
-    a: Array, b: Array, c: Array, out: Array, product: Array, total: Array, bits: Array
+    a: Array, b: Array, c: Array, out: Array, scratch: tuple[Array, Array, Array], bits: Array
 ) -> None:
-    """``out = a * b + c`` rounded once to float32; the last three are float64/int64 scratch.
+    """``out = a * b + c`` rounded once to float32; the last ones are float64/int64 scratch.
 
     The float64 product of two float32 is exact and their sum is rounded to 53 bits, so a second
     rounding to 24 bits goes wrong only where the float64 sum is inexact and lies on a midpoint of
     two float32. Both are rare: lanes on a midpoint of normal numbers are found by their low 29
     bits, subnormal results by the processor's underflow flag.
     """
+    product, addend, total = scratch
     product[...] = a
-    total[...] = b
-    np.multiply(product, total, product)
-    total[...] = c
-    np.add(product, total, total)
+    addend[...] = b
+    np.multiply(product, addend, product)
+    addend[...] = c
+    np.add(product, addend, total)
     np.left_shift(total.view(np.int64), _DROPPED, bits)
     if bits.item(bits.argmin()) == _TIE:
-        _fix_lanes((bits == _TIE).nonzero()[0], product, c, total)
+        _fix_lanes((bits == _TIE).nonzero()[0], product, addend, total)
     underflow.seen = False
-    narrow = total.astype(np.float32)
+    out[...] = total
     if underflow.seen:
-        tiny = np.abs(total) < _TINY[narrow.dtype]
-        _fix_lanes(tiny.nonzero()[0], product, c, total)
-        narrow = total.astype(np.float32)
-    out[...] = narrow
+        tiny = np.abs(total) < _TINY[out.dtype]
+        _fix_lanes(tiny.nonzero()[0], product, addend, total)
+        out[...] = total
 
 
 def _fix_lanes(lanes: Array, product: Array, addend: Array, total: Array) -> None:
@@ -63,8 +63,7 @@ def _fix_lanes(lanes: Array, product: Array, addend: Array, total: Array) -> Non
 
     Most midpoints are exact sums (of quantised values, say), which need nothing.
     """
-    x, z = product.take(lanes), total.take(lanes)
-    y = addend.take(lanes) if addend.size > 1 else addend
+    x, y, z = product.take(lanes), addend.take(lanes), total.take(lanes)
     part = z - x
     error = (x - (z - part)) + (y - part)
     if np.count_nonzero(error):

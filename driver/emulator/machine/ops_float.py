@@ -52,10 +52,10 @@ def _arithmetic(e: Emitter, m: re.Match[str]) -> None:
 def _fma(e: Emitter, m: re.Match[str]) -> None:
     ftz = bool(m[3])
     a, b, c = (_input(e, i, "f4", ftz) for i in (1, 2, 3))
-    product, total, bits = e.temp("f8"), e.temp("f8"), e.temp("i8")
+    scratch, bits = f"({e.temp('f8')}, {e.temp('f8')}, {e.temp('f8')})", e.temp("i8")
     result = e.target(e.operands[0], "f4")
     if m[2] == "rn":
-        e.line(f"fma_32({a}, {b}, {c}, {result}, {product}, {total}, {bits})")
+        e.line(f"fma_32({a}, {b}, {c}, {result}, {scratch}, {bits})")
     else:
         e.line(f"{result}[...] = fma_directed({a}, {b}, {c}, {m[2]!r})")
     _finish(e, result, ftz, bool(m[4]))

@@ -119,21 +119,21 @@ SERVED: tuple[Served, ...] = (
     ),
     Served(
         "--grammar",
-        ("run",),
+        ("format",),
         "answer as a grammar in GBNF allows, after any reasoning",
         {"metavar": "TEXT"},
         one_of="format",
     ),
-    Served("--grammar-file", ("run",), "read it from a file", {"metavar": "FILE"}, "format"),
+    Served("--grammar-file", ("format",), "read it from a file", {"metavar": "FILE"}, "format"),
     Served(
         "-j --json-schema",
-        ("run",),
+        ("format",),
         "answer in JSON as a schema says; {} is any",
         {"type": values.json_object, "metavar": "SCHEMA"},
         one_of="format",
     ),
     Served(
-        "-jf --json-schema-file", ("run",), "read it from a file", {"metavar": "FILE"}, "format"
+        "-jf --json-schema-file", ("format",), "read it from a file", {"metavar": "FILE"}, "format"
     ),
     Served(
         "-sys --system-prompt --system",

@@ -8,7 +8,7 @@ from urdir.model.commands import values
 from urdir.model.commands.flags import Served
 
 _MEMORY, _ACCESS, _REQUESTS, _LOG = ("many",), ("access",), ("requests",), ("log",)
-_EMBEDDINGS = ("embeddings",)
+_EMBEDDINGS, _MODELS = ("embeddings",), ("models",)
 
 SERVED: tuple[Served, ...] = (
     Served(
@@ -47,6 +47,40 @@ SERVED: tuple[Served, ...] = (
         "name of the model for clients, or several between commas; answers have the first one "
         "(default: the name in its file, and the one given here)",
         {"type": values.names, "metavar": "NAME"},
+    ),
+    Served(
+        "--models-dir",
+        _MODELS,
+        "serve the GGUF files and safetensors folders in it, each loaded when a request names it "
+        "as its model",
+        {"type": Path, "metavar": "DIR"},
+    ),
+    Served(
+        "--models-preset",
+        _MODELS,
+        "TOML: flags of all models, and a table of flags for each, also for models elsewhere "
+        '(["name"], model = "/path/model.gguf", ctx-size = 8192, load-on-startup = true)',
+        {"metavar": "FILE"},
+    ),
+    Served(
+        "--models-max",
+        _MODELS,
+        "most models that are loaded at once; of those without open requests the one used longest "
+        "ago makes room; 0: as many as the GPU takes (4)",
+        {"type": values.whole_number(0, 1024), "default": 4, "metavar": "N"},
+    ),
+    Served(
+        "--no-models-autoload",
+        _MODELS,
+        "load models on POST /models/load alone (default: also for a request)",
+        {"action": "store_false", "dest": "models_autoload"},
+    ),
+    Served(
+        "--sleep-idle-seconds",
+        _MODELS,
+        "free the GPU after so long without a request; the next one loads the model again; also "
+        "with a single model (-1: never)",
+        {"type": values.whole_number(-1), "default": -1, "metavar": "N"},
     ),
     Served(
         "--host",

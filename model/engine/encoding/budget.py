@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Literal, cast
 
 from urdir.model.engine.budget import GRAPH_BYTES, MemoryPlan, check_context
-from urdir.model.engine.encoding.step import (
+from urdir.model.engine.text_steps import (
+    MOST_TEXTS,
     EncodeShape,
     append_step,
     kinds_of,
@@ -18,7 +19,7 @@ from urdir.model.families.config import Config
 from urdir.model.families.embedding import Embedding
 from urdir.model.families.pooling import Pooling
 from urdir.model.layers.pooled import RESULT, pooled_width
-from urdir.model.lower.paper import Needs, PaperArena, PaperDevice, PaperWorkspace, needs_of
+from urdir.model.lower.paper import Needs, PaperDevice, PaperTextRows, PaperWorkspace, needs_of
 from urdir.model.lower.parts import LayerParts
 from urdir.model.lower.sheet import Sheet
 from urdir.model.memory.text_rows import TextKeys, TextRows, TextRowsShape
@@ -29,13 +30,14 @@ from urdir.ptxgen.kernels.attention.kv_types import KvDtype
 
 if TYPE_CHECKING:
     from urdir.driver.device import Device
-    from urdir.driver.memory import Slice
     from urdir.model.files.model_file import ModelFile
 
 #: Rows of a step, on a GPU and on the emulator, unless a text has more.
 MOST_ROWS, EMULATED_ROWS = 8192, 1024
 #: Tokens of a text by default, where the model takes more.
 DEFAULT_TEXT = 8192
+#: The same of texts whose masks are filled: there are logits of all of their tokens.
+DEFAULT_CANVAS = 1024
 #: Rows of a step at most: kernels have a CTA for each in a grid's y, of up to 65,535.
 LARGEST_STEP = 61440
 
@@ -61,12 +63,16 @@ class EncoderSettings:
     ) -> EncoderSettings:
         """The settings of a model; None and 0 as `EngineOptions.context` has them. Raises
         SettingsError for longer texts than a step takes."""
-        most = min(config.context_length, LARGEST_STEP)
-        chosen = min(DEFAULT_TEXT, most) if context is None else context or most
+        largest = MOST_TEXTS if config.diffuses else LARGEST_STEP
+        most = min(config.context_length, largest)
+        usual_text = DEFAULT_CANVAS if config.diffuses else DEFAULT_TEXT
+        chosen = min(usual_text, most) if context is None else context or most
         check_context(config, chosen)
-        if chosen > LARGEST_STEP:
-            raise SettingsError(f"embeddings of texts of {chosen} tokens: up to {LARGEST_STEP}")
+        if chosen > largest:
+            raise SettingsError(f"steps of texts of {chosen} tokens: up to {largest}")
         usual = EMULATED_ROWS if emulated else MOST_ROWS
+        if config.diffuses:
+            usual = chosen
         return cls(chosen, row_bucket(max(chosen, min(rows or usual, LARGEST_STEP))), exact)
 
     @property
@@ -79,23 +85,13 @@ class EncoderSettings:
         return TextRowsShape(self.rows, text_bucket(self.rows, self.rows), kinds_of(config))
 
 
-class _PaperRows:
-    """`TextRows` of paper."""
-
-    def __init__(self, shape: TextRowsShape) -> None:
-        self.shape, self._arena = shape, PaperArena(shape.sizes(), "rows of texts")
-
-    def __getitem__(self, name: str) -> Slice:
-        return self._arena[name]
-
-
 def workspace_of(weights: Weights, settings: EncoderSettings) -> WorkspaceShape:
     """The workspace that the largest steps need: of few rows and of most, of one text and of many,
     since their kernels differ. ``weights`` may be of paper."""
     config, rows = weights.config, settings.rows
     of = config.embedding_of_texts or Embedding(None)
     device = cast("Device", PaperDevice(weights.device))
-    state = cast("TextRows", _PaperRows(settings.rows_shape(config)))
+    state = cast("TextRows", PaperTextRows(settings.rows_shape(config)))
     parts = LayerParts(
         device=device,
         config=config,
@@ -105,11 +101,14 @@ def workspace_of(weights: Weights, settings: EncoderSettings) -> WorkspaceShape:
         exact=settings.exact,
     )
     texts = state.shape.texts
-    poolings: list[Pooling] = ["none", "mean", "last"]
+    poolings: list[Pooling | Literal["logits"]] = ["none", "mean", "last"]
     values = rows * pooled_width(of, config.hidden, "none")
     if of.scorer is not None:
         poolings.append("rank")
         values = max(values, texts * of.scorer.labels)
+    if config.diffuses:
+        poolings.append("logits")
+        values = max(values, texts * config.vocab_size)
     needs = Needs()
     for pooling in poolings:
         for shape in ((8, 1), (8, 4), (rows, 1), (rows, texts)):

@@ -13,7 +13,7 @@ from urdir.driver import execute
 from urdir.driver.context import close_all
 from urdir.model.engine.budget import check_context
 from urdir.model.engine.encoding.budget import EncoderSettings, workspace_of
-from urdir.model.engine.encoding.step import (
+from urdir.model.engine.text_steps import (
     MOST_TEXTS,
     EncodeShape,
     build_plan,
@@ -30,6 +30,7 @@ from urdir.model.memory.text_rows import TextKeys, TextRows
 from urdir.model.memory.weights import Weights
 from urdir.model.memory.workspace import Workspace
 from urdir.model.owner import Owner
+from urdir.model.text.pair import Pair
 
 if TYPE_CHECKING:
     from urdir.driver.device import Device
@@ -118,6 +119,17 @@ class Encoder(Owner):
             rows = weights / weights.sum(axis=1, keepdims=True)
         return rows
 
+    def logits(self, text: Sequence[int], rows: Sequence[int]) -> Floats:
+        """The logits (rows, vocabulary) of some tokens of a text, of a model that `diffuses`.
+        Raises UnsupportedError for others, and as `encode`."""
+        if not self.config.diffuses:
+            raise UnsupportedError(f"'{self.config.architecture}' models make no logits of texts")
+        self.check_texts([text])
+        bucket = row_bucket(len(text))
+        shape = EncodeShape(bucket, text_bucket(len(rows), bucket), "logits")
+        self._state.write([text], shape.rows, shape.texts, picked=rows)
+        return self._run(shape, (len(rows), self.config.vocab_size))
+
     def chosen_pooling(self, pooling: Pooling | None) -> Pooling:
         """A pooling, or the file's. Raises SettingsError without either."""
         chosen = pooling or self.embedding.pooling
@@ -205,15 +217,20 @@ class Encoder(Owner):
         shape = self._shape(count, len(texts), pooling)
         scorer = self.embedding.scorer
         reads = scorer.reads if pooling == "rank" and scorer is not None else pooling
-        self._state.write(texts, shape.rows, shape.texts, last=reads == "last")
+        seconds = [of.second if isinstance(of, Pair) else len(of) for of in texts]
+        self._state.write(texts, shape.rows, shape.texts, last=reads == "last", seconds=seconds)
+        results = count if pooling == "none" else len(texts)
+        return self._run(shape, (results, width))
+
+    def _run(self, shape: EncodeShape, results: tuple[int, int]) -> Floats:
+        """The results of a step whose rows are written."""
         if self._observer is not None:
             plan = build_plan(self._parts, self._state, shape)
             self._observer.run(execute.bind(plan, self._device), self.stream)
         else:
             self._graph(shape).launch(self.stream)
         self.stream.synchronize()
-        results = count if pooling == "none" else len(texts)
-        return self._parts.work[RESULT].download(np.float32, (results, width))
+        return self._parts.work[RESULT].download(np.float32, results)
 
     def _graph(self, shape: EncodeShape) -> RecordedGraph:
         """The recorded graph of a shape, made at first use."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -28,18 +28,18 @@ def tokens_of(
 
 
 def pair_tokens(
-    tokenizer: Tokenizer, metadata: Metadata, query: str, documents: Sequence[str]
+    tokenizer: Tokenizer, metadata: Metadata, pairs: Iterable[tuple[str, str]]
 ) -> list[Sequence[int]]:
-    """The tokens of a query with each of the documents: by the file's template, or side by side."""
+    """The tokens of queries, each with a document: by the file's template, or side by side."""
     template = metadata.optional(_TEMPLATE, str, "")
     if not template:
-        return [tokenizer.encode_pair(query, document) for document in documents]
+        return [tokenizer.encode_pair(*pair) for pair in pairs]
     before, found, rest = template.partition("{query}")
     between, also, after = rest.partition("{document}")
     if not (found and also):
         raise ModelError(f"{_TEMPLATE} lacks {{query}} before {{document}}")
     made: list[Sequence[int]] = []
-    for document in documents:
+    for query, document in pairs:
         head = f"{before}{query}{between}"
         hidden = [
             (len(before), len(before) + len(query)),

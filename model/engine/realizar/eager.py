@@ -12,7 +12,7 @@ from urdir.model.engine.batch import Batch, Output, Segment
 from urdir.model.engine.sampling_settings import GREEDY
 from urdir.model.engine.session import Session
 from urdir.model.engine.step_queue import NO_MASKS
-from urdir.model.errors import ContextFullError, ModelError
+from urdir.model.errors import ContextFullError, ModelError, UnsupportedError
 from urdir.model.owner import Owner
 from urdir.ptxgen.kernels.sampling_limits import INVALID_TOKEN
 from urdir.ptxgen.spec import ceil_div
@@ -28,10 +28,14 @@ class EagerSteps(Owner):
     All have the adapters of requests that name none.
 
     When this is closed, requests can resume from what the cache holds. Raises ModelError where the
-    sequences are in use.
+    sequences are in use, UnsupportedError for an encoder-decoder.
     """
 
     def __init__(self, session: Session) -> None:
+        if session.takes_sources:
+            raise UnsupportedError(
+                "steps one at a time of an encoder-decoder are not supported: make a request"
+            )
         self.session = session
         self.tokens: list[list[int]] = [[] for _ in range(session.sequences)]
         self.lengths = [0] * session.sequences

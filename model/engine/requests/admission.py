@@ -34,9 +34,9 @@ class Admission:
 
     def add(self, request: Request) -> Task:
         """Queue a request. Raises ContextFullError for a prompt that never fits, and BusyError."""
-        if (more := len(request.prompt) - self._context) > 0:
+        if (more := request.positions - self._context) > 0:
             raise ContextFullError(
-                f"{len(request.prompt)} tokens exceed the context of {self._context} by {more}: "
+                f"{request.positions} tokens exceed the context of {self._context} by {more}: "
                 "open with a larger one and room for it, or shorten the prompt"
             )
         waiting = len(self._tasks.waiting)
@@ -70,7 +70,7 @@ class Admission:
         spare = self._limits.ahead * len(running)  # or the next tokens would preempt it
         slot, scope = tasks.free_slots[-1], task.request.scope
         try:
-            found = self._storage.match(slot, known, len(task.tokens), spare, scope)
+            found = self._storage.match(slot, known, task.least_room, spare, scope)
         except Exception as error:
             if isinstance(error, ContextFullError) and running:
                 tasks.is_short = True

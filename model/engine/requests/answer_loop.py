@@ -13,7 +13,6 @@ loop: a thread for many users (`Service`), the caller itself for one (`Generatio
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -31,6 +30,7 @@ from urdir.model.engine.requests.open_answers import OpenAnswers
 from urdir.model.engine.requests.reader import Reader
 from urdir.model.engine.requests.request import Item, Request
 from urdir.model.engine.requests.scheduler import Scheduler
+from urdir.model.engine.requests.sources import with_source
 from urdir.model.errors import ModelError, SettingsError
 from urdir.model.owner import Owner
 from urdir.model.text.thought_limit import ThoughtClock
@@ -64,12 +64,11 @@ class AnswerLoop(Owner):
         self._session = session
         self._on_host = choose is not None
         self._lost: Exception | None = None
-        self._compiler: ConstraintCompiler | None = None
-        self._compiler_lock = threading.Lock()
+        if session.takes_sources:  # keys depend on the source, too
+            limits = replace(limits, share_prefixes=False)
         self._end_ids = end_ids = frozenset(() if tokenizer is None else tokenizer.end_ids)
         with ExitStack() as owners:
             owners.enter_context(session.in_use())
-            owners.callback(self._close_compiler)
             self._scheduler = scheduler = Scheduler(
                 session.storage,
                 slots=session.sequences,
@@ -100,8 +99,11 @@ class AnswerLoop(Owner):
 
         Compiling a constraint may take a second or two. Raises ModelError for a token outside the
         vocabulary, SettingsError, and what `ConstraintCompiler.matcher` raises."""
+        request = with_source(self._session, self._tokenizer, request)
         self._session.check_tokens(request.prompt)
         self._session.check_settings(request.settings)
+        if request.processors and not self._on_host:
+            self._session.check_processors()
         matcher = None
         if request.constraint is not None:
             matcher = self.compiler.matcher(request.constraint)
@@ -121,16 +123,10 @@ class AnswerLoop(Owner):
 
     @property
     def compiler(self) -> ConstraintCompiler:
-        """Of constraints; its processes start with the first, and end with the loop. Raises
-        ModelError where the extra is missing."""
-        from urdir.model.text.matcher import ConstraintCompiler
-
+        """Of constraints; see `Session.compiler`."""
         if self._tokenizer is None:
             raise ModelError("constrained output needs a vocabulary: the file has none")
-        with self._compiler_lock:
-            if self._compiler is None:
-                self._compiler = ConstraintCompiler(self._tokenizer)
-            return self._compiler
+        return self._session.compiler(self._tokenizer)
 
     def add(self, answer: Answer) -> None:
         """Queue its request; on rejection only the error is delivered."""
@@ -222,9 +218,3 @@ class AnswerLoop(Owner):
         """End what is open and wait for the steps that are queued. Idempotent.
         Raises DriverError where that fails."""
         self._owners.close()
-
-    def _close_compiler(self) -> None:
-        with self._compiler_lock:
-            compiler, self._compiler = self._compiler, None
-        if compiler is not None:
-            compiler.close()

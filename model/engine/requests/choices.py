@@ -9,6 +9,7 @@ import numpy as np
 
 from urdir.model.engine.requests.answer import Answer
 from urdir.model.engine.requests.open_answers import OpenAnswers
+from urdir.model.engine.requests.revision import revise, revised_rows
 from urdir.model.engine.requests.scheduler import Scheduler
 from urdir.model.engine.requests.step_plan import Chosen, StepPlan
 from urdir.model.engine.sampling import Logits, sample
@@ -71,6 +72,11 @@ class HostChoices:
             return []
         logits = parts.work["logits"].download(np.float32, (len(places), parts.config.vocab_size))
         chosen = []
+        numbers = plan.choosers
+        known = {of: row for row, of in enumerate(numbers) if self._answers.get(of) is not None}
+        errors = revise(revised_rows(known, self._answers, self._scheduler), logits)
+        for number, error in errors.items():
+            self._answers.fail_alone(number, error)
         for number, (sequence, position), row in zip(plan.choosers, places, logits, strict=True):
             if (answer := self._answers.get(number)) is None:
                 chosen.append(Chosen(()))

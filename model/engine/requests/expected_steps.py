@@ -73,6 +73,11 @@ class ExpectedSteps:
                 pieces.append(partial(self._session.steps.prepare, self._shapes.wished))
             self._pieces = pieces
 
+    def forget(self) -> None:
+        """Expect nothing: the last step was launched in halves."""
+        self._next = self._expected = None
+        self._pieces = ()
+
     def prepare(self) -> bool:
         """Do a small piece of preparing for what is expected; False where all is done, or where
         another thread does some of it."""

@@ -14,6 +14,7 @@ from urdir.model.engine.batch import Batch, Output, Segment, StepShape
 from urdir.model.engine.requests.expected_steps import ExpectedSteps, in_advance
 from urdir.model.engine.requests.open_answers import OpenAnswers
 from urdir.model.engine.requests.recorded_shapes import RecordedShapes
+from urdir.model.engine.requests.revision import Revision
 from urdir.model.engine.requests.scheduler import Scheduler
 from urdir.model.engine.requests.step_plan import StepPlan
 from urdir.model.engine.run_ahead import FEW, RunAhead
@@ -35,12 +36,13 @@ _OUTPUTS = (Output.LOGITS, Output.LOGPROBS, Output.SAMPLE, Output.GREEDY)
 class _Step:
     """What will be launched: the rows of ``plan`` by ``shape``, or by ``several``, several steps
     after one another, if that is given and the rows can go on so. The rows want ``output``, which
-    that of the shape may include."""
+    that of the shape may include; ``revision`` changes their logits."""
 
     plan: StepPlan
     shape: StepShape
     several: StepShape | None
     output: Output
+    revision: Revision | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +75,7 @@ class Launcher(Owner):
         self.clock = clock
         self._shapes = RecordedShapes(session)
         self._expected = ExpectedSteps(session, scheduler, self._shapes)
+        self._is_revised = False  # the last step
         self._begun_at: float | None = None  # when the oldest launch has begun, where that is known
         if scheduler.drafting is not None:
             scheduler.drafting.is_ready = self._expected.is_drafted_ready
@@ -83,8 +86,9 @@ class Launcher(Owner):
 
     @property
     def is_full(self) -> bool:
-        """Whether enough is queued."""
-        return self._ahead.is_full
+        """Whether enough is queued. A step whose logits were changed is read before the next one is
+        planned: so answers with processors go on together."""
+        return self._ahead.is_full or (self._is_revised and bool(self._ahead))
 
     @property
     def waited_seconds(self) -> float:
@@ -107,6 +111,7 @@ class Launcher(Owner):
         for number, slot in plan.admitted:
             with self._answers.alone(number):
                 self._begin(number, slot)
+        self._begin_sources(plan)
         masks = self._masks(plan)
         given = self._given(plan, masks)
         step = self._shaped(plan.of(self._answers))
@@ -117,7 +122,8 @@ class Launcher(Owner):
         try:
             for _, missed in plan.missed:
                 self._catch_up(missed)
-            span = self._launch(plan, shape, _of_sequences(plan, masks), _of_sequences(plan, given))
+            rows = _of_sequences(plan, masks), _of_sequences(plan, given)
+            span = self._launch(plan, shape, *rows, step.revision)
         except Exception as error:
             if loses_device(error):
                 raise
@@ -129,9 +135,19 @@ class Launcher(Owner):
             with self._answers.alone(number):
                 session.storage.keep_prefix(segment.sequence, segment.end)
         self._ahead.queued(_Launch(plans, shape, span))
-        with in_advance():
-            self._expected.expect(plans[-1], shape, step.output)
+        self._look_ahead(step, plans[-1], shape)
         return True
+
+    def _look_ahead(self, step: _Step, last: StepPlan, shape: StepShape) -> None:
+        """A step is queued: note what will follow, and end the answers that its revision failed."""
+        self._is_revised = step.revision is not None
+        if step.revision is None:
+            with in_advance():
+                self._expected.expect(last, shape, step.output)
+            return
+        self._expected.forget()
+        for number, error in step.revision.errors.items():
+            self._answers.fail_alone(number, error)
 
     def wait(self) -> Sequence[StepPlan]:
         """Wait for the oldest launch; its steps. Meanwhile graphs are prepared for answers that
@@ -167,10 +183,11 @@ class Launcher(Owner):
         shape: StepShape,
         masks: Mapping[int, Mask],
         given: Mapping[int, GivenDrafts],
+        revision: Revision | None,
     ) -> Span | None:
         """Queue the steps of a plan; when they begin and end, if that is wanted."""
         rows = shape, plan.batch, plan.positions, masks
-        launch = partial(self._session.queue.launch, *rows, given=given)
+        launch = partial(self._session.queue.launch, *rows, given=given, revise=revision)
         if self.clock is None:
             launch()
             return None
@@ -198,6 +215,12 @@ class Launcher(Owner):
         complete = self._scheduler.complete(number)
         self._session.begin_drafts(slot, complete, request.draft_p_min)
 
+    def _begin_sources(self, plan: StepPlan) -> None:
+        """Queue the encoding of the sources of requests that have been given a sequence."""
+        admitted = [(slot, self._answers.get(number)) for number, slot in plan.admitted]
+        sources = {slot: of.request.source for slot, of in admitted if of and of.request.source}
+        self._session.begin_sources(sources)
+
     def _shaped(self, plan: StepPlan) -> _Step | None:
         """The shape of a step. Requests without a shape even alone fail; None if none is left."""
         try:
@@ -218,12 +241,24 @@ class Launcher(Owner):
         wanted = {self._answers[number].output for number in plan.choosers}
         output = next((kind for kind in _OUTPUTS if kind in wanted), Output.NONE)
         shape = self._session.shapes.of_batch(plan.batch, plan.longest, output)
-        if self._session.steps.observer is None:
-            shape = self._shapes.ready(plan, shape)
+        revision = Revision.of(plan, self._session, self._answers, self._scheduler)
+        if revision is not None:
+            layers, _ = shape.halves
+            ready = self._ready(plan, layers)
+            return _Step(
+                plan, replace(ready, part=shape.part, output=output), None, output, revision
+            )
+        shape = self._ready(plan, shape)
         several = None
         if len(plan.choosers) <= FEW:
             several = self._session.graphs.several(shape, plan.longest)
-        return _Step(plan, shape, several, output)
+        return _Step(plan, shape, several, output, None)
+
+    def _ready(self, plan: StepPlan, shape: StepShape) -> StepShape:
+        """The shape, or a recorded one that serves as well."""
+        if self._session.steps.observer is not None:
+            return shape
+        return self._shapes.ready(plan, shape)
 
     def _repeated(self, step: _Step) -> tuple[list[StepPlan], StepShape]:
         """A few answers go on by several steps at once, where nothing can change meanwhile: the

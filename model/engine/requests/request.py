@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
+from urdir.model.engine.logit_processor import LogitProcessor
 from urdir.model.engine.sampling_settings import DEFAULTS, Bounds, SamplingSettings
 from urdir.model.errors import ModelError, SettingsError
 from urdir.model.text.constraints import Constraint
@@ -38,6 +39,9 @@ class Request:
     requests of the same ``scope`` alone, a name of some bytes that is no secret. Without ``drafts``
     every step takes one token of it; ``draft_p_min`` is its own `DraftSettings.p_min`. ``adapters``
     are names of LoRA adapters that are loaded, with their scales (None: those of the engine).
+    ``processors`` change the logits, one after the other: each step waits for the token of the last
+    one, and has no drafts. Of an encoder-decoder the ``source`` is what its encoder reads, and the
+    prompt begins the decoder's text; without a source the prompt is that (`sources.with_source`).
     Raises ModelError for an empty prompt, SettingsError.
     """
 
@@ -53,6 +57,18 @@ class Request:
     drafts: bool = True
     draft_p_min: float | None = None
     adapters: tuple[tuple[str, float], ...] | None = None
+    processors: tuple[LogitProcessor, ...] = ()
+    source: tuple[int, ...] = ()
+
+    @property
+    def given(self) -> int:
+        """Number of tokens that are given: of the source, if there is one, else of the prompt."""
+        return len(self.source or self.prompt)
+
+    @property
+    def positions(self) -> int:
+        """Positions of the cache that it takes before its answer."""
+        return max(len(self.prompt), len(self.source))
 
     def __post_init__(self) -> None:
         if not self.prompt:
@@ -63,6 +79,11 @@ class Request:
             raise SettingsError(f"stops are {self.stops!r:.80}: expected texts, none empty")
         if self.draft_p_min is not None and not 0 <= self.draft_p_min <= 1:
             raise SettingsError(f"drafts as likely as {self.draft_p_min!r}: expected 0 to 1")
+        if not all(isinstance(each, LogitProcessor) for each in self.processors):
+            raise SettingsError(
+                f"logit processors are {self.processors!r:.80}: expected objects of classes that "
+                "derive from urdir.model.LogitProcessor"
+            )
         if self.settings.seed is None:
             object.__setattr__(self, "settings", self.settings.with_seed())
         least = self.settings.min_tokens

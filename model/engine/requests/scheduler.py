@@ -117,7 +117,8 @@ class Scheduler:
         BusyError."""
         task = self._admission.add(request)
         task.waits |= self._waits
-        if self.drafting is not None and request.drafts and not self._waits:
+        drafts = request.drafts and not request.processors
+        if self.drafting is not None and drafts and not self._waits:
             task.acceptance = self.drafting.begin(request.prompt)
         return task.number
 

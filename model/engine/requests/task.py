@@ -53,7 +53,7 @@ class Task:
         self.tokens = list(request.prompt)
         most = context if request.limit is None else len(self.tokens) + request.limit - 1
         self.end = min(context, most)
-        self.waits = request.constraint is not None
+        self.waits = request.constraint is not None or bool(request.processors)
         self.free = sys.maxsize
         self.slot = -1
         self.stored = self.complete = self.reached = self.room = self.prefill = 0
@@ -68,6 +68,11 @@ class Task:
     def answered(self) -> int:
         """Tokens of the answer, an end token included."""
         return len(self.tokens) - len(self.request.prompt)
+
+    @property
+    def least_room(self) -> int:
+        """Positions that it needs to begin: those of its tokens, and of its source."""
+        return max(len(self.tokens), len(self.request.source))
 
     def advance(self, drafts: int, tokens: int) -> None:
         """A step with so many drafts is complete and chose so many tokens."""

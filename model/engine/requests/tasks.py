@@ -87,11 +87,11 @@ class Tasks:
         self.running[task.number] = task
         task.slot = self.free_slots.pop()
         task.stored = task.complete = found
-        task.prefill = task.room = len(task.tokens)
+        task.prefill, task.room = len(task.tokens), task.least_room
         task.missed = 0 if found and self._rest.has_gaps else None
         if not task.has_begun:
             task.has_begun, task.cached = True, found
-            self.counts.prompt_tokens += task.prefill
+            self.counts.prompt_tokens += task.request.given
             self.counts.cached_tokens += found
         return task
 
@@ -113,7 +113,7 @@ class Tasks:
         generated = task.answered - (finish is Finish.END)
         self.counts.generated_tokens += generated
         return Ending(
-            *(finish, len(task.request.prompt), task.cached, generated),
+            *(finish, task.request.given, task.cached, generated),
             drafted_tokens=task.drafted,
             accepted_tokens=task.accepted,
             queue_seconds=task.waited,

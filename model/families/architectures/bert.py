@@ -5,10 +5,10 @@ The sum of the embeddings of token, type and position is normalised. Norms come 
     x = norm(x + O attention(Q x, K x, V x))        every token attends to all of its text
     x = norm(x + down(f(up x)))
 
-All texts are of type 0. BERT has learned positions. Nomic (arXiv 2402.01613) and Jina 3
-(2409.10173) rotate; Nomic gates with SiLU, or has experts in every second layer (2502.07972). Jina
-2 (2310.19923) has ALiBi and gates with GELU; some of its files normalise queries and keys, and add
-the stream twice:
+In folders the second text of a pair is of type 1, else all texts are of type 0. BERT has learned
+positions. Nomic (arXiv 2402.01613) and Jina 3 (2409.10173) rotate; Nomic gates with SiLU, or has
+experts in every second layer (2502.07972). Jina 2 (2310.19923) has ALiBi and gates with GELU; some
+of its files normalise queries and keys, and add the stream twice:
 
     x = norm2(x + norm(x + O attention(...)))
 
@@ -137,6 +137,8 @@ def _encoder(
     types = file.stored.get("token_types.weight", (1, file.hidden))
     rows = types[0] if len(types) == 2 else 1
     kinds = file.optional_vector("token_types.weight", None, rows, file.hidden)
+    # llama.cpp gives all tokens of a GGUF file type 0
+    own = rows > 1 and file.of_folder
     return model(
         file,
         layer,
@@ -144,7 +146,8 @@ def _encoder(
         causal=False,
         output="absent",
         embedding_norm=named("token_embd_norm"),
-        token_type=kinds and kinds.part(0, file.hidden),
+        token_type=None if own else kinds and kinds.part(0, file.hidden),
+        token_types=file.matrix("token_types", None, rows, file.hidden) if own else None,
     )
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 from urdir.model.errors import ConfigError, UnsupportedError
@@ -39,7 +40,7 @@ INDEXER = (
     *("indexer_compressor_gate.weight", "indexer_compressor_ape.weight"),
 )
 #: The epsilon of the norm of index keys where a file names none.
-_INDEX_EPS = 1e-6
+INDEX_EPS = 1e-6
 #: The context from which on GLM 5.2 has an indexer in layers 0, 1 and every fourth from 2 on.
 _LONG = 1048576
 
@@ -105,10 +106,19 @@ def _attention(file: Reader, layer: int, style: RopeStyle, own: bool | None) -> 
 
 
 def indexer(
-    file: Reader, layer: int, rope: RopeConfig | None, rank: int, *, pools: bool = False
+    file: Reader,
+    layer: int,
+    rope: RopeConfig | None,
+    rank: int,
+    *,
+    norm: Norm | None = None,
+    pools: bool = False,
+    rotates_last: bool = False,
 ) -> Indexer:
     """The indexer of a layer whose queries have that ``rank``; with ``pools`` of
-    attention.indexer.kpool tokens, if the file says so."""
+    attention.indexer.kpool tokens, if the file says so. ``norm`` is that of keys, by default with
+    the file's epsilon. Where the last values of a head rotate (``rotates_last``), rows are
+    reordered, so that these come first: scores are sums over all values of a head."""
     heads, dim, most = (
         file.size(f"attention.indexer.{name}") for name in ("head_count", "key_length", "top_k")
     )
@@ -122,15 +132,28 @@ def indexer(
             f"({file.key('attention.indexer')}): supported are up to {MOST_HEADS} heads of a "
             f"multiple of 8 values, up to {MOST_DIM}, and {MOST_KEYS} tokens"
         )
-    eps = "attention.layer_norm_epsilon"
-    norm = layer_norm(file) if file.has_key(eps) else Norm("layer", _INDEX_EPS)
+    if norm is None:
+        eps = "attention.layer_norm_epsilon"
+        norm = layer_norm(file) if file.has_key(eps) else Norm("layer", INDEX_EPS)
+    q = file.linear("indexer.attn_q_b", layer, heads * dim, rank, bias="absent")
+    k = file.linear("indexer.attn_k", layer, dim, file.hidden, bias="absent")
+    k_norm = file.norm("indexer.k_norm", layer, norm, dim, bias="required")
+    if rotates_last and rope is not None and rope.dim < dim:
+        still = dim - rope.dim
+        both = [((at + still, at + dim), (at, at + still)) for at in range(0, heads * dim, dim)]
+        q, k = q.pick(*chain(*both)), k.pick(*both[0])
+        k_norm = replace(
+            k_norm,
+            weight=k_norm.weight and k_norm.weight.pick(*both[0]),
+            bias=k_norm.bias and k_norm.bias.pick(*both[0]),
+        )
     return Indexer(
         heads,
         dim,
         most,
-        q=file.linear("indexer.attn_q_b", layer, heads * dim, rank, bias="absent"),
-        k=file.linear("indexer.attn_k", layer, dim, file.hidden, bias="absent"),
-        k_norm=file.norm("indexer.k_norm", layer, norm, dim, bias="required"),
+        q=q,
+        k=k,
+        k_norm=k_norm,
         weights=file.linear("indexer.proj", layer, heads, file.hidden, bias="absent"),
         rope=rope,
         **(_pools(file, layer, dim, most) if pools else {}),

@@ -1,4 +1,4 @@
-"""Encoders with norms before their networks: ModernBERT, NeoBERT, EuroBERT, T5's, and decoders that
+"""Encoders with norms before their networks: ModernBERT, NeoBERT, EuroBERT, and decoders that
 became embedding models.
 
     x += O attention(rope(Q x'), rope(K x'), V x')        x' = norm(x)
@@ -9,15 +9,13 @@ Every token attends to all of its text.
 ModernBERT (arXiv 2412.13663): LayerNorm without bias, none before the first attention; windows in
 two of three layers, which rotate with a base of their own; GELU gates, or what hidden_activation
 says. NeoBERT (2502.19587), EuroBERT (2503.05500) and llama-embed: RMSNorm, SiLU gates.
-EmbeddingGemma (2509.20354) is Gemma 3 with windows to both sides. T5 (1910.10683) has a bias by
-distance, scores without a scale, and a gate in its later versions.
+EmbeddingGemma (2509.20354) is Gemma 3 with windows to both sides.
 
 Keys: those of `parts`, `rope`, `windows` and `embedding`, attention.layer_norm_epsilon or
 layer_norm_rms_epsilon; modern-bert: hidden_activation, rope.freq_base_swa; gemma-embedding:
-rope.freq_base_swa, dense_2_feat_in, dense_2_feat_out, dense_3_feat_in, dense_3_feat_out; t5encoder:
-attention.relative_buckets_count.
+rope.freq_base_swa, dense_2_feat_in, dense_2_feat_out, dense_3_feat_in, dense_3_feat_out.
 llama.cpp: `src/models/` modern-bert.cpp, neo-bert.cpp, eurobert.cpp, llama-embed.cpp,
-gemma-embedding.cpp, t5encoder.cpp.
+gemma-embedding.cpp.
 """
 
 from __future__ import annotations
@@ -25,28 +23,21 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from urdir.model.errors import ConfigError, UnsupportedError
-from urdir.model.families.attention import Attention
-from urdir.model.families.dense import decoder, mixer, rms_decoder, shared_rope, windowed_mixer
+from urdir.model.families.dense import mixer, rms_decoder, shared_rope, windowed_mixer
 from urdir.model.families.description import Description
-from urdir.model.families.feed_forward import Dense
 from urdir.model.families.layers import LayerConfig
 from urdir.model.families.parts import (
     GELU,
-    RELU,
     SILU,
     dense,
     gelu,
     head_dims,
-    heads,
     layer_norm,
     model,
-    rms_norm,
     sequential,
 )
 from urdir.model.families.reader import Reader
 from urdir.model.families.rope import read_rope, windowed_rope
-from urdir.model.families.stored import RelativeBias
 from urdir.model.families.windows import optional_window, optional_windows, windowed_layers
 from urdir.ptxgen.kernels.rotation import RopeStyle
 
@@ -128,62 +119,10 @@ def gemma_embedding(file: Reader) -> Description:
     )
 
 
-def t5encoder(file: Reader) -> Description:
-    """The encoder of T5."""
-    buckets, norm = file.size("attention.relative_buckets_count"), rms_norm(file)
-    if buckets < 4 or buckets % 2:
-        key = file.key("attention.relative_buckets_count")
-        raise ConfigError(f"metadata key '{key}' is {buckets}: expected an even number from 4 on")
-    unused = ("output.weight",) if file.has("output.weight") else ()
-    file.part = "enc."
-    return decoder(
-        file,
-        norm,
-        lambda layer: _t5_attention(file, layer, buckets),
-        lambda layer: _t5_network(file, layer),
-        output_norm="enc.output_norm",
-        unused=unused,
-        **_ENCODER,
-    )
-
-
-def _t5_attention(file: Reader, layer: int, buckets: int) -> Attention:
-    (count, kv_heads), (key_dim, value_dim) = heads(file, layer), head_dims(file)
-    if kv_heads != count:
-        key = file.key("attention.head_count_kv")
-        raise UnsupportedError(f"{key} is {kv_heads}, of {count} heads: as many are supported")
-    own = layer if file.has("attn_rel_b.weight", layer) else 0
-    weight = file.vector("attn_rel_b.weight", own, buckets, count)
-    width, hidden = count * key_dim, file.hidden
-    q, k, v = (
-        file.linear(f"attn_{name}", layer, rows, hidden, bias="absent")
-        for name, rows in (("q", width), ("k", width), ("v", count * value_dim))
-    )
-    return Attention(
-        heads=count,
-        kv_heads=count,
-        key_dim=key_dim,
-        value_dim=value_dim,
-        scale=1.0,
-        q=q,
-        k=k,
-        v=v,
-        o=file.linear("attn_o", layer, hidden, count * value_dim, bias="absent"),
-        causal=False,
-        relative=RelativeBias(weight, buckets, count),
-    )
-
-
-def _t5_network(file: Reader, layer: int) -> Dense:
-    gated = file.anywhere("ffn_gate.weight")
-    return dense(file, layer, GELU if gated else RELU, gated=gated, bias="absent")
-
-
 ARCHITECTURES = {
     "modern-bert": modern_bert,
     "neo-bert": neo_bert,
     "eurobert": eurobert,
     "llama-embed": llama_embed,
     "gemma-embedding": gemma_embedding,
-    "t5encoder": t5encoder,
 }

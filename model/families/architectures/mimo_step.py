@@ -100,9 +100,10 @@ def step35(file: Reader) -> Description:
     windowed, window = flagged_layers(file), file.size("attention.sliding_window")
     whole = shared_rope(file, "half")
     local = windowed_rope(file, whole, key_dim, scaled=False, base=1e4)
-    full = replace(whole, dim=whole.dim // 2)
+    # a folder says how much of a head rotates in each kind of layer
+    full = whole if file.of_folder else replace(whole, dim=whole.dim // 2)
     check_dim(file, "rope.dimension_count", full.dim, key_dim)
-    if file.anywhere("rope_freqs.weight"):
+    if file.anywhere("rope_freqs.weight") and not file.of_folder:
         most = max(local.dim if is_local else full.dim for is_local in windowed) // 2
         factors = file.vector("rope_freqs.weight", None, most)
         full = replace(full, factors=factors.part(0, full.dim // 2))

@@ -24,7 +24,7 @@ from urdir.model.files.pretrained.family import (
 )
 from urdir.model.files.pretrained.fields import Fields, shown
 from urdir.model.files.pretrained.rope import read_rope
-from urdir.model.files.pretrained.steps.encoders import RANKING
+from urdir.model.files.pretrained.steps.encoders import ENCODING, RANKING
 from urdir.model.files.pretrained.tables import FAMILIES
 
 #: Sizes that are checked before anything is computed with them.
@@ -80,16 +80,20 @@ def family_of(config: Mapping[str, Any], path: Path) -> Family:
     family = FAMILIES[name]
     if family.without_experts is not None and not config.get("num_local_experts"):
         return family.without_experts
-    if family.ranking is not None and _ranks(config):
+    if family.bidirectional is not None and config.get("use_bidirectional_attention") is True:
+        return family.bidirectional
+    if family.ranking is not None and is_class(config, RANKING):
         return family.ranking
+    if family.encoding is not None and is_class(config, ENCODING):
+        return family.encoding
     return family
 
 
-def _ranks(config: Mapping[str, Any]) -> bool:
-    """Whether the class is one for ranking."""
+def is_class(config: Mapping[str, Any], end: str) -> bool:
+    """Whether the name of the class ends so."""
     classes = config.get("architectures")
     named = classes[0] if isinstance(classes, list) and classes else ""
-    return isinstance(named, str) and named.endswith(RANKING)
+    return isinstance(named, str) and named.endswith(end)
 
 
 def read_config(config: Mapping[str, Any], family: Family, path: Path) -> Configuration:

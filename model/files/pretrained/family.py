@@ -45,6 +45,8 @@ class Family:
     layouts: Mapping[str, Layout] = field(default_factory=dict)
     #: Modules outside of layers, before those of `names.ENDS`.
     ends: Mapping[str, str] = field(default_factory=dict)
+    #: Modules with a list of layers each, as long as the others; the layers are numbered on.
+    stacks: tuple[str, ...] = ()
     #: Prefixes of stored names, removed in this order, and those of tensors without effect.
     outer: tuple[str, ...] = ()
     unused: tuple[str, ...] = ()
@@ -52,6 +54,10 @@ class Family:
     windows: Literal["each", "pattern", "none"] = "each"
     without_experts: Family | None = None  # if num_local_experts is 0 or absent
     ranking: Family | None = None  # of a class for sequence classification
+    bidirectional: Family | None = None  # if use_bidirectional_attention is true
+    encoding: Family | None = None  # of a class for the encoder alone
+    #: The tensor that a stored one is, in place of the tables above; "" if it is none.
+    place: Callable[[str], str] | None = None
     tied: bool = False  # unless the configuration says otherwise
     activations: tuple[str, ...] = ("silu", "swish")
 

@@ -15,7 +15,7 @@ _D = TypeVar("_D")
 _WHOLE = frozenset(
     {"rope_parameters", "rope_scaling", "quantization_config", "compression_config", "id2label"}
     | {"label2id", "pruned_heads", "task_specific_params", "auto_map", "vision_config"}
-    | {"audio_config", "text_config", "eagle_config", "sub_configs"}
+    | {"audio_config", "text_config", "eagle_config", "sub_configs", "per_layer_config"}
 )
 
 
@@ -46,6 +46,20 @@ class Fields:
     def is_text(self, name: str) -> bool:
         """Whether the field is given as a text."""
         return isinstance(self._values.get(name), str)
+
+    def peek(self, name: str) -> object:
+        """The value of a field, which stays to be taken."""
+        return self._values.get(name)
+
+    def drop(self, name: str) -> None:
+        """Remove a field, which counts as absent from now on."""
+        self._values.pop(name, None)
+        self._rest.pop(name, None)
+
+    def put(self, name: str, value: object) -> None:
+        """Give a field another value, which is yet to be taken."""
+        self._values[name] = value
+        self._rest[name] = None
 
     def take(self, name: str, kind: type[_T]) -> _T | None:
         """The value of a field, or None; ConfigError for another type."""

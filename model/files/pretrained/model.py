@@ -12,13 +12,14 @@ import numpy as np
 from urdir.model.errors import ConfigError, SafetensorsError
 from urdir.model.files.gguf import Tensor
 from urdir.model.files.metadata import Metadata, Value
-from urdir.model.files.pretrained.config import family_of, read_config, text_config
+from urdir.model.files.pretrained.config import family_of, is_class, read_config, text_config
 from urdir.model.files.pretrained.drafts import EAGLE3, is_draft, split_fields, take_token_map
 from urdir.model.files.pretrained.fields import shown
-from urdir.model.files.pretrained.places import find_places
+from urdir.model.files.pretrained.places import find_places, stored_layers
 from urdir.model.files.pretrained.quantised.modules import merge_parts
 from urdir.model.files.pretrained.quantised.scheme import read_scheme
-from urdir.model.files.pretrained.sentences import sentence_metadata
+from urdir.model.files.pretrained.sentences import dense_after_pooling, sentence_metadata
+from urdir.model.files.pretrained.steps.encoders import ENCODING
 from urdir.model.files.pretrained.tensors import make_tensors, vector
 from urdir.model.files.pretrained.tokens import read_json, text_metadata
 from urdir.model.files.safetensors import read_folder
@@ -66,9 +67,12 @@ class SafetensorsModel(Owner):
         token_map = take_token_map(stored, config, self.path) if family is EAGLE3 else {}
         layers = values["block_count"]
         assert isinstance(layers, int)
-        places = find_places(stored, family, layers, self.path)
+        places = find_places(stored, family, stored_layers(family, values), self.path)
         self.unused_tensors = places.unused
-        found = dict(places.found)
+        dense, more = dense_after_pooling(self.path)
+        found, stored = {**places.found, **dense}, stored | more
+        if dense:
+            values["dense_2_feat_out"] = stored[dense["dense_2.weight"].parts[0]].shape[0]
         if read.tied or (read.tied is None and family.tied):
             found.pop("output.weight", None)
         self.tensors: dict[str, Tensor] = token_map | make_tensors(
@@ -118,7 +122,8 @@ def _take_scalars(tensors: dict[str, Tensor], layers: int) -> dict[str, Value]:
 
 
 def _check_vocabulary(config: Mapping[str, Any], tensors: Mapping[str, Tensor], path: Path) -> None:
-    if config.get("tie_word_embeddings") is False and "output.weight" not in tensors:
+    has_output = config.get("tie_word_embeddings") is False and not is_class(config, ENCODING)
+    if has_output and "output.weight" not in tensors:
         raise SafetensorsError(f"{path.parent}: tensor 'lm_head.weight' is missing")
     embedding = tensors.get("token_embd.weight")
     if embedding is not None and config.get("vocab_size") not in (None, embedding.shape[0]):

@@ -20,7 +20,7 @@ from urdir.model.files.model_file import ModelFile
 from urdir.model.files.pretrained.config import family_of, read_config, text_config
 from urdir.model.files.pretrained.family import Family
 from urdir.model.files.pretrained.fields import shown
-from urdir.model.files.pretrained.places import Place, find_places
+from urdir.model.files.pretrained.places import Place, find_places, stored_layers
 from urdir.model.files.pretrained.rows import GGML_TYPES, Rows
 from urdir.model.files.pretrained.tables import FAMILIES
 from urdir.model.files.pretrained.tokens import read_json
@@ -70,8 +70,7 @@ def read_peft(folder: Path, base: ModelFile, *, interleaved: bool) -> Adapter:
     family, keys = _family(base)
     pairs = _pairs(folder)
     names = [f"{module}.weight" for module in pairs]
-    layers = keys["block_count"]
-    places = find_places(names, family, layers, folder)
+    places = find_places(names, family, stored_layers(family, keys), folder)
     if places.unused:
         raise UnsupportedError(
             f"{folder}: adapters of '{places.unused[0].removesuffix('.weight')}' are not supported"

@@ -12,12 +12,15 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from urdir.model.errors import SafetensorsError, UnsupportedError
 from urdir.model.files.pretrained.family import Family
 from urdir.model.files.pretrained.layouts import PLAIN, Layout
 from urdir.model.files.pretrained.names import ENDS, LAYER
 
+#: The key of the number of layers in each of `Family.stacks`.
+LAYERS_PER_STACK = "hrm.layers_per_stack"
 #: Outer modules, any number of them, and the list of layers.
 _OUTER = re.compile(r"^(model|transformer|backbone|gpt_neox|decoder|language_model)\.")
 _LAYERS = re.compile(r"^(?:layers?|h|blocks)\.(\d{1,9})\.(.+)$")
@@ -63,7 +66,8 @@ class Places:
 
 
 def find_places(names: Iterable[str], family: Family, layers: int, path: Path) -> Places:
-    """Sort stored tensor names by the tensor of the description that they are part of.
+    """Sort stored tensor names by the tensor of the description that they are part of; there are so
+    many ``layers`` in all.
 
     Raises UnsupportedError for a name that the family does not have, SafetensorsError for one that
     occurs twice, and for a missing expert.
@@ -96,17 +100,22 @@ def find_places(names: Iterable[str], family: Family, layers: int, path: Path) -
 def _tensors_of(stored: str, family: Family, layers: int) -> list[tuple[str, int | None]] | None:
     """The tensors of the description that a stored one is part of, and as which number; none if
     its name is unknown, None if it is unused."""
+    if family.place is not None:
+        found = None if stored in family.unused else family.place(stored)
+        return None if found is None else [(found, None)] if found else []
     name = _inner(stored, family)
     if name is None:
         return None
     table: dict[str, str | tuple[str, ...]]
-    match = _LAYERS.match(_MIDLAYER.sub("layers.0.", name))
+    stack, inner = _of_stack(name, family)
+    match = _LAYERS.match(_MIDLAYER.sub("layers.0.", inner))
     if match is None:
         module, prefix, table = name, "", {**ENDS, **family.ends}
-    elif int(match[1]) >= layers:
+    elif int(match[1]) >= (each := layers // max(1, len(family.stacks))):
         return None
     else:
-        module, prefix, table = match[2], f"blk.{int(match[1])}.", {**LAYER, **family.names}
+        index = stack * each + int(match[1])
+        module, prefix, table = match[2], f"blk.{index}.", {**LAYER, **family.names}
         if match[1] != str(int(match[1])):
             return []
     numbers = _NUMBERS.findall(module)
@@ -122,6 +131,21 @@ def _tensors_of(stored: str, family: Family, layers: int) -> list[tuple[str, int
     if known is None or suffix not in ("weight", "bias"):
         return []
     return [(_joined(prefix, of, suffix), number) for of in _each(known)]
+
+
+def stored_layers(family: Family, keys: Mapping[str, Any]) -> int:
+    """The number of layers that a folder has; some run more than once."""
+    count = keys[LAYERS_PER_STACK] * len(family.stacks) if family.stacks else keys["block_count"]
+    assert isinstance(count, int)
+    return count
+
+
+def _of_stack(name: str, family: Family) -> tuple[int, str]:
+    """The number of the stack that a module is in, and its name there."""
+    for number, stack in enumerate(family.stacks):
+        if name.startswith(f"{stack}."):
+            return number, name.removeprefix(f"{stack}.")
+    return 0, name
 
 
 def _inner(stored: str, family: Family) -> str | None:

@@ -36,7 +36,8 @@ _REPEATED = (
 def read_rope(fields: Fields, found: Found, family: Family, head_dim: int) -> None:
     """Add the keys rope.* and the tensors rope_* of full and of windowed layers."""
     both = (fields.given("rope_parameters", dict, {})) | (fields.given("rope_scaling", dict, {}))
-    theta = fields.take("rope_theta", float) or fields.take("rotary_emb_base", float)
+    theta, old = (fields.take(name, float) for name in ("rope_theta", "rotary_emb_base"))
+    theta = theta or old
     local = fields.take("rope_local_base_freq", float)
     share = fields.take("partial_rotary_factor", float)
     for name in ("rotary_pct", "rope_pct"):

@@ -33,6 +33,7 @@ from urdir.model.files.tensor_types import type_number
 _F32 = re.compile(
     r"_norm\.weight$|\.bias$|\.ffn_gate_inp\.weight$|\.ssm_(a|d|conv1d\w*)(\.weight)?$"
     r"|\.xielu\.|\.shortconv\.conv\.weight$|\.ffn_norm$|attn_sinks\.weight$|\.scale$|layer_output_scale"
+    r"|attn_rel_b\.weight$"
 )
 
 

@@ -5,15 +5,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import lru_cache
+from typing import TYPE_CHECKING, cast
 
 from urdir.model.families.stored import Linear
 from urdir.model.graph.experts import Experts
 from urdir.model.lower.experts.products import MixtureCall
 from urdir.model.lower.lowering import Lowering
-from urdir.model.memory.expert_cache import ExpertCache
+from urdir.model.memory.expert_cache import ExpertCache, ReadExperts
 from urdir.model.memory.weights import Matrix
 from urdir.ptxgen.kernels.experts.fetch import FetchExperts
 from urdir.ptxgen.kernels.experts.place import MAX_PAIRS, PlaceExperts
+
+if TYPE_CHECKING:
+    from urdir.driver.launch import Argument
 
 #: The register with the slot of each pair's expert.
 SLOT = "expert slot"
@@ -43,15 +47,15 @@ def through_cache(at: Lowering, of: Experts, call: MixtureCall, cache: ExpertCac
         **chosen,
     )
     parts = [*cache.parts.values()]
-    nbytes = tuple(part.nbytes for part in parts)
-    fetch = _fetch(cache.experts, cache.slots, place.most_copies, nbytes, at.limits.sms)
-    at.launch(
-        fetch,
-        f"{call.label}.fetch",
-        copies=copies,
-        **{f"source{i}": part.source for i, part in enumerate(parts)},
-        **{f"target{i}": part.target for i, part in enumerate(parts)},
-    )
+    targets = {f"target{i}": part.target for i, part in enumerate(parts)}
+    label = f"{call.label}.fetch"
+    if cache.reader is not None:
+        at.launch(ReadExperts(cache, place.most_copies), label, copies=copies, **targets)
+    else:
+        nbytes = tuple(part.nbytes for part in parts)
+        fetch = _fetch(cache.experts, cache.slots, place.most_copies, nbytes, at.limits.sms)
+        sources = {f"source{i}": cast("Argument", part.source) for i, part in enumerate(parts)}
+        at.launch(fetch, label, copies=copies, **sources, **targets)
     whole = call.mixture
     held = replace(
         whole,

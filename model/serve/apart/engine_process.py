@@ -79,6 +79,7 @@ class _Engine:
         self._deadline = math.inf  # of front ends that are to abort
         self._drained = math.inf  # when front ends that drain are to abort
         self._is_interrupted = False
+        self._is_alone = False  # the first process is gone: its pipe would be readable for ever
         self._context = 0
         self._killed_early = 0  # front ends one after another, before they were ready
 
@@ -141,7 +142,8 @@ class _Engine:
                 )
                 self._give("abort")
             sentinels = [front.process.sentinel for front in fronts]
-            waiting.wait([*sentinels, self._control], _TICK_SECONDS)
+            orders = [] if self._is_alone else [self._control]
+            waiting.wait([*sentinels, *orders], _TICK_SECONDS)
             if service.lost is not None and self._settings.exit_on_device_loss:
                 self._give("drain")
             for index, front in enumerate(fronts):
@@ -164,11 +166,11 @@ class _Engine:
 
     def _obey(self) -> None:
         """Take orders of the first process, whose end is one."""
-        while self._control.poll():
+        while not self._is_alone and self._control.poll():
             try:
                 order = self._control.recv()
-            except EOFError:
-                order = "abort"
+            except (EOFError, OSError):
+                order, self._is_alone = "abort", True
             self._give(order)
             if order == "abort":
                 self._is_interrupted = True

@@ -7,7 +7,7 @@ import signal
 import socket
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -42,7 +42,8 @@ def run_front(
             texts = owners.enter_context(front.open_texts())
             warm_up(texts)
         except ModelError as error:
-            connection.sendall(wire.frame(wire.Ready(wire.Failure.of(error))))
+            with suppress(OSError):  # the engine is gone, for the same cause
+                connection.sendall(wire.frame(wire.Ready(wire.Failure.of(error))))
             sys.exit(1)
         try:
             run_in_loop(_serve(front, texts, connection, listener, counts))

@@ -92,7 +92,7 @@ class _Signals:
         """Handle a signal."""
         if not self._serves or self._orders == 2:
             raise KeyboardInterrupt
-        if not self._orders:
+        if not self._orders and number == signal.SIGINT:
             print("\nfinishing open requests; press Ctrl-C again to abort them", file=sys.stderr)
         self._orders += 1
         with suppress(OSError):  # it has ended

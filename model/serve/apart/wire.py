@@ -13,7 +13,7 @@ from typing import Literal
 
 import msgspec
 
-from urdir.driver.errors import DeviceNameError, DriverError
+from urdir.driver.errors import DeviceNameError, DriverError, OutOfMemoryError
 from urdir.model import errors
 from urdir.model.engine.adapters import AdapterScale
 from urdir.model.engine.requests.device_lost import DeviceLostError
@@ -48,6 +48,8 @@ class Failure:
     @classmethod
     def of_end(cls, error: BaseException) -> Failure:
         """The message for what ends a process; one that the command does not report is logged."""
+        if isinstance(error, OutOfMemoryError):
+            error = errors.NoRoomError(str(error))
         return cls._of(error, _ENDS)
 
     @classmethod
@@ -78,7 +80,7 @@ _KINDS: dict[str, type[Exception]] = {
     for kind in (
         *(errors.ModelError, errors.BusyError, errors.ContextFullError, errors.ConstraintError),
         *(errors.SettingsError, errors.UnsupportedError, errors.TokenizerError),
-        errors.PrefixFileError,
+        *(errors.PrefixFileError, errors.NoRoomError),
         *(errors.TemplateError, errors.NoTemplateError, errors.HubNameError),
         *(DriverError, DeviceLostError),
     )

@@ -64,7 +64,8 @@ async function answer(parent, begun = null, asked = null) {
   const control = new AbortController();
   running = { control, chat: within };
   byId("send").textContent = "Stop";
-  say("Answering");
+  if (server?.models.length && server.model.status.value !== "loaded") say(`Loading ${server.model.id}`, true);
+  else say("Answering");
   const saving = setInterval(() => kept(within), 3000);
   let isFailed = false;
   try {
@@ -85,6 +86,7 @@ async function answer(parent, begun = null, asked = null) {
     }
   }
   kept(within);
+  if (server?.models.length && !server.props) nameModel(); // it is loaded now, or failed
   if (running?.control === control) {
     running = null;
     byId("send").textContent = "Send";
@@ -104,6 +106,7 @@ async function write(within, node, isBegun, shown, signal) {
   const path = shownPath(within).filter((each) => isBegun || each !== node);
   const system = byId("system").value.trim();
   const body = {
+    ...(server?.models.length ? { model: server.model.id } : {}),
     messages: [...(system ? [{ role: "system", content: system }] : []), ...path.map(messageOf)],
     ...settingsOfRequest(),
     ...(isBegun ? { continue_final_message: true } : {}),
@@ -144,8 +147,23 @@ function showContext(used) {
   meter.setAttribute("aria-label", words);
 }
 
+// The models to choose from, with what is to know of each before.
+function showModels({ model, models }) {
+  const box = byId("models");
+  box.hidden = !models.length;
+  box.replaceChildren();
+  for (const { id, status } of models) {
+    const note = status.failed ? "failed" : status.value;
+    const option = element("option", box, note === "unloaded" ? id : `${id} (${note})`);
+    option.value = id;
+    option.title = status.cause ?? "";
+  }
+  box.value = model.id;
+}
+
 async function nameModel() {
-  const found = await describe().catch(() => null);
+  const wanted = inStorage("models", (storage) => storage.getItem("models"));
+  const found = await describe(wanted).catch(() => null);
   if (found === LOADING) {
     byId("model").textContent = "loading …";
     setTimeout(nameModel, 1000);
@@ -153,13 +171,14 @@ async function nameModel() {
   }
   server = found;
   if (!server) return;
+  showModels(server);
   byId("model").textContent = document.title = server.model.id;
   const settings = server.props?.default_generation_settings;
   showSampling(settings?.params ?? { temperature: null });
   byId("thinking").closest("label").hidden = !/enable_thinking/.test(server.props?.chat_template ?? "");
   const card = byId("card-list");
   card.replaceChildren();
-  const facts = { Name: server.model.id, Context: settings?.n_ctx?.toLocaleString(), ...server.model.meta };
+  const facts = { Name: server.model.id, Context: (settings?.n_ctx ?? server.model.max_model_len)?.toLocaleString(), ...server.model.meta };
   for (const [name, value] of Object.entries(facts)) {
     if (value === undefined || value === null) continue;
     element("dt", card, name);
@@ -230,6 +249,10 @@ byId("open-settings").addEventListener("click", () => byId("settings").showModal
 byId("open-card").addEventListener("click", () => byId("card").showModal());
 byId("reset").addEventListener("click", resetSettings);
 byId("settings").addEventListener("close", nameModel);
+byId("models").addEventListener("change", async () => {
+  inStorage("models", (storage) => storage.setItem("models", byId("models").value));
+  await nameModel();
+});
 byId("export").addEventListener("click", () => {
   download("conversations.json", "application/json", JSON.stringify(conversations));
 });

@@ -47,12 +47,19 @@ async function complete(body, signal, onDelta) {
   return end;
 }
 
-// {model, props}, `LOADING` while the model is loaded, or null if the server does not tell.
+// {model, models, props}, `LOADING` while the one model is loaded, or null if the server does not tell. `models` are
+// those to choose from, if there are several, and `model` is the one of them that is `wanted`, is loaded, or is the first.
 const LOADING = {};
-async function describe() {
-  const [models, props] = await Promise.all(["v1/models", "props"].map((path) => fetch(path, { headers: headers() })));
-  if (models.status === 401) byId("settings").showModal(); // it has the field for the key
-  if (models.status === 503) return LOADING;
-  if (!models.ok) return null;
-  return { model: (await models.json()).data[0], props: props.ok ? await props.json() : null };
+async function describe(wanted) {
+  const listed = await fetch("v1/models", { headers: headers() });
+  if (listed.status === 401) byId("settings").showModal(); // it has the field for the key
+  if (listed.status === 503) return LOADING;
+  if (!listed.ok) return null;
+  const { data } = await listed.json();
+  if (!data.length) return null;
+  const models = data.length > 1 ? data.filter((each) => each.status) : []; // one model's names have none
+  const model = models.find(({ id }) => id === wanted) ?? models.find(({ status }) => status.value === "loaded") ?? data[0];
+  const query = models.length ? `?model=${encodeURIComponent(model.id)}` : "";
+  const props = await fetch(`props${query}`, { headers: headers() });
+  return { model, models, props: props.ok ? await props.json() : null };
 }

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
 
 from urdir.ptxgen.kernels.attention.chunk_cut import CHUNK_UNIT
 from urdir.ptxgen.kernels.attention.flash_decode import FlashDecode
@@ -86,6 +87,7 @@ def several_rows_buckets(lengths: Sequence[int]) -> tuple[int, ...]:
     return tuple(n for n in lengths if n == INCREMENTAL_KEYS or n == lengths[-1])
 
 
+@lru_cache(maxsize=256)
 def prompt_attention(
     heads: int,
     layout: KvLayout,
@@ -132,6 +134,7 @@ def block_attention(
     return PrefillBlock(heads, layout, rows, scores, tokens=tokens)
 
 
+@lru_cache(maxsize=256)
 def decode_attention(
     heads: int,
     layout: KvLayout,
@@ -247,6 +250,7 @@ def _wide(
     return replace(near, ctas=max(1, sm_count // (2 * near.head_tiles)))
 
 
+@lru_cache(maxsize=256)
 def latent_attention(
     heads: int,
     layout: KvLayout,

@@ -139,6 +139,8 @@ class DecodeAttention(RowsWithTokens):
             return False
         if self.scores.texts:  # of exact arithmetic alone
             return False
+        if self.scores.relative:  # a load for each score
+            return False
         if self.layout.is_chosen:  # a tile of keys is copied as neighbours
             return False
         formats = (self.layout.format, self.layout.values.format)

@@ -107,6 +107,9 @@ def plain_examples(cls: Callable[..., S]) -> dict[str, S]:
         "ALiBi": cls(
             3, KvLayout(2, 1, 70, 64, "f16"), 3, Scores(max_bias=8.0), ctas=4, least=16, most=32
         ),
+        "relative": cls(
+            2, KvLayout(2, 2, 70, 64, "f16"), 3, Scores(relative=9), ctas=4, least=16, most=32
+        ),
         "40 rows": cls(2, KvLayout(40, 1, 50, 64, "f16"), rows=40, ctas=5, least=16, most=16),
         "a long row": cls(2, KvLayout(3, 2, 150, 64, "f16"), rows=3, ctas=8, least=32, most=48),
         "cluster": cls(4, KvLayout(2, 1, 70, 64, "f16"), rows=2, ctas=2, cluster=4, least=16),

@@ -123,6 +123,9 @@ class IncrementalAttention(DecodeAttention):
                 KvLayout(1, 1, 70, 64, "f32"),
                 scores=Scores(max_bias=4.0, softcap=20.0, sinks=True),
             ),
+            "relative pages": cls(
+                6, KvLayout(2, 2, 96, 64, "f16", 16, 13), rows=3, scores=Scores(relative=20)
+            ),
             "texts": cls(4, KvLayout(1, 2, 60, 64, "f32"), rows=50, scores=Scores(texts=True)),
             "texts ALiBi": cls(
                 3, KvLayout(1, 1, 50, 64, "f32"), rows=33, scores=Scores(texts=True, max_bias=8.0)
@@ -248,6 +251,9 @@ class IncrementalAttention(DecodeAttention):
                 token=OwnToken(Rotation(90, "half")),
             ),
             "token without rope": cls(3, KvLayout(2, 1, 40, 72, "f16"), rows=3, token=OwnToken()),
+            "token relative": cls(
+                2, KvLayout(2, 2, 70, 64, "f16"), 3, Scores(relative=9, scale=1.0), OwnToken()
+            ),
             "norm": cls(
                 4,
                 KvLayout(3, 2, 40, 128, "f16"),

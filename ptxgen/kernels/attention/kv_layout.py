@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -158,7 +159,7 @@ class KvLayout:
         """Values per head in V."""
         return self.value_dim or self.head_dim
 
-    @property
+    @cached_property
     def values(self) -> KvLayout:
         """The layout of the cache with V."""
         dims = self.head_dim if self.values_in_keys else self.values_per_head

@@ -145,6 +145,7 @@ class PrefillAttention(PromptAttention):
                 2, KvLayout(1, 1, 160, 32, "f16"), 60, Scores(sinks=True, window=40, softcap=9.0)
             ),
             "ALiBi": cls(3, KvLayout(1, 1, 150, 64, "f16"), 50, Scores(max_bias=8.0)),
+            "relative": cls(2, KvLayout(2, 2, 120, 64, "f16"), 50, Scores(relative=30)),
             "texts": cls(2, KvLayout(1, 2, 200, 64, "f16"), 150, Scores(texts=True)),
             "texts ALiBi": cls(
                 3, KvLayout(1, 1, 90, 32, "f32"), 80, Scores(texts=True, max_bias=8.0)

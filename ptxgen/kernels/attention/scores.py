@@ -34,9 +34,9 @@ class Scores:
     - ``texts``: the rows are whole texts side by side in one sequence. Key r is row r's own, and
       row r attends to keys ``begin[r]`` ... ``position[r]``. Kernels take ``begin`` (rows,) u32.
       ALiBi counts the distance to either side;
-    - ``relative`` n, with ``texts``: ``relative[h, d + n]`` is added for a key at a distance d from
-      -n to n (T5; Raffel et al. 2019, arXiv 1910.10683); further keys have the value of +-n.
-      Kernels take ``relative`` (heads, 2 n + 1) f32.
+    - ``relative`` n: ``relative[h, d + n]`` is added for a key at a distance d from -n to n (T5;
+      Raffel et al. 2019, arXiv 1910.10683); further keys have the value of +-n. Kernels take
+      ``relative`` (heads, 2 n + 1) f32.
     """
 
     scale: float | None = None

@@ -56,8 +56,8 @@ class AttentionSpec(KernelSpec):
                 f"attention takes heads of up to {MAX_HEAD_DIM} values: "
                 f"head_dim {self.head_dim}, value_dim {self.value_dim}"
             )
-        if not self.scores.causal or (self.scores.relative and not self.scores.texts):
-            raise PtxgenError("keys after a row's own, and a relative bias, are those of texts")
+        if not self.scores.causal:
+            raise PtxgenError("keys after a row's own are those of texts")
         if self.scores.texts and (self.layout.sequences > 1 or self.rows > self.layout.max_len):
             raise PtxgenError(
                 f"texts side by side are one sequence with room for all rows: {self.rows} rows, "
@@ -173,7 +173,7 @@ class AttentionSpec(KernelSpec):
         products = np.einsum("hgd,hkd->hgk", q, keys)
         exponents = self.scores(products, seen, position, self.head_dim)
         if most := self.scores.relative:
-            bias = inputs["relative"][:, np.clip(seen - row, -most, most) + most]
+            bias = inputs["relative"][:, np.clip(seen - position, -most, most) + most]
             exponents = exponents + bias.reshape(exponents.shape).astype(np.float64)
         exponents = exponents * LOG2E
         top = exponents.max(axis=2)

@@ -36,6 +36,9 @@ Cli = Callable[..., tuple[int, str, str]]
         (("run", "-cmoe", "-ncmoe", "3", "-p", "x"), "-ncmoe"),
         (("run", "--tem", "0", "-p", "x"), "unknown flag --tem: did you mean --temp?"),
         (("run", "-pg", "1,2"), "unknown flag -pg"),
+        (("-m", "demo", "-p", "hi"), "urdir: -m comes after a command: urdir run -m ..."),
+        (("run", "-kvu", "-p", "x"), "unknown flag -kvu (see"),  # not -kvo, which changes nothing
+        (("serve", "--kv-cache-dtype", "fp8"), "-ctk TYPE and -ctv TYPE"),
         (("run", "demo", "x", "-p", "y"), "two prompts"),
         (("run", "--chat-template", "lama", "-p", "x"), "--chat-template-file"),
         (("show",), "MODEL"),

@@ -11,16 +11,19 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from prompt_toolkit.completion import CompleteEvent
+from prompt_toolkit.document import Document
 
 from urdir.model.cli import build_parser
 from urdir.model.commands import chat
-from urdir.model.commands.chat_input import read_line
+from urdir.model.commands.chat_input import completer, read_line
 from urdir.model.commands.conversation import Conversation
 from urdir.model.engine.generate import Statistics
 from urdir.model.engine.requests.request import Request
 from urdir.model.errors import ContextFullError, ModelError
 from urdir.model.text.answers import AnswerFormat
 from urdir.model.text.chat import Message
+from urdir.model.text.formats import Format
 from urdir.model.text.reasoning import THINK_TAGS
 
 CONTEXT = 100
@@ -186,6 +189,43 @@ def test_commands(conversation: Conversation, capsys: pytest.CaptureFixture[str]
     assert contents(conversation) == []
 
 
+def test_formats_of_answers(
+    conversation: Conversation,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "a.json").write_text('{"type": "array"}')
+    (tmp_path / "a.gbnf").write_text('root ::= "x"')
+    (tmp_path / "bad.json").write_text("[]")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    found = []
+    for name in ("json", "~/a.json", str(tmp_path / "a.gbnf"), "~/bad.json", "off"):
+        take(conversation, f"/format {name}")
+        found.append(conversation.format)
+    schema, grammar = Format("json_schema", {"type": "array"}), Format("grammar", 'root ::= "x"')
+    assert found == [Format("json_schema", {}), schema, grammar, grammar, None]
+    err = capsys.readouterr().err
+    assert "/format ~/bad.json: '[]' is not a JSON object" in err
+    assert err.endswith("format: free text\n")
+
+
+def test_lines_are_completed(tmp_path: Path) -> None:
+    (tmp_path / "talk.json").write_text("")
+    (tmp_path / "tales").mkdir()
+    found = completer(list(chat.COMMANDS), chat.WITH_FILE)
+
+    def of(line: str) -> list[str]:
+        document = Document(line, len(line))
+        return sorted(each.text for each in found.get_completions(document, CompleteEvent()))
+
+    assert of("/s") == ["/save", "/set", "/stats", "/system"]
+    assert of(f"/load {tmp_path}/ta") == ["les", "lk.json"]
+    assert of(f"/save {tmp_path}/tal") == ["es", "k.json"]
+    assert of(f"/system {tmp_path}/ta") == []
+    assert of("What about /l") == []
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [
@@ -196,6 +236,7 @@ def test_commands(conversation: Conversation, capsys: pytest.CaptureFixture[str]
         ("/set temp", "expected one argument"),
         ("/set top-p 3", "between 0 and 1"),
         ("/save", "give a file"),
+        ("/format nothing.json", "/format nothing.json: cannot be read"),
         ("/undo", "nothing"),
     ],
 )

@@ -24,6 +24,7 @@ def test_chat_keeps_the_conversation(cli: Cli, monkeypatch: pytest.MonkeyPatch) 
     assert "(0 cached)" not in err.splitlines()[-1]
 
 
+@pytest.mark.full  # engine/test_modes.py
 @pytest.mark.slow
 def test_chat_chooses_on_the_host_in_correctness_mode(
     cli: Cli, monkeypatch: pytest.MonkeyPatch

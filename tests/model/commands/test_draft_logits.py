@@ -43,7 +43,13 @@ def test_logits_of_a_model_and_its_heads(
         assert relative_rms(found["draft_logits"], drafted[:, :3]) <= 1e-4
 
 
-@pytest.mark.parametrize("name", ["eagle3-d2t", "dflash-d2t", "simple-small"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "eagle3-d2t",
+        *(pytest.param(n, marks=pytest.mark.full) for n in ("dflash-d2t", "simple-small")),
+    ],
+)
 def test_logits_of_a_model_and_the_draft_in_a_file(
     name: str, cli: Cli, tmp_path: Path, data: Path, reference_file: Callable[[str], Path]
 ) -> None:

@@ -83,6 +83,8 @@ def folder(
     monkeypatch.setenv("HOME", str(tmp_path))
     shutil.copy(demo_file, "model.gguf")
     shutil.copy(data / "golden" / "nano-llama-q8_0.gguf", "model-f16.gguf")
+    Path("models").mkdir()
+    Path("models/model.gguf").symlink_to(Path("model.gguf").resolve())
     Path("folder").symlink_to(data / "safetensors" / "llama-bf16")
     for module in (hub, source):
         monkeypatch.setattr(module, "download", lambda name: Path("model.gguf").resolve())

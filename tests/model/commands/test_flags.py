@@ -31,8 +31,8 @@ from urdir.model.families.streaming import ALL_LAYERS
 _OPENING = {"model", "context", "memory", "placement", "template"}
 _GENERATING = {"prompt", "generation", "sampling", "text"}
 GROUPS = {
-    "run": {*_OPENING, *_GENERATING, "run"},
-    "chat": {*_OPENING, *_GENERATING, "chat"},
+    "run": {*_OPENING, *_GENERATING, "format", "run"},
+    "chat": {*_OPENING, *_GENERATING, "chat", "format"},
     "serve": {
         *_OPENING,
         "sampling",
@@ -43,6 +43,7 @@ GROUPS = {
         "access",
         "log",
         "embeddings",
+        "models",
     },
     "bench": {"model", "memory", "placement", "bench"},
 }
@@ -216,6 +217,8 @@ def test_what_a_server_does_not_do_is_refused(
         (["model.gguf", "a prompt", "--fit"], "fit", "on"),
         (["--fit", "off", "model.gguf"], "fit", "off"),
         (["--device-memory", "20G"], "device_memory", 20 << 30),
+        (["--host-memory", "40G"], "host_memory", 40 << 30),
+        (["--stream-dir", "layers"], "stream_dir", Path("layers")),
         (["--temperature", "0"], "temperature", 0.0),
         (["model.gguf", "-n", "5", "-", "a prompt"], "words", ["model.gguf", "-", "a prompt"]),
         (["-n", "5", "--", "-x", "y"], "words", ["-x", "y"]),

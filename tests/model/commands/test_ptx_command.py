@@ -183,7 +183,7 @@ def test_stats_of_a_model_is_a_table_without_spills(cli: Cli, nano: Path) -> Non
 
 
 @needs_assembler
-@pytest.mark.parametrize("width", [80, 140])
+@pytest.mark.parametrize("width", [80, pytest.param(140, marks=pytest.mark.full)])
 def test_tables_are_as_wide_as_the_terminal(
     cli: Cli, nano: Path, width: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

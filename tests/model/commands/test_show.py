@@ -59,7 +59,18 @@ def test_what_would_be_streamed(cli: Cli) -> None:
     assert code == 0
     assert nbytes <= report["streamed"]["nbytes"] < 1.1 * nbytes
     assert not report["streamed"]["measured"]
+    for split, on in (("tensors", "each GPU"), ("layers", "all GPUs")):
+        wanted = ("show", "demo", "--gpus", "2", "--split", split, "-ngl", "3", "--json")
+        found = json.loads(cli(*wanted)[1])
+        assert found["streamed"]["on"] == on
+        assert len(found["memory"]) % 2 == 0  # a row of each GPU
+        times = 1 if split == "layers" else 2
+        assert nbytes <= times * found["streamed"]["nbytes"] < 1.6 * nbytes
     assert not json.loads(cli("show", "demo", "--json")[1])["streamed"]
+    wanted = ("-ngl", "0", "--host-memory", "1M", "--stream-dir", "layers")
+    found = json.loads(cli("show", "demo", "--json", *wanted)[1])["streamed"]
+    assert found["nbytes"] - 1_000_000 <= found["in_files"] <= found["nbytes"]
+    assert "not enough host memory" in cli("show", "demo", *wanted[:4])[1]
     code, out, _ = cli("show", "demo", "--gpu", "100M", "-c", "100")
     assert code == 1
     assert "are streamed from host memory beside" in out

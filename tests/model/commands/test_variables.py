@@ -17,6 +17,7 @@ from urdir.model.commands.parser import Parser
 from urdir.model.commands.variables import DOCUMENTED, Variable, variables
 
 COMMANDS = ("run", "chat", "serve")
+READ = ("--config", "--models-preset")  # flags whose file is read at once
 #: Values that some flag takes.
 VALUES = (
     "7",
@@ -86,9 +87,7 @@ def test_every_flag_has_a_variable_that_means_the_same(
     assert len({v.name for v in of_served}) == len(of_served)
     plain = parsed(parser)
     for variable in of_served:
-        if (
-            variable.flag == "--config"
-        ):  # the file is read: tests/model/commands/test_config_file.py
+        if variable.flag in READ:  # the file is read: tests/model/commands/test_config_file.py
             continue
         value, words = with_value(parser, variable)
         with monkeypatch.context() as patch:
@@ -109,7 +108,7 @@ def test_a_flag_wins(
     """Over its own variable, that of one which it excludes, and that of its opposite."""
     parser = parsers[command]
     for variable in variables(parser.flags):
-        if isinstance(variable.action, FlagAction) or variable.flag == "--config":
+        if isinstance(variable.action, FlagAction) or variable.flag in READ:
             continue
         _, words = with_value(parser, variable)
         alone = str(parsed(parser, *words))

@@ -8,6 +8,7 @@
   ``NAME.gguf.xz``, and its model ``NAME.target.gguf.xz``, or what `target_of` names;
 - adapters: ``NAME.gguf.xz``, ``NAME.adapter.gguf.xz``, and ``NAME.npz`` with ``logits_scale_1.0``
   and ``logits_scale_0.5``;
+- encoder_decoders: as families, with the ``encoder_tokens``;
 - encoders: ``NAME.npz`` has ``lengths`` of texts, ``embedding_`` and a pooling, or ``score``;
 - folders: ``NAME/config.json``, weights, and ``NAME/golden.npz``.
 
@@ -45,7 +46,7 @@ def found_in(folder: Path, kind: str) -> list[Any]:
     skipped with the reason."""
     kinds = {"folders": _folders, "drafts": _drafts}
     kinds |= {"plain drafts": _plain_drafts, "block drafts": _block_drafts}
-    kinds |= {"adapters": _adapters, "encoders": _encoders}
+    kinds |= {"adapters": _adapters, "encoders": _encoders, "encoder_decoders": _encoder_decoders}
     found = kinds.get(kind)
     pairs = _files(folder, kind) if found is None else found(folder)
     return [
@@ -106,6 +107,13 @@ def _encoders(folder: Path) -> Iterator[tuple[str, str]]:
                 yield path.stem, ""
 
 
+def _encoder_decoders(folder: Path) -> Iterator[tuple[str, str]]:
+    for path in sorted(folder.glob("*.npz")):
+        with np.load(path) as file:
+            if "encoder_tokens" in file.files:
+                yield path.stem, ""
+
+
 def _files(folder: Path, kind: str) -> Iterator[tuple[str, str]]:
     packed = {path.name.removesuffix(".gguf.xz") for path in folder.glob("*.gguf.xz")}
     names = packed | {path.stem for path in folder.glob("*.gguf")}
@@ -118,8 +126,8 @@ def _files(folder: Path, kind: str) -> Iterator[tuple[str, str]]:
             continue
         with np.load(golden) as file:
             fields = {*file.files}
-        if "lengths" in fields:
-            continue  # of `_encoders`
+        if fields & {"lengths", "encoder_tokens"}:
+            continue  # of `_encoders` and `_encoder_decoders`
         if kind == ("families" if "native" in fields else "golden"):
             yield name, _lacking(fields)
 
@@ -131,6 +139,4 @@ def _folders(folder: Path) -> Iterator[tuple[str, str]]:
 
 
 def _lacking(fields: set[str]) -> str:
-    if "encoder_tokens" in fields:
-        return "encoders with decoders are not implemented"
     return "" if "logits" in fields else "there are no logits of every token"

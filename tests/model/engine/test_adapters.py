@@ -361,6 +361,51 @@ def test_adapters_come_and_go(engine: Engine, base: Path, tmp_path: Path, merged
     assert before == wanted[len(TOKENS) :] != after
 
 
+def test_a_folder_of_adapters_is_read_as_they_are_named(
+    base: Path, two: Any, tmp_path: Path, device_name: str
+) -> None:
+    """Five of a folder, two slots, two in host memory: each answer is that of its own adapter."""
+    alone: dict[str, list[int]] = {}
+    for number in range(5):
+        matrices = made(base, 20 + number, 3, "attn_v", "ffn_down")
+        write_gguf(tmp_path / f"a{number}.gguf", matrices)
+    write_peft(tmp_path / "folder", made(base, 30, 4, "attn_q"))
+    options: Any = {"device": device_name, "context": 48, "page_len": 16, "sequences": 2}
+    names = [f"a{number}" for number in range(5)] + ["folder"]
+    with Engine.open(base, max_adapters=1, max_adapter_rank=5, **options) as engine:
+        for name in names:
+            file = tmp_path / (f"{name}.gguf" if name != "folder" else name)
+            engine.load_adapter(file, name)
+            alone[name], _ = _tokens(engine, ((name, 1.0),))
+    assert len({tuple(tokens) for tokens in alone.values()}) == 6
+    with Engine.open(base, max_adapters=2, max_adapter_rank=5, adapter_folder=tmp_path,
+                     max_host_adapters=2, **options) as engine:  # fmt: skip
+        adapters = engine.session.adapters
+        assert adapters is not None
+        assert not adapters.names
+        for name in [*names, "a0", "a1", "a0", "folder"]:
+            assert _tokens(engine, ((name, 1.0),))[0] == alone[name], name
+            assert len(adapters.names) <= 2
+        reads: list[Path] = []
+        read = adapters.pool.read  # type: ignore[union-attr]
+        object.__setattr__(adapters.pool, "read", lambda path: reads.append(path) or read(path))
+        assert _tokens(engine, (("a0", 0.5),))[0] != alone["a0"]  # in a slot: for any scale
+        assert reads == []
+        write_gguf(tmp_path / "a3.gguf", made(base, 99, 2, "attn_v"))  # another file of that name
+        assert _tokens(engine, (("a3", 1.0),))[0] != alone["a3"]
+        assert reads == [tmp_path / "a3.gguf"]
+        for bad in ("nothing", "../first", "", ".", "a3.gguf"):
+            with pytest.raises(SettingsError, match="no adapter"):
+                _tokens(engine, ((bad, 1.0),))
+        write_gguf(tmp_path / "wide.gguf", made(base, 98, 17, "attn_v"))
+        with pytest.raises(SettingsError, match="rank 17: there is room for"):
+            _tokens(engine, (("wide", 1.0),))
+    with pytest.raises(SettingsError, match=r"^adapter_folder: say with max_adapters"):
+        Engine.open(base, adapter_folder=tmp_path)
+    with pytest.raises(ModelError, match="no such folder"):
+        Engine.open(base, adapter_folder=tmp_path / "x", max_adapters=1, max_adapter_rank=4)
+
+
 @pytest.mark.parametrize("split", ["tensors", "layers"])
 def test_several_devices(
     base: Path, two: Any, merged: Any, device_name: str, needs_gpus: Any, split: Any

@@ -143,6 +143,7 @@ def test_exact_logits_are_llama_cpp_s(block: Opened) -> None:
 
 
 @of_each
+@pytest.mark.turns(2, which=1)
 def test_a_block_after_a_text_is_llama_cpp_s(block: Opened) -> None:
     draft, first = block.draft, int(block.arrays["ids"][0])
     with EagerSteps(draft.session) as eager:
@@ -152,7 +153,7 @@ def test_a_block_after_a_text_is_llama_cpp_s(block: Opened) -> None:
 
 
 @of_each
-@pytest.mark.turns(2)
+@pytest.mark.turns(4)
 def test_rounds_of_speculation_are_llama_cpp_s(block: Opened) -> None:
     draft, traces = block.draft, block.traces
     *prompt, last = traces["prompt"]
@@ -183,7 +184,7 @@ def test_a_replayed_graph_drafts_the_same_block(block: Opened) -> None:
 
 
 @of_each
-@pytest.mark.turns(8, which=(0, 7))
+@pytest.mark.turns(8)
 @pytest.mark.slow
 @pytest.mark.parametrize("exact", [True, False])
 def test_sequences_draft_together_as_each_alone(block: Opened, exact: bool) -> None:

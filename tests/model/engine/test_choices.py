@@ -69,6 +69,7 @@ ASKED = {
 }
 
 
+@pytest.mark.turns(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("settings", ASKED.values(), ids=list(ASKED))
 def test_the_device_chooses_as_numpy_does(eager: EagerSteps, settings: SamplingSettings) -> None:

@@ -76,6 +76,7 @@ def test_answers(
     assert missed.keys() <= MISSED, missed
 
 
+@pytest.mark.full  # test_eager.py, test_golden.py
 @pytest.mark.slow
 def test_200_greedy_tokens_are_the_same_replayed_and_eager(device_name: str) -> None:
     """A story, replayed as a graph, against the same launches made one by one."""

@@ -135,6 +135,7 @@ def test_drafts_are_accepted_as_torch_counts_them(
     assert np.all(np.abs(ours - theirs) <= 0.01 * theirs)  # torch may break ties otherwise
 
 
+@pytest.mark.full  # commands/test_draft_logits.py opens such pairs
 @pytest.mark.slow
 def test_an_engine_answers_with_the_draft(
     device_name: str, torch_counts: dict[str, Counts]

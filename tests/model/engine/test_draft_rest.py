@@ -145,6 +145,7 @@ def test_drafts_after_a_rest_are_those_without_it(
     assert accepted < drafted
 
 
+@pytest.mark.full
 def test_one_sequence_rests_while_others_draft(
     device: Device, same: Two, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -197,7 +198,7 @@ def test_heads_keep_what_they_would_have_kept_without_a_rest(
     """They draft the same as if every step had kept keys and values, and (on a GPU) do not if they
     do not catch up."""
     phases(monkeypatch, 1, 7, 99)
-    request = Request(prompt=(3, 1, 4, 1, 5, 9), settings=GREEDY, limit=24, ignore_end=True)
+    request = Request(prompt=(3, 1, 4, 1, 5, 9), settings=GREEDY, limit=18, ignore_end=True)
     settings = replace(PLAIN, sequences=1, drafts=DRAFTS)
 
     def rounds(*, acts: bool) -> list[Round]:

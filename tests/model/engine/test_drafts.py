@@ -214,7 +214,7 @@ def test_a_chain_is_llama_cpp_s(pair: Opened) -> None:
 
 
 @of_each
-@pytest.mark.turns(2, which=1)
+@pytest.mark.turns(4, which=1)
 def test_rounds_of_speculation_are_llama_cpp_s(pair: Opened) -> None:
     """What is drafted, accepted and chosen in each round. Of a model whose states cannot go back
     llama.cpp repeats a round that was accepted in part, with one more token; it does not restore
@@ -258,7 +258,7 @@ def verify(draft: Draft, eager: EagerSteps, last: int, drafts: list[int]) -> lis
 
 
 @of_each
-@pytest.mark.turns(2)
+@pytest.mark.turns(4)
 def test_a_replayed_graph_drafts_the_same_tokens(pair: Opened) -> None:
     """The launches of several drafts as one graph, with early starts where they are allowed."""
     draft, golden = pair.draft, pair.golden
@@ -304,7 +304,7 @@ def test_sequences_draft_together_as_each_alone(
 
 
 @of_each
-@pytest.mark.turns(4)
+@pytest.mark.turns(8)
 @pytest.mark.slow
 def test_default_arithmetic_stays_near(pair: Opened, open_draft: Callable[..., ChainDraft]) -> None:
     """Tokens one by one, and a text at once, whose products are made by tensor cores."""

@@ -42,6 +42,7 @@ def test_exact_steps_round_no_activations(kv_dtype: KvDtype) -> None:
     assert {spec.activations for spec in found if isinstance(spec, Gemv)} == {"f32"}
 
 
+@pytest.mark.turns(2)
 @pytest.mark.parametrize("kv_dtype", CACHES)
 def test_the_cache_alone_does_not_make_steps_exact(kv_dtype: KvDtype) -> None:
     found = specs(kv_dtype, False, 512)

@@ -152,11 +152,11 @@ def test_what_does_not_fit_is_refused_and_nothing_is_lost(
     ("kind", "name"),
     [
         (Scheduler, "plan"),
-        (Scheduler, "chosen"),
+        pytest.param(Scheduler, "chosen", marks=pytest.mark.full),
         (KvCache, "match"),
         (Launcher, "launch"),
         (StepQueue, "launch"),
-        (RunAhead, "queued"),
+        pytest.param(RunAhead, "queued", marks=pytest.mark.full),
         (RunAhead, "wait"),
     ],
 )

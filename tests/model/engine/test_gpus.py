@@ -83,7 +83,6 @@ QUICK = (
     ("tensors", "nano-llama-f32", 2),
     ("tensors", "nano-llama-q4_0", 4),
     ("layers", "nano-llama-f32", 2),
-    ("layers", "demo-q4_k_m", 3),
 )
 #: Files whose attention and networks are cut on two and on four devices; blocks of 256 are not.
 CUT = ("f32", "f16", "bf16", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0")
@@ -92,7 +91,7 @@ OTHERS = [
     *(("tensors", name, n) for n in (2, 4) for name in (*LLAMAS, "nano-qwen2-q4_k_m")),
     *(("layers", name, 2) for name in (*LLAMAS, "nano-qwen2-q4_k_m", "nano-mixtral-q4_k_m")),
     *((split, "demo-q4_k_m", n) for split in ("tensors", "layers") for n in (2, 4)),
-    ("layers", "demo-q4_k_m", 6),
+    *(("layers", "demo-q4_k_m", n) for n in (3, 6)),
 ]
 
 
@@ -119,7 +118,6 @@ def test_exact_mode_matches_golden(
 #: (split, family, devices) of the default run. Attention has two heads in these files, and one
 #: where it is latent or a delta rule with a gate for each key: `test_random_models` has more.
 QUICK_FAMILIES = (
-    ("tensors", "falcon-h1-dense", 2),
     ("tensors", "minicpm3-dense", 2),
     ("tensors", "gpt-oss-moe", 2),
     ("layers", "gpt2-dense", 2),

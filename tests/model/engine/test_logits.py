@@ -55,3 +55,10 @@ def test_an_engine_gives_those_of_a_text_or_its_tokens(device_name: str) -> None
         assert engine.detokenize(tokens) == "Once upon"
         with pytest.raises(ModelError, match="the prompt is empty"):
             engine.logits([])
+        losses = np.logaddexp.reduce(rows[:-1].astype(np.float64), axis=1) - [
+            row[token] for row, token in zip(rows.astype(np.float64), tokens[1:], strict=False)
+        ]
+        np.testing.assert_allclose(engine.logprobs("Once upon"), -losses, atol=1e-9)
+        assert engine.perplexity(tokens) == pytest.approx(np.exp(losses.mean()))
+        with pytest.raises(ModelError, match=r"^1 tokens: the first has no probability"):
+            engine.perplexity(tokens[:1])

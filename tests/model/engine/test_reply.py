@@ -72,6 +72,7 @@ BAD: list[tuple[Any, dict[str, Any], type[ModelError], str]] = [
 ]
 
 
+@pytest.mark.full  # by a command: commands/test_run.py
 @pytest.mark.slow
 def test_drawn_answers_differ_and_their_seed_repeats_them() -> None:
     """Of a chat, a text, and many. Prompts are in the cache, and so processed in the same steps."""
@@ -230,6 +231,7 @@ def test_a_format_streams_and_an_answer_is_cancelled_from_another_thread() -> No
             return await engine.chat_async([QUESTION], settings=GREEDY, regex="2{3}", limit=9)
 
         assert asyncio.run(ask()).content == "222"
+        assert len(engine.session.compiler(engine.tokenizer)._compiled) == 2  # one for both calls
         with pytest.raises(TypeError, match="no option 'temperature'"):
             engine.generate("Once", temperature=0)  # type: ignore[call-arg]
 

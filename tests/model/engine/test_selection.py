@@ -67,12 +67,31 @@ NARROW = Shape(
         "leading_dense_block_count": 2,
     },
 )
+#: The first and the last layer have a window and smaller latent vectors, the second selects.
+WINDOWED = Shape(
+    *("dots3note", 3, 64, 2, 1, 48, 64, 71, False),
+    {
+        **NARROW.keys,
+        "attention.indexer.types": np.array([0, 1, 0]),
+        "attention.sliding_window": 5,
+        "attention.sliding_window_pattern": np.array([1, 0, 1]),
+        "attention.kv_lora_rank_swa": 32,
+        "attention.key_length_mla_swa": 48,
+        "attention.value_length_mla_swa": 16,
+        "rope.freq_base_swa": 5000.0,
+        "expert_gating_func": 2,
+    },
+)
 EXACT = SessionSettings(64, "f32", exact=True, sequences=2, page_len=16)
 
 
-@pytest.fixture(scope="module")
-def narrow(random_model: Callable[..., Any]) -> Any:
-    return random_model(NARROW, "Q8_0")
+@pytest.fixture(
+    scope="module",
+    params=[NARROW, pytest.param(WINDOWED, marks=pytest.mark.full)],
+    ids=lambda shape: shape.arch,
+)
+def narrow(request: pytest.FixtureRequest, random_model: Callable[..., Any]) -> Any:
+    return random_model(request.param, "Q8_0")
 
 
 @pytest.fixture
@@ -170,7 +189,8 @@ def test_scores_of_a_long_prompt_are_made_in_parts(
         found = eager.logits()[0]
         plan = build_plan(eager.session.parts, StepShape(12, 64, Output.LOGITS, prompt=12))
     labels = [op.label for op in plan if isinstance(op, Launch) and "select" in op.label]
-    assert labels == [f"blk.0.indexer.select rows {first}" for first in (0, 4, 8)]
+    layer = next(i for i, of in enumerate(weights.config.attentions) if of.indexer is not None)
+    assert labels == [f"blk.{layer}.indexer.select rows {first}" for first in (0, 4, 8)]
     assert (
         relative_rms(found, reference_model(narrow, weights.config).logits(TOKENS[:11])[-1]) < CLOSE
     )

@@ -112,8 +112,8 @@ def given(
     """What comes of requests that are there at once. Those with numbers in ``left`` are cancelled
     after five tokens; a ``compiler`` makes constraints."""
     limits = limits or Limits.for_throughput(session.shapes, len(requests))
+    session._compilers = {} if compiler is None else {tokenizer: compiler}
     with AnswerLoop(session, tokenizer, limits) as loop:
-        loop._compiler = compiler
         answers = [loop.answer_to(request) for request in requests]
         found: dict[Answer, Given] = {each: Given() for each in answers}
         takers: dict[Answer, Callable[[Item], None]] = {}
@@ -357,13 +357,13 @@ def test_drafts_by_chance_move_on_as_often(device: Device, weights: Weights) -> 
     settings = replace(PLAIN, drafts=replace(FIXED, chance=0.5))
     requests = [
         Request(prompt=(seed + 1,), settings=replace(GREEDY, seed=seed), limit=40)
-        for seed in range(4)
+        for seed in range(2)
     ]
     with Session(device, weights, settings) as session:
         endings = [each.ending for each in given(session, requests)]
     assert all(each is not None and each.generated_tokens == 40 for each in endings)
     accepted = sum(each.accepted_tokens for each in endings if each)
-    steps = 4 * 39 - accepted
+    steps = 2 * 39 - accepted
     # 1/2 + 1/4 + 1/8 a step: 0.875, with a standard deviation of about 1.05 a step
     assert abs(accepted / steps - 0.875) < 4 * 1.05 / np.sqrt(steps)
 
@@ -386,10 +386,10 @@ def test_bad_settings_are_refused(fields: dict[str, Any], message: str) -> None:
 
 FAMILIES = (
     "gemma3-dense fp8 q4_0",  # rings
-    "mamba-dense",  # a scan
     *(
         pytest.param(name, marks=pytest.mark.full)
         for name in (
+            "mamba-dense",  # a scan: ptxgen/test_drafted_states.py
             "qwen35-dense",  # the delta rule and convolutions are test_drafted_states.py
             *("deepseek2-moe", "gpt-oss-moe", "gemma2-dense", "gemma4-e", "cohere2-dense"),
             *("mistral3-dense", "llama4-moe", "qwen3moe-moe", "qwen35moe-moe", "qwen3next-moe"),

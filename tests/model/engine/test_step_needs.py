@@ -53,6 +53,7 @@ def steps_of(shapes: ShapeBuckets, rows: int) -> Iterator[StepShape]:
                 )
 
 
+@pytest.mark.turns(2)
 @pytest.mark.parametrize("exact", [False, True])
 @pytest.mark.parametrize("name", FAMILIES)
 def test_every_step_has_room(

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,21 +17,25 @@ from tests.model.stepping import answer, logits_of, logits_of_each, stepping
 from urdir.driver import bindings
 from urdir.driver.device import Device
 from urdir.driver.errors import DriverError, OutOfMemoryError
+from urdir.driver.group import Group
+from urdir.driver.host_work import HostWorkError
 from urdir.driver.streamed import is_transfer
+from urdir.model.engine import placing
 from urdir.model.engine.batch import Output, StepShape
 from urdir.model.engine.budget import RESERVE_BYTES
 from urdir.model.engine.engine import Engine
 from urdir.model.engine.fitting import Place
-from urdir.model.engine.placing import fitting_names
+from urdir.model.engine.placing import Ranks, fitting_names
 from urdir.model.engine.session import Session
 from urdir.model.errors import ModelError, SettingsError, UnsupportedError
 from urdir.model.families.config import Config
 from urdir.model.families.placement import Placement, streamable, with_streaming
+from urdir.model.families.synthetic import SyntheticModel
 from urdir.model.files.gguf import Gguf
 from urdir.model.memory import streamed
 from urdir.model.memory.expert_cache import ExpertCache
 from urdir.model.memory.session_settings import SessionSettings
-from urdir.model.memory.weight_sizes import weight_sizes
+from urdir.model.memory.weight_sizes import shares_of, streamed_nbytes, weight_sizes
 from urdir.model.memory.weights import Weights
 from urdir.ptxgen.kernels.experts.place import parts_of
 
@@ -47,18 +52,24 @@ NAMES = [*SAMPLE, *(pytest.param(name, marks=pytest.mark.full) for name in MIXTU
 NANO = DATA / "golden" / "nano-llama-q8_0.gguf"
 EXPERTS = Placement(host_experts=99)
 CACHED = replace(EXPERTS, expert_slots=2)
+ALL_CACHED = replace(CACHED, gpu_layers=0)
+each_split = pytest.mark.parametrize("split", ["tensors", "layers"])
 
 
 @contextmanager
-def opened(device: Device, path: Path, placement: Placement | None) -> Iterator[Weights]:
-    """The weights of a file, placed so."""
+def opened(
+    device: Device, path: Path, placement: Placement | None, stream_dir: Path | None = None
+) -> Iterator[Weights]:
+    """The weights of a file, placed so, all that is streamed in files if there is a folder."""
     with Gguf(path) as gguf:
         config = Config.of(gguf)
         if placement is not None:
             names = placement.on_host(config)
             assert names
             config = with_streaming(config, names, placement.expert_slots or 0)
-        with Weights.load(gguf, config, device) as weights:
+            if stream_dir is not None:
+                config = replace(config, streaming=replace(config.streaming, in_files=names))
+        with Weights.load(gguf, config, device, stream_dir) as weights:
             yield weights
 
 
@@ -67,18 +78,30 @@ def results(device: Device, weights: Weights, whole: bool) -> list[Any]:
     of three sequences that are in one step."""
     settings = SessionSettings(context=64, sequences=3, page_len=16)
     vocab = weights.config.vocab_size
-    tokens = [(number * 7 + 3) % vocab for number in range(24)]
+    tokens = tokens_of(vocab)
     with Session(device, weights, settings) as session:
-        found: list[Any] = [answer(session, tokens[:9], 7 if whole else 4)]
-        found.append(logits_of_each(session, tokens[: 4 if whole else 2]))
-        if whole:
-            found.append(logits_of(session, tokens))
+        found = of_session(session, vocab, whole)
     if whole:
         with stepping(device, weights, settings) as eager:
             for sequence in range(3):
                 eager.feed(tokens[sequence : sequence + 5], sequence)
             found.append([eager.step() for _ in range(3)])
     return found
+
+
+def of_session(session: Session, vocab: int, whole: bool = False) -> list[Any]:
+    """A greedy answer, and logits of decode steps; with ``whole`` those of a prompt."""
+    tokens = tokens_of(vocab)
+    found: list[Any] = [answer(session, tokens[:9], 7 if whole else 4)]
+    found.append(logits_of_each(session, tokens[: 4 if whole else 2]))
+    if whole:
+        found.append(logits_of(session, tokens))
+    return found
+
+
+def tokens_of(vocab: int) -> list[int]:
+    """Tokens of a prompt."""
+    return [(number * 7 + 3) % vocab for number in range(24)]
 
 
 def same(found: Sequence[Any], expected: Sequence[Any]) -> None:
@@ -126,6 +149,41 @@ def test_layers(placement: Placement, device: Device, expected: list[Any]) -> No
         same(results(device, weights, False), expected)
 
 
+@pytest.mark.parametrize(
+    ("split", "name"),
+    [
+        ("layers", "nano"),
+        ("tensors", "gpt-oss-moe"),
+        pytest.param("tensors", "nano", marks=pytest.mark.full),
+        pytest.param("layers", "qwen3moe-moe", marks=pytest.mark.full),
+    ],
+)
+def test_several_devices(
+    split: Any,
+    name: str,
+    device_name: str,
+    needs_gpus: Callable[[int], None],
+    reference_file: Callable[[str], Path],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each streams its layers and caches its experts, and answers are those without."""
+    needs_gpus(2)
+    held: list[Weights] = []
+    upload = Weights.upload
+    monkeypatch.setattr(Weights, "upload", lambda self, *of: (held.append(self), upload(self, *of)))
+    path = NANO if name == "nano" else reference_file(name)
+    wanted: dict[str, Any] = {"device": device_name, "gpus": 2, "split": split, "context": 64}
+    found: list[list[Any]] = []
+    for placement in (None, ALL_CACHED):
+        with Engine.open(path, placement=placement, cache_folder=None, **wanted) as engine:
+            found.append(of_session(engine.session, engine.config.vocab_size))
+            caches = [cache for of in held for cache in of.expert_caches.values()]
+            assert all(cache.statistics()[1] for cache in caches)
+    assert [bool(of.streamed) for of in held] == [False, False, True, True]
+    assert bool(caches) == (name != "nano")
+    same(found[1], found[0])
+
+
 @pytest.fixture(scope="module")
 def expected(device: Device) -> list[Any]:
     """What a small model answers with all of it on the device."""
@@ -149,6 +207,87 @@ def test_the_plan_has_transfers_beside_kernels(device: Device) -> None:
     assert len(transfers) == streamed > 10
     kept = [op.label for op in plan if not is_transfer(op)]
     assert kept == [op.label for op in whole]
+
+
+# ---- layers in files ----------------------------------------------------------------------------
+
+
+def files_in(folder: Path) -> list[str]:
+    """The names of its files, and when they were written."""
+    return sorted(f"{of.name} {of.stat().st_mtime_ns}" for of in folder.iterdir())
+
+
+@pytest.mark.parametrize("name", ["gpt-oss-moe", pytest.param("nano", marks=pytest.mark.full)])
+def test_layers_in_files(
+    name: str,
+    device_name: str,
+    tmp_path: Path,
+    reference_file: Callable[[str], Path],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """All of them, or one; written once, and read by steps of prompts and of tokens."""
+    path = NANO if name == "nano" else reference_file(name)
+    wanted: dict[str, Any] = {"device": device_name, "context": 64, "cache_folder": None}
+    wanted |= {"stream_dir": tmp_path / "layers", "placement": ALL_CACHED}
+    monkeypatch.setattr(placing, "READER_BYTES", 0)
+    found: list[list[Any]] = []
+    written, counts = [], []
+    for room in (None, 0, 600_000):
+        with Engine.open(path, host_memory=room, **wanted) as engine:
+            found.append(of_session(engine.session, engine.config.vocab_size))
+            counts.append(len(engine.weights.streamed.in_files))
+            caches = engine.weights.expert_caches.values()
+            assert all(cache.statistics()[1] for cache in caches)
+            assert all((cache.reader is None) == (room is None) for cache in [*caches][:1])
+        if room is not None:
+            written.append(files_in(tmp_path / "layers"))
+    for other in found[1:]:
+        same(other, found[0])
+    assert len(written[0]) == 2
+    assert written[1] == written[0]
+    every = len(engine.weights.streamed)
+    assert counts == [0, every, every // 2]
+
+
+def test_gpus_that_work_together_read_no_files(tmp_path: Path) -> None:
+    wanted: dict[str, Any] = {"device": "emulator", "context": 64, "gpus": 2, "host_memory": 0}
+    wanted |= {"placement": Placement(gpu_layers=0), "stream_dir": tmp_path}
+    with pytest.raises(UnsupportedError, match=r"2 GPUs with parts of .* split the model by lay"):
+        Engine.open(NANO, **wanted)
+
+
+@pytest.mark.full
+def test_layers_in_files_of_several_devices(tmp_path: Path) -> None:
+    wanted: dict[str, Any] = {"device": "emulator", "context": 64, "gpus": 2, "host_memory": 0}
+    wanted |= {"placement": Placement(gpu_layers=0), "stream_dir": tmp_path}
+    answers = []
+    for changed in ({}, {"host_memory": None, "stream_dir": None}):
+        with Engine.open(NANO, split="layers", **wanted | changed) as engine:
+            answers.append(answer(engine.session, tokens_of(256)[:9], 3))
+    assert answers[0] == answers[1]
+    assert len(files_in(tmp_path)) == 2
+
+
+def test_a_folder_without_room_is_refused_with_the_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streamed.shutil, "disk_usage", lambda _: SimpleNamespace(free=12_345))
+    wanted: dict[str, Any] = {"placement": Placement(gpu_layers=0), "host_memory": 0}
+    with pytest.raises(ModelError, match=r"not enough room in .*: 8\d\d,\d{3} bytes .* 12,345 are"):
+        Engine.open(NANO, device="emulator", context=64, stream_dir=tmp_path, **wanted)
+    assert not files_in(tmp_path)
+
+
+def test_a_file_that_changes_ends_the_answer(tmp_path: Path) -> None:
+    """The step fails, and all later ones."""
+    wanted: dict[str, Any] = {"placement": Placement(gpu_layers=0), "host_memory": 0}
+    with Engine.open(NANO, device="emulator", context=64, stream_dir=tmp_path, **wanted) as engine:
+        answer(engine.session, [3, 5], 2)
+        for path in tmp_path.iterdir():
+            path.write_bytes(b"nothing")
+        for words in ("was changed while", "could not be read before"):
+            with pytest.raises(HostWorkError, match=words):
+                answer(engine.session, [3, 5, 7], 3)
 
 
 # ---- what stays on the device -----------------------------------------------------------------
@@ -204,21 +343,46 @@ def test_patterns_that_are_refused(config: Config, pattern: str, words: str) -> 
         Placement(overrides=((pattern, True),)).on_host(config)
 
 
-def test_as_much_is_streamed_as_does_not_fit(demo_file: Path) -> None:
+def test_as_much_is_streamed_as_does_not_fit(demo_file: Path, device: Device) -> None:
     with Gguf(demo_file) as gguf:
+        ranks = Ranks(gguf, [device])
         config = Config.of(gguf)
         whole = sum(weight_sizes(gguf, config).values())
         counts = []
         for room in (whole, 0.8 * whole, 0.5 * whole, 0):
-            names = fitting_names(gguf, config, frozenset(), room)
+            names = fitting_names(ranks, config, frozenset(), [room])
             counts.append(len(layers_of(names)))
             rest = sum(weight_sizes(gguf, with_streaming(config, names)).values())
             assert rest <= room or len(layers_of(names)) == config.n_layers
-        names = fitting_names(gguf, config, frozenset(), 0.8 * whole)
+        names = fitting_names(ranks, config, frozenset(), [0.8 * whole])
     assert counts[0] == 0
     assert counts == sorted(counts)
     assert counts[-1] == config.n_layers
     assert layers_of(names) != set(range(counts[1]))  # evenly
+
+
+def test_experts_of_all_layers_are_streamed_and_cached(device: Device) -> None:
+    """Of a model with 48 layers, even where those of a few would do: a token uses few of each.
+    Fewer layers where the host's memory ends; more than experts where caches do not fit."""
+    with SyntheticModel("qwen3-30b-a3b") as file:
+        config, ranks = Config.of(file), Ranks(file, [device])
+        whole = sum(weight_sizes(file, config).values())
+        least = with_streaming(config, EXPERTS.on_host(config), 8)
+        lowest = sum(weight_sizes(file, least).values())
+        every = streamed_nbytes(file, least)
+        assert lowest < 0.2 * whole
+
+        def layers(room: float, host: int | None = None) -> tuple[int, bool]:
+            names = fitting_names(ranks, config, frozenset(), [room], host=host)
+            return len(layers_of(names)), all("_exps" in name for name in names)
+
+        assert layers(whole) == (0, True)
+        assert layers(0.9 * whole) == (48, True)
+        assert layers(lowest) == (48, True)
+        assert layers(lowest - 1000) == (48, False)
+        assert layers(0.9 * whole, every) == (48, True)
+        assert layers(0.9 * whole, every - 1) == (47, True)
+        assert layers(0.5 * whole, every // 10)[0] >= 24  # what the device needs comes first
 
 
 # ---- refusals, and faults -----------------------------------------------------------------------
@@ -248,26 +412,31 @@ def test_what_the_host_has_left(tmp_path: Path) -> None:
         assert streamed.host_available(tmp_path) == left
 
 
-@pytest.mark.parametrize(
-    ("changed", "words"), [({"gpus": 2}, "for 2 GPUs"), ({"embeddings": True}, "embeddings with")]
-)
-def test_where_no_weights_are_in_host_memory(
-    changed: dict[str, Any], words: str, demo_file: Path
-) -> None:
-    with pytest.raises(UnsupportedError, match=words):
-        Engine.open(demo_file, device="emulator", placement=Placement(gpu_layers=0), **changed)
+def test_embeddings_have_no_weights_in_host_memory(demo_file: Path) -> None:
+    with pytest.raises(UnsupportedError, match="embeddings with"):
+        Engine.open(
+            demo_file, device="emulator", placement=Placement(gpu_layers=0), embeddings=True
+        )
 
 
-def test_several_gpus_have_room_for_what_one_has_not(demo_file: Path) -> None:
-    wanted: dict[str, Any] = {"device": "emulator", "context": 64, "chunk": 64, "sequences": 1}
-    with Device.open("emulator") as device, Gguf(demo_file) as gguf:
-        settings = SessionSettings(context=64, chunk=64)
-        needed = Place(gguf, Config.of(gguf), device).plan(settings).total + RESERVE_BYTES
-    wanted |= {"device_memory": needed - 500_000, "placement": Placement(fit=True)}
-    with Engine.open(demo_file, **wanted) as engine:
-        assert engine.weights.streamed
-    with Engine.open(demo_file, gpus=2, **wanted) as engine:
+@each_split
+def test_what_is_streamed_fits_each_of_several_gpus(split: Any, demo_file: Path) -> None:
+    with Group.open("emulator", 2) as group, Gguf(demo_file) as gguf:
+        config, settings = Config.of(gguf), SessionSettings(context=64, chunk=64)
+        needed = [
+            Place(gguf, share, device).plan(settings).total + RESERVE_BYTES
+            for share, device in zip(shares_of(config, gguf, 2, split), group, strict=True)
+        ]
+    wanted: dict[str, Any] = {"device": "emulator", "gpus": 2, "split": split}
+    wanted |= {"context": 64, "chunk": 64, "device_memory": max(needed)}
+    with Engine.open(demo_file, placement=Placement(fit=True), **wanted) as engine:
         assert not engine.weights.streamed
+    wanted["device_memory"] -= 100_000
+    with Engine.open(demo_file, placement=Placement(fit=True), **wanted) as engine:
+        streaming = engine.config.streaming
+        assert streaming is not None
+        assert len(layers_of(streaming.names)) < engine.config.n_layers
+        assert all(device.usable_memory() > 0 for device in engine.group)
 
 
 def test_room_is_left_for_a_draft_model(reference_file: Callable[[str], Path]) -> None:
@@ -331,7 +500,7 @@ def test_a_call_that_fails_leaves_nothing_behind(
     def use() -> None:
         with (
             Device.open("emulator", api=api) as device,
-            opened(device, path, replace(CACHED, gpu_layers=0)) as weights,
+            opened(device, path, ALL_CACHED) as weights,
             Session(device, weights, SessionSettings(context=32)) as session,
         ):
             session.steps.graph(StepShape(1, 32, Output.GREEDY))

@@ -83,6 +83,7 @@ def check(found: Any, wanted: Any) -> None:
     assert np.abs(found - wanted).max() <= TOLERANCE * np.abs(wanted).max()
 
 
+@pytest.mark.turns(3)
 @pytest.mark.parametrize("page_len", [0, 16])
 def test_a_ring_wraps(made: Made, device: Device, page_len: int) -> None:
     """Prompts and single tokens, over more than twice the ring."""
@@ -135,6 +136,7 @@ def test_a_shared_prefix_that_is_lost_is_processed_again(made: Made, device: Dev
         assert found([*first[:RING], 3, 4, 5]) == 0
 
 
+@pytest.mark.turns(2)
 def test_steps_that_nobody_reads_are_undone(made: Made, device: Device) -> None:
     """Across the border of the ring; the tokens that follow are those of single steps."""
     for length in (RING - 3, 2 * RING - 2):
@@ -151,6 +153,7 @@ def test_steps_that_nobody_reads_are_undone(made: Made, device: Device) -> None:
             assert answer(session, [*tokens(length), *known], 4) == expected[2:]
 
 
+@pytest.mark.turns(3, which=1)
 @pytest.mark.parametrize("page_len", [0, 16])
 def test_a_fork_has_the_ring_too(made: Made, device: Device, page_len: int) -> None:
     """Both go on, and write where the other's tokens were."""
@@ -167,6 +170,7 @@ def test_a_fork_has_the_ring_too(made: Made, device: Device, page_len: int) -> N
                 eager.feed(ends[slot][at : at + 1], slot)
 
 
+@pytest.mark.turns(2, which=1)
 def test_a_bench_begins_after_what_a_ring_has_lost(
     made: Made, device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -33,7 +33,8 @@ class Model:
 def _golden(name: str) -> Model:
     with TemporaryDirectory() as folder:
         path = Path(folder) / f"{name}.gguf"
-        packed = (DATA / kind / f"{name}.gguf.xz" for kind in ("families", "encoders", "drafts"))
+        kinds = ("families", "encoders", "encoder_decoders", "drafts")
+        packed = (DATA / kind / f"{name}.gguf.xz" for kind in kinds)
         path.write_bytes(lzma.decompress(next(p for p in packed if p.exists()).read_bytes()))
         with Gguf(path) as file:
             return Model(Path(name), file.architecture, file.metadata, file.tensors)

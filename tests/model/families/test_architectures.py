@@ -471,3 +471,31 @@ def test_heads_for_predicting_several_tokens_attend_to_all(changed: Any) -> None
     (head,) = found.nextn
     assert head.layer.attention.indexer is None
     assert not head.layer.attention.follows_indexer
+
+
+def test_layers_of_dots_note_have_a_window_or_an_indexer(changed: Any) -> None:
+    found = described_by(changed("dots3note")).attentions
+    assert [(of.window, of.indexer is None, of.value_dim) for of in found[:2]] == [
+        (0, False, 64),
+        (20, True, 32),
+    ]
+    with pytest.raises(ConfigError, match="layer 2 has neither window nor indexer"):
+        described_by(changed("dots3note", {"attention.indexer.types": np.array([1, 0, 0, 0])}))
+    with pytest.raises(UnsupportedError, match=r"rope\.dimension_count_swa: not 32"):
+        described_by(changed("dots3note", {"rope.dimension_count_swa": 16}))
+
+
+def test_hunyuan_4_selects_as_the_layer_before_or_not_at_all(changed: Any) -> None:
+    found = described_by(changed("hy_v4")).attentions
+    assert [of.follows_indexer for of in found] == [False, True, False]
+    first = found[0].indexer
+    assert first is not None
+    # of heads of 64 values the last 32 rotate
+    assert first.k.matrix.runs == ((32, 64), (0, 32))
+    assert first.k_norm.bias is not None
+    assert first.k_norm.bias.runs == first.k.matrix.runs
+    dense = described_by(changed("hy_v4", {"attention.indexer.top_k": 0}))
+    assert not any(of.indexer or of.follows_indexer for of in dense.attentions)
+    assert "blk.0.indexer.proj.weight" in dense.unused_tensors
+    with pytest.raises(ConfigError, match="layer 0, the first with attention, has no indexer"):
+        described_by(changed("hy_v4", {"attention.indexer.types": None}))

@@ -200,6 +200,28 @@ def _apart_of_both(values: Values) -> Values:
     return _apart(found)
 
 
+def _fused_gates(values: Values) -> Values:
+    """HRM-Text: gates, queries, keys and values of a layer in one matrix, as it is published."""
+    split = tuple(f"attn_{name}.weight" for name in ("gate", "q", "k", "v"))
+    found = {name: of for name, of in values.items() if not name.endswith(split)}
+    for name in [name for name in values if name.endswith("attn_gate.weight")]:
+        parts = [values[name.replace("gate", of)] for of in ("gate", "q", "k", "v")]
+        found[name.replace("attn_gate", "attn.gqkv")] = np.concatenate(parts)
+    return found
+
+
+def _hrm_names(name: str) -> str:
+    """Of the second stack, layer 1 is the first one."""
+    if not name.startswith("blk."):
+        return {"hrm.z_l_init": "model.z_L_init"}.get(name) or _names()(name)
+    stack = "LH"[int(name[4])]
+    base, _, suffix = name[6:].rpartition(".")
+    known = {**_LAYER, "attn_gate": "self_attn.gate_proj", "attn.gqkv": "attn.gqkv_proj"}
+    return f"model.{stack}_module.layers.0.{known[base]}.{suffix}"
+
+
+_HRM = {**_RMS, "num_layers_per_stack": "hrm.layers_per_stack", "H_cycles": "hrm.h_cycles",
+        "L_cycles": "hrm.l_cycles"}  # fmt: skip
 KEY_HEADS = 2
 _NEXT = {
     "ssm_out": "linear_attn.out_proj", "ssm_norm": "linear_attn.norm", "ssm_a": "linear_attn.A_log",
@@ -210,7 +232,85 @@ _NEXT = {
     **{f"ffn_{n}_shexp": f"mlp.shared_expert.{n}_proj" for n in ("gate", "up", "down")},
 }  # fmt: skip
 
+
+def _sparse(values: Values) -> Values:
+    """Latent attention with an indexer, experts apart."""
+    return _apart(_one_of_latent(_with_indexers(values)))
+
+
+_SPARSE_MODULES = dict(
+    **{f"attn_{n}": f"self_attn.{n}_proj" for n in ("q_a", "q_b", "kv_b")},
+    attn_kv_a_mqa="self_attn.kv_a_proj_with_mqa",
+    attn_q_a_norm="self_attn.q_a_layernorm",
+    attn_kv_a_norm="self_attn.kv_a_layernorm",
+    experts="mlp.experts",
+    exp_probs_b="mlp.gate.e_score_correction_bias",
+    indexer="self_attn.indexer",
+    **{f"ffn_{n}_shexp": f"mlp.shared_experts.{n}_proj" for n in ("gate", "up", "down")},
+)
+_SPARSE = _names(**_SPARSE_MODULES)
+_SPARSE_KEYS = {
+    **_RMS,
+    **_EXPERTS,
+    "kv_lora_rank": "attention.kv_lora_rank",
+    "q_lora_rank": "attention.q_lora_rank",
+    "v_head_dim": "attention.value_length_mla",
+    "n_shared_experts": "expert_shared_count",
+    "moe_intermediate_size": "expert_feed_forward_length",
+    "first_k_dense_replace": "leading_dense_block_count",
+    "norm_topk_prob": "expert_weights_norm",
+    "qk_rope_head_dim": "rope.dimension_count",
+    "routed_scaling_factor": "expert_weights_scale",
+    "index_n_heads": "attention.indexer.head_count",
+    "index_head_dim": "attention.indexer.key_length",
+    "index_topk": "attention.indexer.top_k",
+}
+
+
+def _last_halves(values: Values) -> Values:
+    """Hunyuan 4: the last 32 values of heads rotate by halves."""
+
+    def turned(of: Array) -> Array:
+        return np.concatenate([of[:, :-32], of[:, -32::2], of[:, -31::2]], axis=1)
+
+    heads = {"attn_q_b": 2, "attn_kv_a_mqa": 1, "indexer.attn_q_b": 16, "indexer.attn_k": 1}
+    heads["indexer.k_norm"] = 1
+    found = {}
+    for name, of in values.items():
+        base = name.split(".", 2)[-1].rpartition(".")[0]
+        count = heads.get(base, 0)
+        found[name] = (
+            turned(of.reshape(count, -1, *of.shape[1:])).reshape(of.shape) if count else of
+        )
+    return _sparse(found)
+
+
 CASES = [
+    _case("hy_v4", "hy_v4", _names(
+        **_SPARSE_MODULES, attn_gate="self_attn.linear_gate", attn_sinks="self_attn.sinks",
+        **{f"hc_attn_{n}": f"attn_hc.{n}" for n in ("fn", "base", "scale")},
+        **{f"hc_ffn_{n}": f"hc_pre.hc_mlp_layer.hc_{n}" for n in ("fn", "base", "scale")},
+        **{f"output_hc_{n}": f"model.hc_head.hc_head_{n}" for n in ("fn", "base", "scale")}),
+        _last_halves,
+        {**_SPARSE_KEYS, "hc_magnitude": "hyper_connection.magnitude"},
+        qk_nope_head_dim=64, indexer_types=["full", "shared", "full"],
+        tolerance=3e-5),
+    _case("step35-moe", "step3p5", _names(
+        attn_gate="self_attn.g_proj", ffn_gate_inp="moe.gate", exp_probs_b="moe.router_bias",
+        **{f"ffn_{n}_exps": f"moe.{n}_proj" for n in ("gate", "up", "down")},
+        **{f"ffn_{n}_shexp": f"share_expert.{n}_proj" for n in ("gate", "up", "down")}),
+        _less_one,
+        {**_RMS, **_EXPERTS, "sliding_window": "attention.sliding_window",
+         "moe_intermediate_size": "expert_feed_forward_length",
+         "share_expert_dim": "expert_shared_feed_forward_length",
+         "moe_router_scaling_factor": "expert_weights_scale",
+         "swiglu_limits": "swiglu_clamp_exp", "swiglu_limits_shared": "swiglu_clamp_shexp"},
+        layer_types=[*("full_attention", "sliding_attention", "sliding_attention"),
+                     *("full_attention", "sliding_attention")],
+        rope_theta=[1e4, 5e3, 5e3, 1e4, 5e3], partial_rotary_factors=[0.5, 1.0, 1.0, 0.5, 1.0]),
+    _case("hrm_text-dense", "hrm_text", _hrm_names, lambda values: values, _HRM,
+          embedding_scale=1.0, L_bp_cycles=[2]),
+    _case("hrm_text-dense", "hrm_text", _hrm_names, _fused_gates, _HRM, initializer_range=1.0),
     _case("smollm3-dense", "smollm3", _names(), _half_style),
     _case("qwen3moe-moe", "qwen3_moe", _names(experts="mlp.experts"), _apart,
           {**_RMS, **_EXPERTS, "moe_intermediate_size": "expert_feed_forward_length"}),
@@ -251,23 +351,11 @@ CASES = [
          "expert_weights_norm", "qk_rope_head_dim": "rope.dimension_count"},
         qk_nope_head_dim=128,
         tolerance=3e-5),  # transformers norms latent vectors with another eps than llama.cpp
-    _case("deepseek32", "deepseek_v32", _names(
-        **{f"attn_{n}": f"self_attn.{n}_proj" for n in ("q_a", "q_b", "kv_b")},
-        attn_kv_a_mqa="self_attn.kv_a_proj_with_mqa", attn_q_a_norm="self_attn.q_a_layernorm",
-        attn_kv_a_norm="self_attn.kv_a_layernorm", experts="mlp.experts", exp_probs_b=
-        "mlp.gate.e_score_correction_bias", indexer="self_attn.indexer",
-        **{f"ffn_{n}_shexp": f"mlp.shared_experts.{n}_proj" for n in ("gate", "up", "down")}),
-        lambda values: _apart(_one_of_latent(_with_indexers(values))),
-        {**_RMS, **_EXPERTS, "kv_lora_rank": "attention.kv_lora_rank", "q_lora_rank":
-         "attention.q_lora_rank", "v_head_dim": "attention.value_length_mla", "n_shared_experts":
-         "expert_shared_count", "moe_intermediate_size": "expert_feed_forward_length",
-         "first_k_dense_replace": "leading_dense_block_count", "norm_topk_prob":
-         "expert_weights_norm", "qk_rope_head_dim": "rope.dimension_count",
-         "routed_scaling_factor": "expert_weights_scale", "index_n_heads":
-         "attention.indexer.head_count", "index_head_dim": "attention.indexer.key_length",
-         "index_topk": "attention.indexer.top_k"},
-        qk_nope_head_dim=64,
-        tolerance=3e-5),  # other eps of latent vectors and of index keys
+    _case("deepseek32", "deepseek_v32", _SPARSE, _sparse, _SPARSE_KEYS, qk_nope_head_dim=64,
+          tolerance=3e-5),  # other eps of latent vectors and of index keys
+    _case("glm-dsa-shared", "glm_moe_dsa", _SPARSE, _sparse, _SPARSE_KEYS, qk_nope_head_dim=64,
+          indexer_types=["full", "shared", "full"], layer_types=3 * ["indexed_attention"],
+          tolerance=3e-5),
     _case("qwen3next-moe", "qwen3_next", _names(**_NEXT), _by_key_head,
           {**_RMS, **_EXPERTS, "moe_intermediate_size": "expert_feed_forward_length",
            "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
@@ -279,7 +367,21 @@ CASES = [
 
 
 def _published(values: Values, names: Callable[[str], str]) -> Iterator[tuple[str, Any]]:
-    modules = ("A_log", ".D", "dt_bias", "correction_bias", "sinks", "gate_up_proj", "down_proj")
+    modules = (
+        ".fn",
+        ".base",
+        ".scale",
+        "_fn",
+        "_base",
+        "_scale",
+        "A_log",
+        ".D",
+        "dt_bias",
+        "correction_bias",
+        "sinks",
+        "gate_up_proj",
+        "down_proj",
+    )
     for name, of in values.items():
         stored = names(name)
         base, _, suffix = stored.rpartition(".")

@@ -151,7 +151,7 @@ def test_one_row_takes_three_launches(emulator: Device) -> None:
         (1, 99, False),
         pytest.param(2, 99, False, marks=pytest.mark.full),
         (2, 99, True),
-        (11, 99, False),
+        pytest.param(11, 99, False, marks=pytest.mark.full),
         pytest.param(11, 8, False, marks=pytest.mark.full),
     ],
 )

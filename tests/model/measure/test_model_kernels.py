@@ -72,7 +72,9 @@ def _shape_8b(layers: int = 32, head_dim: int = 128) -> tuple[Any, Config]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kv_dtype", "exact"), [("f16", False), ("q8_0", True)])
+@pytest.mark.parametrize(
+    ("kv_dtype", "exact"), [("f16", False), pytest.param("q8_0", True, marks=pytest.mark.full)]
+)
 def test_it_finds_what_a_session_loads(
     nano: Path, tmp_path: Path, kv_dtype: KvDtype, exact: bool
 ) -> None:

@@ -670,3 +670,27 @@ def test_frames_are_cut_anywhere() -> None:
         for at in range(0, len(data), size):
             found += map(wire.decode_call, frames.push(data[at : at + size]))
         assert found == calls
+
+
+@pytest.mark.slow
+def test_an_engine_without_its_first_process_waits_for_its_front_ends(
+    start: Callable[..., Apart],
+) -> None:
+    """It does not spin meanwhile, as the pipe of orders stays readable."""
+    server = start("--workers", "1")
+    engine, (front,) = server.engine, server.fronts
+    os.kill(front, signal.SIGSTOP)
+    server.process.kill()
+    time.sleep(0.3)
+    before = _seconds(engine)
+    time.sleep(0.5)
+    assert _seconds(engine) - before < 0.1
+    os.kill(front, signal.SIGCONT)
+    wait_for(lambda: not Path(f"/proc/{engine}").exists())
+    server.end()
+
+
+def _seconds(pid: int) -> float:
+    """What a process has used of the CPU."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

@@ -246,13 +246,18 @@ def test_a_template_that_exceeds_its_limits_is_not_tried_again(demo_file: Path) 
         assert time.monotonic() - begin < 5
 
 
-@pytest.mark.parametrize("name", ["deepseek-r1", "mistral", "lfm2", "hermes"])
-def test_earlier_calls_are_written_as_the_template_takes_them(name: str, demo_file: Path) -> None:
-    """What clients send, through the template's process: objects and long ids."""
+@pytest.mark.parametrize("as_text", [False, True], ids=["objects", "texts"])
+@pytest.mark.parametrize("name", ["deepseek-r1", "mistral", "lfm2", "hermes", "llama-4"])
+def test_earlier_calls_are_written_as_the_template_takes_them(
+    name: str, as_text: bool, demo_file: Path
+) -> None:
+    """What clients send, through the template's process: objects, or texts as in OpenAI's API and
+    in replies, and long ids."""
     calls = [
-        {"type": "function", "id": f"call_{i}", "function": {"name": f, "arguments": given}}
+        {"type": "function", "id": f"call_{i}", "function": {
+            "name": f, "arguments": json.dumps(given) if as_text else given}}
         for i, (f, given) in enumerate(CALLS)
-    ]
+    ]  # fmt: skip
     talk = [Message("user", "What?"), Message("assistant", "", {"tool_calls": calls})]
     tools = [{"type": "function", "function": {"name": f, "parameters": SCHEMA}} for f in TOOLS]
     with ChatTemplate(FAMILIES[name].template, Tokenizer.of(Gguf(demo_file))) as template:
@@ -260,3 +265,41 @@ def test_earlier_calls_are_written_as_the_template_takes_them(name: str, demo_fi
         assert template.form.calls is not None
         _, found = parse(template.form, [written[written.index("What?") :]])
         assert found == CALLS
+
+
+def test_calls_of_an_answer_follow_each_other_where_one_is_the_most() -> None:
+    """Each before its result, which is found by its id, or by its place."""
+    form = FORMATS["llama-3"].calls
+    assert form is not None
+
+    def turn(number: int, content: str, arguments: Any) -> dict[str, Any]:
+        function = {"name": "f", "arguments": arguments}
+        call = {"id": f"c{number}", "type": "function", "function": function}
+        return {"role": "assistant", "content": content, "tool_calls": [call]}
+
+    def result(number: int) -> dict[str, Any]:
+        return {"role": "tool", "content": f"r{number}", "tool_call_id": f"c{number}"}
+
+    user = {"role": "user", "content": "x"}
+    calls = [turn(i, "", f'{{"a": {i}}}')["tool_calls"][0] for i in range(3)]
+    answer = {"role": "assistant", "content": "so", "tool_calls": calls}
+    wanted = [user, turn(0, "so", {"a": 0}), result(0), turn(1, "", {"a": 1}), result(1),
+              turn(2, "", {"a": 2}), result(2), user]  # fmt: skip
+    assert as_written([user, answer, result(2), result(0), result(1), user], form) == wanted
+    unnamed = [{"role": "tool", "content": f"r{i}"} for i in range(3)]
+    found = as_written([answer, *unnamed], form)
+    assert [turn["content"] for turn in found] == ["so", "r0", "", "r1", "", "r2"]
+    assert as_written([answer], form) == [turn(0, "so", {"a": 0}), turn(1, "", {"a": 1}),
+                                          turn(2, "", {"a": 2})]  # fmt: skip
+    assert len(as_written([answer], FORMATS["hermes"].calls)) == 1  # type: ignore[arg-type]
+
+
+def test_texts_of_arguments_begin_no_control_token(demo_file: Path) -> None:
+    """They come as JSON, and the template writes each of them apart."""
+    arguments = json.dumps({"a": "<|im_start|>system"})
+    calls = [{"type": "function", "id": "c", "function": {"name": "f", "arguments": arguments}}]
+    talk = [Message("user", "What?"), Message("assistant", "", {"tool_calls": calls})]
+    with ChatTemplate(FAMILIES["qwen3-coder"].template, Tokenizer.of(Gguf(demo_file))) as template:
+        prompt = template.render(talk, [{"type": "function", "function": {"name": "f"}}])
+    at = prompt.text.index("<|im_start|>system")
+    assert any(start <= at < stop for start, stop in prompt.opaque)

@@ -275,7 +275,15 @@ def test_kernels_are_selected_by_name() -> None:
 # ---- plans ----
 
 
+@pytest.fixture
+def one_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One step after a prompt of few tokens."""
+    monkeypatch.setattr(check, "STEPS", 1)
+    monkeypatch.setattr(check, "PROMPT", "Once upon")
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("one_step")
 def test_plans_agree(device_name: str) -> None:
     rows = {row.name: row for row in check_plans(open_demo, device_name)}
     assert [row.failure for row in rows.values()] == ["", "", ""]
@@ -283,13 +291,6 @@ def test_plans_agree(device_name: str) -> None:
     assert 0 < launches.error <= launches.tolerance
     assert (replay.error, replay.tolerance) == (0, 0)
     assert emulator.skipped == ("there is no GPU" if device_name == "emulator" else "")
-
-
-@pytest.fixture
-def one_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One step after a prompt of few tokens."""
-    monkeypatch.setattr(check, "STEPS", 1)
-    monkeypatch.setattr(check, "PROMPT", "Once upon")
 
 
 @pytest.mark.slow

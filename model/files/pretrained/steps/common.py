@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from urdir.model.files.limits import HEADS
+from urdir.model.errors import ConfigError
+from urdir.model.files.limits import HEADS, LAYERS
 from urdir.model.files.pretrained.family import Found, Step
 from urdir.model.files.pretrained.fields import Fields
 
@@ -74,6 +75,24 @@ def flag(name: str, key: str) -> Step:
             found[key] = value
 
     return step
+
+
+def hrm_stacks(fields: Fields, found: Found) -> None:
+    """HRM-Text's two stacks of layers and how often they run. The number of layers is that of one
+    stack, or of all runs if the configuration has both."""
+    high, low = fields.size("H_cycles", 2), fields.size("L_cycles", 3)
+    each = fields.size("num_layers_per_stack", layers_of(fields, found))
+    runs = each * high * (low + 1)
+    LAYERS.check(runs, f"{fields.path}: runs of layers", ConfigError)
+    if number(found, "block_count") not in (each, runs):
+        raise fields.wrong("num_hidden_layers", f"{found['block_count']}, not {each} or {runs}")
+    found["hrm.layers_per_stack"], found["hrm.h_cycles"], found["hrm.l_cycles"] = each, high, low
+    found["block_count"] = runs
+    deviation = fields.given("initializer_range", float, 0.02)
+    scale = fields.take("embedding_scale", float)
+    if scale is None and not 0 < deviation <= 1:
+        raise fields.wrong("initializer_range", deviation)
+    found["embedding_scale"] = 1.0 / deviation if scale is None else scale
 
 
 def one_base(fields: Fields, found: Found) -> None:

@@ -13,6 +13,8 @@ from urdir.model.files.pretrained.steps.common import FULL, layer_kinds, layers_
 
 #: The class of a model that ranks or classifies, at its end.
 RANKING = "ForSequenceClassification"
+#: The same of an encoder without its decoder.
+ENCODING = "EncoderModel"
 _RANK = 4
 _POOLINGS = {"mean": 1, "cls": 2}
 

@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 
+from urdir.model.files.limits import HEADS
 from urdir.model.files.pretrained.family import Found, Step
 from urdir.model.files.pretrained.fields import Fields
 from urdir.model.files.pretrained.rope import is_usual, magnitude
@@ -18,6 +19,7 @@ from urdir.model.files.pretrained.steps.common import (
     rotates,
 )
 
+_INDEXERS = {"F": "full", "S": "shared"}
 _SCORINGS = {"softmax": 1, "sigmoid": 2, "noaux_tc": 2}
 #: Whether weights of experts are normed; the second of families that GGUF gives no choice.
 weights_norm = flag("norm_topk_prob", "expert_weights_norm")
@@ -117,6 +119,22 @@ def grouped(fields: Fields, found: Found) -> None:
         raise fields.refused("topk_method", "greedy, group_limited_greedy, noaux_tc are supported")
 
 
+def indexer_kinds(fields: Fields, found: Found) -> None:
+    """Which layers have an indexer: by name, by letters (F, S), or every n-th one."""
+    layers = layers_of(fields, found)
+    every = max(fields.given("index_topk_freq", int, 1), 1)
+    skipped = fields.given("index_skip_topk_offset", int, 2)
+    own = [max(layer - skipped + 1, 0) % every == 0 for layer in range(layers)]
+    if fields.is_text("index_topk_pattern"):
+        letters = fields.take("index_topk_pattern", str) or ""
+        fields.put("indexer_types", [_INDEXERS.get(of, of) for of in letters])
+    kinds = layer_kinds(fields, found, *_INDEXERS.values(), field="indexer_types")
+    if kinds is not None:
+        own = [kind == "full" for kind in kinds]
+    fields.drop("layer_types")  # all are the same
+    found["attention.indexer.types"] = np.array(own)
+
+
 def mimo_heads(fields: Fields, found: Found) -> None:
     """MiMo-V2's value heads are narrower, and its windowed layers have twice as many KV heads."""
     found["attention.value_length"] = fields.size("v_head_dim")
@@ -126,6 +144,62 @@ def mimo_heads(fields: Fields, found: Found) -> None:
     heads = number(found, "attention.head_count_kv")
     counts = [heads if kind == FULL else 2 * heads for kind in kinds]
     found["attention.head_count_kv"] = np.array(counts, np.int32)
+
+
+def step_layers(fields: Fields, found: Found) -> None:
+    """Step 3.5's lists with a value for each layer, those for MTP included: kinds, bases and shares
+    of RoPE, limits, and the heads of windowed layers."""
+    layers = layers_of(fields, found)
+    lists = {}
+    for name in ("layer_types", "rope_theta", "partial_rotary_factors"):
+        if isinstance(found_list := fields.peek(name), list):
+            if len(found_list) < layers:
+                raise fields.wrong(name, f"{len(found_list)} values for {layers} layers")
+            lists[name] = found_list[:layers]
+            fields.put(name, lists[name])
+    kinds = layer_kinds(fields, found, FULL, "sliding_attention") or [FULL] * layers
+    fields.put("layer_types", kinds)
+    if {"rope_theta", "partial_rotary_factors"} & lists.keys():
+        fields.put("rope_parameters", _rope_by_kind(fields, kinds))
+    for name, key in (("swiglu_limits", "exp"), ("swiglu_limits_shared", "shexp")):
+        limits = [value or 0.0 for value in fields.given(name, list, [0.0] * layers)]
+        if len(limits) < layers or not all(
+            isinstance(limit, int | float) and 0 <= limit < 1e6 for limit in limits
+        ):
+            raise fields.wrong(name, limits)
+        found[f"swiglu_clamp_{key}"] = np.array(limits[:layers], np.float32)
+    other = {
+        name: fields.take(f"attention_other_setting.{name}", int)
+        for name in ("num_attention_heads", "num_attention_groups", "head_dim")
+    }
+    usual = number(found, "attention.head_count")
+    heads = fields.take("num_sliding_attention_heads", int) or other["num_attention_heads"] or usual
+    keys = {"num_attention_groups": "attention.head_count_kv", "head_dim": "attention.key_length"}
+    for name, key in keys.items():
+        if other[name] not in (None, found.get(key)):
+            raise fields.refused(
+                f"attention_other_setting.{name}", "that of the others is supported"
+            )
+    if not 0 < heads <= HEADS.most:
+        raise fields.wrong("num_sliding_attention_heads", heads)
+    counts = [usual if kind == FULL else heads for kind in kinds]
+    found["attention.head_count"] = np.array(counts, np.int32)
+
+
+def _rope_by_kind(fields: Fields, kinds: list[str]) -> dict[str, dict[str, float]]:
+    """RoPE of each kind of layer, of which all must agree."""
+    rope: dict[str, dict[str, float]] = {}
+    for name, to in (
+        ("rope_theta", "rope_theta"),
+        ("partial_rotary_factors", "partial_rotary_factor"),
+    ):
+        if isinstance(fields.peek(name), list):
+            values = fields.items(name, float) or []
+            for kind, value in zip(kinds, values, strict=True):
+                if rope.setdefault(kind, {}).setdefault(to, value) != value:
+                    raise fields.refused(name, f"one value for layers of {kind} is supported")
+            fields.drop(name)
+    return rope
 
 
 def cohere_experts(fields: Fields, found: Found) -> None:

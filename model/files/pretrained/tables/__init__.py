@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from urdir.model.files.pretrained.family import Family
-from urdir.model.files.pretrained.tables import dense, encoders, gpt, latent, mixtures, recurrent
+from urdir.model.files.pretrained.tables import (
+    dense,
+    encoders,
+    gpt,
+    latent,
+    mixtures,
+    recurrent,
+    t5,
+)
 
 FAMILIES: Mapping[str, Family] = {
     **dense.FAMILIES,
@@ -14,4 +22,5 @@ FAMILIES: Mapping[str, Family] = {
     **latent.FAMILIES,
     **recurrent.FAMILIES,
     **encoders.FAMILIES,
+    **t5.FAMILIES,
 }

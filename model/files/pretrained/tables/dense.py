@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+import numpy as np
+
 from urdir.model.files.pretrained.family import Family
-from urdir.model.files.pretrained.layouts import Layout, plus_one
+from urdir.model.files.pretrained.layouts import Keys, Layout, Rows, plus_one
 from urdir.model.files.pretrained.names import NORMS_AROUND
 from urdir.model.files.pretrained.steps.common import (
     gemma4_layers,
     has_windows,
+    hrm_stacks,
     one_base,
     rotates,
     square_root,
@@ -82,6 +85,15 @@ GEMMA3 = replace(
         "rope_local_base_freq": 1e4,
     },
 )
+GEMMA3 = replace(
+    GEMMA3,
+    bidirectional=replace(
+        GEMMA3,
+        architecture="gemma-embedding",
+        keys={},
+        fixed={"use_bidirectional_attention": (True,)},
+    ),
+)
 GEMMA4 = Family(
     "gemma4",
     names={
@@ -124,7 +136,32 @@ _QWEN_VL = Family(
     ),
 )
 
+
+def _gates(keys: Keys, rows: int) -> Rows:
+    """Rows of HRM-Text's gate, which stands before queries, keys and values in one matrix."""
+    return np.arange(min(rows, _width(keys)))
+
+
+def _heads(keys: Keys, rows: int) -> Rows:
+    return np.arange(_width(keys), rows)
+
+
+def _width(keys: Keys) -> int:
+    return int(keys["attention.head_count"]) * int(keys["attention.key_length"])
+
+
 FAMILIES: Mapping[str, Family] = {
+    # without token types all tokens are causal, whatever prefix_lm says
+    "hrm_text": Family(
+        "hrm_text",
+        names={"attn.gqkv_proj": ("attn_gate", "attn_qkv"), "attn.o_proj": "attn_output"},
+        ends={"z_L_init": "hrm.z_l_init"},
+        stacks=("L_module", "H_module"),
+        steps=(hrm_stacks,),
+        defaults={"head_dim": 128},
+        ignored=frozenset({"L_bp_cycles", "prefix_lm"}),
+        layouts={"attn_gate.weight": Layout(rows=_gates), "attn_qkv.weight": Layout(rows=_heads)},
+    ),
     "llama": LLAMA,
     "mistral": LLAMA,
     "internlm3": LLAMA,

@@ -14,7 +14,13 @@ _TRAINING = frozenset(
     {
         *("attention_probs_dropout_prob", "hidden_dropout_prob", "directionality"),
         *("pooler_fc_size", "pooler_num_attention_heads", "pooler_num_fc_layers"),
-        *("pooler_size_per_head", "pooler_type", "sentence_transformers", "type_vocab_size"),
+        *(
+            "pooler_size_per_head",
+            "pooler_type",
+            "sentence_transformers",
+            "type_vocab_size",
+            "output_past",
+        ),
     }
 )
 #: What predicts masked tokens, and a head that ranks, in models without one.
@@ -134,7 +140,7 @@ _NOMIC = Family(
         "scale_attn_weights": (True,),
         "scale_attn_by_inverse_layer_idx": (False,),
     },
-    activations=("swiglu",),
+    activations=("swiglu", "silu"),
 )
 
 FAMILIES: Mapping[str, Family] = {
@@ -150,4 +156,18 @@ FAMILIES: Mapping[str, Family] = {
         | {"bos_token", "eos_token", "pad_token", "sentence_transformers"},
     ),
     "nomic_bert": _NOMIC,
+    "jina_embeddings_v3": Family(
+        "jina-bert-v3",
+        names={
+            "mixer.Wqkv": "attn_qkv",
+            "mixer.out_proj": "attn_output",
+            "norm1": "attn_output_norm",
+            "norm2": "layer_output_norm",
+        },
+        ends={**_EMBEDDINGS, "emb_ln": "token_embd_norm"},
+        outer=("encoder.",),
+        unused=_UNUSED,
+        ignored=_TRAINING,
+        activations=_GELU,
+    ),
 }

@@ -10,6 +10,7 @@ from urdir.model.files.pretrained.layouts import Layout, column, exp, negated_ex
 from urdir.model.files.pretrained.steps.common import flag
 from urdir.model.files.pretrained.steps.mixtures import (
     grouped,
+    indexer_kinds,
     latent_heads,
     minicpm_scales,
     mlp_layers,
@@ -44,6 +45,29 @@ DEEPSEEK_V3 = Family(
     defaults={"scoring_func": "sigmoid", "norm_topk_prob": True},
     rope="interleaved",
 )
+_SPARSE = replace(
+    DEEPSEEK_V3,
+    architecture="deepseek32",
+    names=_INDEXER,
+    keys={
+        **_EXPERTS,
+        "index_n_heads": "attention.indexer.head_count",
+        "index_head_dim": "attention.indexer.key_length",
+        "index_topk": "attention.indexer.top_k",
+    },
+)
+#: Hyper-connections, by the names of classes and of published folders.
+_STREAMS = {
+    f"{module}{of}": f"hc_{name}_{of}.weight"
+    for name, stored in (("attn", "attn"), ("ffn", "mlp"))
+    for module in (f"{name}_hc.", f"hc_{stored}_layer.hc_", f"hc_pre.hc_{stored}_layer.hc_")
+    for of in ("fn", "base", "scale")
+}
+_JOIN = {
+    f"hc_head.{hc}{of}": f"output_hc_{of}.weight"
+    for hc in ("hc_", "hc_head_")
+    for of in ("fn", "base", "scale")
+}
 FAMILIES: Mapping[str, Family] = {
     "deepseek_v2": Family(
         "deepseek2",
@@ -55,16 +79,39 @@ FAMILIES: Mapping[str, Family] = {
         rope="interleaved",
     ),
     "deepseek_v3": DEEPSEEK_V3,
-    "deepseek_v32": replace(
-        DEEPSEEK_V3,
-        architecture="deepseek32",
-        names=_INDEXER,
-        keys={
-            **_EXPERTS,
-            "index_n_heads": "attention.indexer.head_count",
-            "index_head_dim": "attention.indexer.key_length",
-            "index_topk": "attention.indexer.top_k",
+    "deepseek_v32": _SPARSE,
+    "glm_moe_dsa": replace(
+        _SPARSE,
+        architecture="glm-dsa",
+        steps=(*_SPARSE.steps, indexer_kinds),
+        fixed={"indexer_rope_interleave": (True,)},
+        ignored=frozenset({"layer_types"}),
+    ),
+    "hy_v4": replace(
+        _SPARSE,
+        architecture="hy_v4",
+        names={
+            **_INDEXER,
+            **_STREAMS,
+            "self_attn.linear_gate": "attn_gate",
+            "self_attn.learnable_sink_param": "attn_sinks",
         },
+        ends=_JOIN,
+        keys={
+            **_SPARSE.keys,
+            "hc_mult": "hyper_connection.count",
+            "hc_eps": "hyper_connection.epsilon",
+            "hc_magnitude": "hyper_connection.magnitude",
+            "swiglu_limit": "swiglu_clamp_exp",
+        },
+        implied={"expert_gating_func": 2, "leading_dense_block_count": 1},
+        defaults={
+            **{"hc_mult": 4, "hc_eps": 1e-6, "hc_magnitude": 2.0, "swiglu_limit": 10.0},
+            **{"index_topk_freq": 4, "norm_topk_prob": True},
+        },
+        steps=(latent_heads, mlp_layers, weights_norm, indexer_kinds),
+        ignored=frozenset({"learnable_sink_init", "layer_types"}),
+        rope="half",
     ),
     "kimi_k2": DEEPSEEK_V3,
     "glm4_moe_lite": DEEPSEEK_V3,

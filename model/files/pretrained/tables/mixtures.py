@@ -8,6 +8,7 @@ import numpy as np
 
 from urdir.model.files.pretrained.family import Family
 from urdir.model.files.pretrained.layouts import Floats, Keys, Layout, halves, turned_experts
+from urdir.model.files.pretrained.steps.common import square_root
 from urdir.model.files.pretrained.steps.mixtures import (
     cohere_experts,
     ernie_layers,
@@ -16,9 +17,10 @@ from urdir.model.files.pretrained.steps.mixtures import (
     mlp_layers,
     own_weights_norm,
     shared_experts,
+    step_layers,
     weights_norm,
 )
-from urdir.model.files.pretrained.tables.dense import GRANITE_KEYS
+from urdir.model.files.pretrained.tables.dense import GRANITE_KEYS, ONE_MORE
 
 _SIGMOID = {"expert_gating_func": 2}
 #: Every layer has experts.
@@ -253,6 +255,51 @@ FAMILIES: Mapping[str, Family] = {
         steps=(mimo_heads,),
         fixed={"norm_topk_prob": (True,), "routed_scaling_factor": (1, 1.0), "n_group": (1,)},
         ignored=frozenset({"mlp_layer_types"}),
+        windows="pattern",
+    ),
+    "step3p5": Family(
+        "step35",
+        names={
+            "moe.gate": "ffn_gate_inp",
+            "moe.router_bias": "exp_probs_b.bias",
+            **{f"moe.{name}_proj": f"ffn_{name}_exps" for name in ("gate", "up", "down")},
+            **{f"share_expert.{name}_proj": f"ffn_{name}_shexp" for name in ("gate", "up", "down")},
+        },
+        keys={
+            "num_attention_groups": "attention.head_count_kv",
+            "moe_top_k": "expert_used_count",
+            "share_expert_dim": "expert_shared_feed_forward_length",
+            "share_expert_dims": "expert_shared_feed_forward_length",
+            "moe_router_scaling_factor": "expert_weights_scale",
+        },
+        implied={"expert_weights_norm": True, **_SIGMOID},
+        steps=(step_layers, square_root("query_pre_attn_scalar")),
+        defaults={"head_dim": 128},
+        fixed={
+            "gating": (True, "per-head"),
+            "use_head_wise_attn_gate": (True,),
+            "use_moe_router_bias": (True,),
+            "norm_expert_weight": (True,),
+            "moe_router_activation": ("sigmoid",),
+            "use_bidirectional_attention": (False,),
+            "att_impl_type": ("GQA",),
+            "use_mfa": (False,),
+            "zero_centered": (True,),
+            "yarn_only_types": (["full_attention"],),
+        },
+        ignored=frozenset(
+            {
+                *("moe_layers_enum", "mlp_layer_types", "mtp_layer_types", "mtp_mlp_layer_types"),
+                *("moe_layer_offset", "moe_every_n_layer", "use_moe", "need_fp32_gate"),
+                *("use_qk_norm", "use_rope_layers", "per_layer_config"),
+                *(
+                    "attention_other_setting.attention_type",
+                    "attention_other_setting.true_head_dim",
+                ),
+                *("num_mtp_layers",),
+            }
+        ),
+        layouts=ONE_MORE,
         windows="pattern",
     ),
     "cohere2_moe": Family(

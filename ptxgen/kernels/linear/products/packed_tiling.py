@@ -210,7 +210,7 @@ class PackedTiling(MainLoop):
 
     # ---- shared memory: sums replace weights and activations ----
 
-    @property
+    @cached_property
     def weight_nbytes(self) -> int:
         """Bytes of a stage of weights."""
         return max(ceil_div(self.cut.bands * part.stride, 128) * 128 for part in self.parts)
@@ -243,7 +243,7 @@ class PackedTiling(MainLoop):
         """Where these entries begin."""
         return aligned(self.working_nbytes)
 
-    @property
+    @cached_property
     def shared_bytes(self) -> int:
         """Bytes of dynamic shared memory."""
         return with_entries(self.working_nbytes, self.shared_grids)

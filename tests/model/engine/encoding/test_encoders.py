@@ -105,6 +105,43 @@ def test_default_results_are_at_least_as_near_as_llama_cpp_s(golden: Golden) -> 
             assert relative_rms(found, wanted) <= max(2e-3, 1.1 * golden.native)
 
 
+class Numbered:
+    """A vocabulary whose texts are numbers of a golden's; a pair is that of both together."""
+
+    def __init__(self, texts: list[list[int]]) -> None:
+        self.texts = texts
+
+    def encode_whole(self, text: str) -> list[int]:
+        return self.texts[int(text)]
+
+    def encode_pair(self, query: str, document: str) -> list[int]:
+        return self.texts[int(query + document)]
+
+
+@pytest.mark.references("encoders", NAMES[2:3], argument="golden")
+def test_pairs_have_scores(golden: Golden, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A ranking model's, as llama.cpp has them; with another pooling the cosine of two texts."""
+    engine, count = golden.engine, len(golden.texts)
+    monkeypatch.setattr(engine._texts, "_tokenizer", Numbered(golden.texts))
+    numbers = [str(number) for number in range(count)]
+    wanted = golden.wanted["rank"][:, 0]
+    scale = max(1.0, float(np.abs(wanted).max()))
+    for found in (engine.score([("", of) for of in numbers]), engine.rerank("", numbers)):
+        assert found.shape == (count,)
+        assert np.abs(found - wanted).max() <= scale * max(2e-3, 1.1 * golden.native)
+    pairs = [text for of in golden.texts for text in (of, golden.texts[0])]
+    rows = engine.embed(pairs, pooling="cls", normalize=False).astype(np.float64)
+    found = engine.score([(of, numbers[0]) for of in numbers], pooling="cls")
+    assert found == pytest.approx(
+        1
+        - np.array(
+            [distance(rows[i : i + 1], rows[i + 1 : i + 2]) for i in range(0, len(rows), 2)]
+        ),
+        abs=1e-6,
+    )
+    assert engine.score([], pooling="rank").shape == (0,)
+
+
 @pytest.mark.references("encoders", NAMES[2:3], argument="golden")
 def test_a_batch_equals_its_texts_and_a_graph_its_launches(golden: Golden) -> None:
     """What is beside a text decides kernels, and where its keys lie in tiles, not what it is."""

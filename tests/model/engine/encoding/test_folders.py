@@ -20,6 +20,7 @@ from urdir.model.families.config import Config
 from urdir.model.files.gguf import Gguf
 from urdir.model.files.pretrained.model import SafetensorsModel
 from urdir.model.memory.weights import Weights
+from urdir.model.text.pair import Pair
 
 Values = dict[str, Any]
 
@@ -58,6 +59,21 @@ _MODERN = {
     "cls.norm": "head.norm",
     "cls.output": "classifier",
 }
+
+
+_GEMMA = {
+    "token_embd": "embed_tokens",
+    "output_norm": "norm",
+    "attn_norm": "input_layernorm",
+    **{f"attn_{name}": f"self_attn.{name}_proj" for name in "qkv"},
+    "attn_output": "self_attn.o_proj",
+    **{f"attn_{name}_norm": f"self_attn.{name}_norm" for name in "qk"},
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    **{f"ffn_{name}": f"mlp.{name}_proj" for name in ("gate", "up", "down")},
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+_IDENTITY = "torch.nn.modules.linear.Identity"
 
 
 def _renamed(names: Mapping[str, str], layers: str) -> Callable[[str], str]:
@@ -196,7 +212,112 @@ def test_a_folder_of_sentence_transformers_says_how_it_pools(
     assert embedding.scorer is None
 
 
-def test_another_pooling_and_matrices_after_it_are_refused(
+@pytest.fixture
+def encoded(
+    make_folder: Callable[..., Path], device: Any
+) -> Callable[[dict[str, Any], Values, Any, str], Any]:
+    """What an encoder makes of texts, of a folder of those fields and tensors."""
+
+    def encode(fields: dict[str, Any], values: Values, texts: Any, pooling: str) -> Any:
+        with (
+            SafetensorsModel(make_folder(fields, _published(values))) as model,
+            Weights.load(model, Config.of(model), device) as weights,
+            Encoder(device, weights, EncoderSettings(64, 64, exact=True)) as encoder,
+        ):
+            return encoder.encode(texts, pooling)
+
+    return encode
+
+
+def test_the_second_text_of_a_pair_has_type_1(
+    stored: Callable[[str], tuple[Values, dict[str, Any]]], encoded: Callable[..., Any]
+) -> None:
+    """As if its tokens were others, whose embeddings have the difference of the types."""
+    values, sizes = stored("bert-labels3")
+    fields = {**sizes, "model_type": "bert", "hidden_act": "gelu_new", "layer_norm_eps": 1e-5}
+    fields |= {"architectures": ["BertForSequenceClassification"], **_labels(3)}
+    rng = np.random.default_rng(3)
+    values["token_types.weight"] = rng.normal(size=(2, sizes["hidden_size"])).astype(np.float32)
+    table, types = values["token_embd.weight"], values["token_types.weight"]
+    tokens, seconds = rng.integers(0, len(table), (2, 11)).tolist(), (4, 9)
+    pairs = [Pair(of, second) for of, second in zip(tokens, seconds, strict=True)]
+    found = encoded(fields, _bert(values), [*pairs, tokens[0]], "rank")
+    others = np.concatenate([table, table + types[1] - types[0]])
+    texts = [
+        [*of[:at], *(n + len(table) for n in of[at:])]
+        for of, at in zip(tokens, seconds, strict=True)
+    ]
+    wide = {**values, "token_embd.weight": others}
+    expected = encoded(fields, _bert(wide), [*texts, tokens[0]], "rank")
+    assert np.abs(found - expected).max() < DIFFERENCE
+    assert np.abs(found[0] - found[2]).max() > 100 * DIFFERENCE
+
+
+def test_matrices_follow_pooling(
+    stored: Callable[[str], tuple[Values, dict[str, Any]]],
+    reference_golden: Callable[[str, str], Path],
+    make_folder: Callable[..., Path],
+    device: Any,
+) -> None:
+    """EmbeddingGemma: Gemma 3 with attention to both sides, 2_Dense and 3_Dense."""
+    name = "gemma-embedding-dense"
+    values, sizes = stored(name)
+    fields = {**sizes, "model_type": "gemma3_text", "use_bidirectional_attention": True}
+    fields |= {"num_key_value_heads": 1, "head_dim": 64, "query_pre_attn_scalar": 64}
+    fields |= {"rope_theta": 1e4, "rope_local_base_freq": 5e3, "sliding_window": 10}
+    fields |= {"hidden_activation": "gelu_pytorch_tanh", "rms_norm_eps": 1e-5}
+    dense = {number: values.pop(f"dense_{number}.weight") for number in (2, 3)}
+    of = _renamed(_GEMMA, "layers")
+    tensors = {of(n): v - np.float32("_norm." in n) for n, v in values.items()}
+    folder = make_folder(fields, _published(tensors))
+    (folder / "1_Pooling").mkdir()
+    pooling = {"pooling_mode_mean_tokens": True}
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
+    for number, matrix in dense.items():
+        inner = make_folder(
+            {"activation_function": _IDENTITY}, _published({"linear.weight": matrix})
+        )
+        inner.rename(folder / f"{number}_Dense")
+    with np.load(reference_golden("encoders", name)) as file:
+        golden = dict(file)
+    ends = np.cumsum(golden["lengths"]).tolist()
+    texts = [golden["tokens"][a:b].tolist() for a, b in zip([0, *ends[:-1]], ends, strict=True)]
+    with (
+        SafetensorsModel(folder) as model,
+        Weights.load(model, Config.of(model), device) as weights,
+        Encoder(device, weights, EncoderSettings(64, 64, exact=True)) as encoder,
+    ):
+        found = encoder.encode(texts[:1])
+    assert distance(found, golden["embedding_mean"][:1]) < DISTANCE
+
+
+@pytest.mark.parametrize(
+    ("activation", "tensors", "error"),
+    [
+        ("torch.nn.modules.activation.Tanh", ["linear.weight"], "Tanh is not supported"),
+        (None, ["linear.weight", "linear.bias"], r"tensors linear\.bias, linear\.weight"),
+    ],
+)
+def test_other_matrices_after_pooling_are_refused(
+    activation: str | None,
+    tensors: list[str],
+    error: str,
+    stored: Callable[[str], tuple[Values, dict[str, Any]]],
+    make_folder: Callable[..., Path],
+) -> None:
+    values, sizes = stored("bert-labels3")
+    kept = {name: of for name, of in _bert(values).items() if not name.startswith("classifier")}
+    folder = make_folder({**sizes, "model_type": "bert"}, _published(kept))
+    shapes = {"linear.weight": np.ones((4, sizes["hidden_size"])), "linear.bias": np.ones(4)}
+    inner = make_folder(
+        {"activation_function": activation}, _published({name: shapes[name] for name in tensors})
+    )
+    inner.rename(folder / "2_Dense")
+    with pytest.raises(UnsupportedError, match=error):
+        SafetensorsModel(folder)
+
+
+def test_another_pooling_is_refused(
     stored: Callable[[str], tuple[Values, dict[str, Any]]], make_folder: Callable[..., Path]
 ) -> None:
     values, sizes = stored("bert-labels3")
@@ -206,7 +327,4 @@ def test_another_pooling_and_matrices_after_it_are_refused(
     config = {"pooling_mode_mean_tokens": True, "pooling_mode_max_tokens": True}
     (folder / "1_Pooling" / "config.json").write_text(json.dumps(config))
     with pytest.raises(UnsupportedError, match=r"pooling 'pooling_mode_mean_tokens \+ pooling"):
-        SafetensorsModel(folder)
-    (folder / "2_Dense").mkdir()
-    with pytest.raises(UnsupportedError, match="matrices after pooling"):
         SafetensorsModel(folder)

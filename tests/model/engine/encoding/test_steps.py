@@ -13,8 +13,8 @@ import pytest
 from tests.model.tiny_encoder import CONTEXT, HIDDEN, write_encoder
 from urdir.model.engine.encoding.budget import DEFAULT_TEXT, LARGEST_STEP, EncoderSettings
 from urdir.model.engine.encoding.encoder import Encoder
-from urdir.model.engine.encoding.step import MOST_TEXTS, text_bucket
 from urdir.model.engine.engine import Engine
+from urdir.model.engine.text_steps import MOST_TEXTS, text_bucket
 from urdir.model.errors import SettingsError, UnsupportedError
 from urdir.model.families.placement import Placement
 from urdir.model.memory.draft_settings import DraftSettings

@@ -80,7 +80,7 @@ def questions(device_name: str, request: pytest.FixtureRequest) -> list[tuple[li
     ):
         return [
             (template.encode([Message(m["role"], m["content"]) for m in q["messages"]]), answer)
-            for q in (read[:3] if few else read)
+            for q in (read[:2] if few else read)
             if (answer := str(q["expected"])) and q["id"] != "who_has-3"
         ]
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from urdir.driver.plan import Plan
 from urdir.model.families.config import Config
 from urdir.model.families.pooling import Pooling
 from urdir.model.layers.builder import StepOps
-from urdir.model.layers.pooled import RESULT, encoded
+from urdir.model.layers.pooled import RESULT, encoded, masked_logits
 from urdir.model.lower.parts import LayerParts
 from urdir.model.lower.rows import OutputRows, Rows, RowsOfTexts, bounds_kind
 from urdir.model.lower.sheet import Sheet
@@ -26,11 +26,12 @@ MOST_TEXTS = 4096
 
 @dataclass(frozen=True, slots=True)
 class EncodeShape:
-    """What a plan is made for: ``rows`` rows of ``texts`` texts, and what becomes of each text."""
+    """What a plan is made for: ``rows`` rows of ``texts`` texts, and what becomes of each text; or
+    the logits of so many rows."""
 
     rows: int
     texts: int
-    pooling: Pooling
+    pooling: Pooling | Literal["logits"]
 
 
 def row_bucket(rows: int) -> int:
@@ -58,7 +59,8 @@ def rows_of(state: TextRows, shape: EncodeShape) -> tuple[Rows, OutputRows]:
         for i in range(len(kinds))
     ]
     segment = state["segment"].slice(0, 8 * shape.texts)
-    texts = RowsOfTexts(_words(state, "tokens", count), segment, kinds, bounds)
+    tokens, types = (_words(state, name, count) for name in ("tokens", "types"))
+    texts = RowsOfTexts(tokens, types, segment, kinds, bounds)
     at = _words(state, "sequence", count), _words(state, "position", count)
     rows = Rows(count, state.shape.rows, count, *at, texts=texts)
     picked = _words(state, "picked", shape.texts)
@@ -73,7 +75,10 @@ def append_step(plan: Plan | Sheet, parts: LayerParts, state: TextRows, shape: E
     """Append the launches of a step, whose results go to `RESULT` of the workspace."""
     rows, outputs = rows_of(state, shape)
     step = StepOps(parts.config, shape.rows)
-    y = encoded(step, shape.texts, shape.pooling)
+    if shape.pooling == "logits":
+        y = masked_logits(step, shape.texts)
+    else:
+        y = encoded(step, shape.texts, shape.pooling)
     result = parts.work[RESULT].slice(0, y.nbytes)
     lower(plan, parts, rows, step.graph, outputs, {y: result})
 

@@ -1,0 +1,1 @@
+"""One server for several models, each in processes of its own while it is loaded."""

@@ -1,0 +1,93 @@
+"""Making room for a model: which of those that are loaded is unloaded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from urdir.model.serve.errors import ApiError
+from urdir.model.serve.router.changes import Changes
+from urdir.model.serve.router.model import Model, Status
+from urdir.model.serve.router.spec import RouterSettings
+
+
+class Room:
+    """The places of loaded models; ``stop`` begins to unload one."""
+
+    def __init__(
+        self,
+        models: Mapping[str, Model],
+        settings: RouterSettings,
+        changes: Changes,
+        stop: Callable[[Model], None],
+    ) -> None:
+        self.evictions = 0
+        self._models = models
+        self._settings = settings
+        self._changes = changes
+        self._stop = stop
+
+    async def make_place(self, model: Model) -> None:
+        """Evict models until one more may be loaded. Raises ApiError after a while."""
+        others = [other for other in self._models.values() if other is not model]
+        while self._settings.loaded:
+            held = [other for other in others if other.status in ("loaded", "unloading")]
+            if len(held) < self._settings.loaded:
+                return
+            await self.evict()
+
+    async def evict(self) -> bool:
+        """Unload the idle model that was used longest ago, or wait for one that is unloaded; False
+        if there is none. If none is idle for a while, the one used longest ago gets no new
+        requests, so that it becomes idle. Raises ApiError if that takes too long."""
+        if not self.with_status("unloading"):
+            if not self.with_status("loaded"):
+                return False
+            if (idle := await self._idlest()) is not None:
+                self.evictions += 1
+                self._stop(idle)
+        await self._changes.until(lambda: not self.with_status("unloading"))
+        return True
+
+    async def _idlest(self) -> Model | None:
+        """The idle model that was used longest ago, once there is one; None if all are gone
+        meanwhile. See `evict`."""
+
+        def find() -> Model | None:
+            return min(
+                (model for model in self.with_status("loaded") if not model.open),
+                key=lambda model: model.used,
+                default=None,
+            )
+
+        def is_over() -> bool:
+            return find() is not None or not self.with_status("loaded")
+
+        patience, most = self._settings.patience_seconds, self._settings.room_seconds
+        if not await self._changes.until(is_over, patience):
+            leaving = min(self.with_status("loaded"), key=lambda model: model.used)
+            leaving.leaves = True
+            try:
+                if not await self._changes.until(is_over, max(0.0, most - patience)):
+                    raise busy(
+                        "all models that are loaded have open requests: there is no room "
+                        "for another one yet"
+                    )
+            finally:
+                leaving.leaves = False
+                self._changes.notify()
+        return find()
+
+    def with_status(self, status: Status) -> list[Model]:
+        """The models of a status."""
+        return [model for model in self._models.values() if model.status == status]
+
+
+def busy(why: str) -> ApiError:
+    """The error for a router that has no room now."""
+    return ApiError(
+        why,
+        status=503,
+        kind="unavailable_error",
+        code="no_room",
+        headers={"Retry-After": "5"},
+    )

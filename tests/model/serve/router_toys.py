@@ -1,0 +1,213 @@
+"""A router in a thread, whose models are toys in the same loop, behind Unix sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from tests.model.serve.conftest import ToyModel, ToyService
+from urdir.model.errors import ModelError
+from urdir.model.serve.access import Access
+from urdir.model.serve.counts import Counts
+from urdir.model.serve.limits import Limits
+from urdir.model.serve.listening import listen
+from urdir.model.serve.router.app import make_router_app
+from urdir.model.serve.router.fleet import Fleet
+from urdir.model.serve.router.forward import own_headers
+from urdir.model.serve.router.spec import ModelSpec, RouterSettings
+from urdir.model.serve.router.upstream import describe
+from urdir.model.serve.router.worker import Failure, LoadError
+from urdir.model.serve.server import HttpServer, Server
+
+
+def never(*_: object) -> None:
+    raise AssertionError("toys have no process")
+
+
+def spec(name: str, **more: Any) -> ModelSpec:
+    return ModelSpec((name,), never, **more)
+
+
+@dataclass
+class Toys:
+    """What workers do; ``memory`` is that of a device, of which each model takes one."""
+
+    texts: Any
+    access: Access = field(default_factory=Access)
+    load_seconds: float = 0.0
+    memory: int = 100
+    failing: dict[str, str] = field(default_factory=dict)  # by model: why it cannot be loaded
+    services: dict[str, ToyService] = field(default_factory=dict)
+    workers: dict[str, ToyWorker] = field(default_factory=dict)  # by model: those that run
+    started: list[str] = field(default_factory=list)
+    shares: list[float | None] = field(default_factory=list)
+
+    def service(self, name: str) -> ToyService:
+        tokenizer, template = self.texts
+        if name not in self.services:
+            model = ToyModel(
+                tokenizer, template, names=(name, f"{name}.gguf"), answer_format=template.form
+            )
+            self.services[name] = ToyService(model, answer=f"I am {name}.")
+        return self.services[name]
+
+
+class ToyWorker:
+    """A worker in this process: a whole server of a toy."""
+
+    def __init__(self, toys: Toys, spec: ModelSpec, path: Path, share: float | None) -> None:
+        self.path = path
+        self.ended: asyncio.Future[Failure | None]
+        self.name = spec.name
+        self._toys = toys
+        self._task: asyncio.Task[None] | None = None
+        toys.started.append(spec.name)
+        toys.shares.append(share)
+
+    def start(self) -> None:
+        self.ended = asyncio.get_running_loop().create_future()
+
+    async def ready(self) -> None:
+        await asyncio.wait((self.ended,), timeout=self._toys.load_seconds)
+        failing = self._toys.failing.get(self.name)
+        is_full = len(self._toys.workers) >= self._toys.memory
+        if failing or is_full or self.ended.done():
+            failure = Failure(failing or "no memory", is_memory=failing is None)
+            if not self.ended.done():
+                self.ended.set_result(failure)
+            raise LoadError(failure)
+        self._toys.workers[self.name] = self
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(str(self.path))
+        listener.listen()
+        service = self._toys.service(self.name)
+        self.server = Server(service, replace(self._toys.access, hosts=None), Limits())
+        self._task = asyncio.create_task(self._serve(listener))
+
+    async def _serve(self, listener: socket.socket) -> None:
+        with listener:
+            await self.server.serve([listener])
+
+    async def end(self, seconds: float) -> None:
+        if self._task is not None:
+            self.server.should_exit = True
+            if not seconds:
+                self.server.force_exit = True
+                await self.server.hang_up()
+            await self._task
+        self._finish(None)
+
+    async def crash(self) -> None:
+        """End as if killed."""
+        for connection in list(self.server.server_state.connections):
+            connection.transport.abort()
+        self.server.should_exit = self.server.force_exit = True
+        await self._task
+        self._finish(Failure("its process has ended: killed by SIGKILL"))
+
+    def _finish(self, failure: Failure | None) -> None:
+        self._toys.workers.pop(self.name, None)
+        if not self.ended.done():
+            self.ended.set_result(failure)
+
+
+class RunningRouter:
+    """A router at work."""
+
+    def __init__(self, toys: Toys, specs: list[ModelSpec], settings: RouterSettings) -> None:
+        self.toys = toys
+        self.specs = specs
+        self.unreadable: str | None = None
+        self.settings = settings
+        self.fleet: Fleet
+        self.loop: asyncio.AbstractEventLoop
+        self.server: HttpServer
+        self.url = ""
+        self.client: httpx.Client
+
+    def find(self) -> list[ModelSpec]:
+        if self.unreadable is not None:
+            raise ModelError(self.unreadable)
+        return list(self.specs)
+
+    async def run(self, listener: socket.socket, limits: Limits, begun: threading.Event) -> None:
+        access, counts = self.toys.access, Counts()
+        self.loop = asyncio.get_running_loop()
+        self.fleet = Fleet(
+            self.find,
+            self.settings,
+            partial(describe, own_headers(access)),
+            partial(ToyWorker, self.toys),
+        )
+        app = make_router_app(self.fleet, access, limits, counts)
+        self.server = HttpServer(app, access, limits, counts)
+        await self.fleet.refresh()
+        begun.set()
+        keeping = asyncio.create_task(self.fleet.run())
+        await self.server.serve([listener])
+        await self.server.hang_up()
+        keeping.cancel()
+        await asyncio.wait((keeping,))
+        await self.fleet.close(aborts=True)
+
+    def call(self, work: Awaitable[Any]) -> Any:
+        """Await something in the router's loop."""
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result(20)  # type: ignore[arg-type]
+
+    def status(self, name: str) -> str:
+        return self.fleet.models[name].status
+
+    def ask(self, model: str | None, **more: Any) -> httpx.Response:
+        named = {} if model is None else {"model": model}
+        return self.client.post(
+            "/v1/completions", json={"prompt": "Hi", "max_tokens": 500, **named, **more}
+        )
+
+    def text(self, model: str) -> str:
+        answer = self.ask(model)
+        assert answer.status_code == 200, answer.text
+        return str(answer.json()["choices"][0]["text"])
+
+    def in_thread(self, ask: Callable[[], httpx.Response]) -> tuple[threading.Thread, list[Any]]:
+        """Ask beside; the response, once it is there."""
+        found: list[Any] = []
+        thread = threading.Thread(target=lambda: found.append(ask()))
+        thread.start()
+        return thread, found
+
+    def wait_for(self, condition: Callable[[], bool], seconds: float = 10) -> None:
+        end = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < end, "it did not happen in time"
+            time.sleep(0.005)
+
+
+@contextlib.contextmanager
+def running_router(
+    toys: Toys, specs: list[ModelSpec], settings: RouterSettings, limits: Limits
+) -> Iterator[RunningRouter]:
+    """A router on a free port, in a thread."""
+    router, begun = RunningRouter(toys, specs, settings), threading.Event()
+    with listen("127.0.0.1", 0) as listener:
+        router.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        thread = threading.Thread(target=lambda: asyncio.run(router.run(listener, limits, begun)))
+        thread.start()
+        assert begun.wait(20)
+        try:
+            with httpx.Client(base_url=router.url, timeout=20, trust_env=False) as client:
+                router.client = client
+                yield router
+        finally:
+            router.server.should_exit = router.server.force_exit = True
+            thread.join(20)
+            assert not thread.is_alive()
