@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from functools import partial
 from http import HTTPStatus
 
 from starlette.requests import Request
@@ -37,7 +38,7 @@ _MOST_NAME = 256  # characters of a name in an error
 def make_router_app(fleet: Fleet, access: Access, limits: Limits, counts: Counts) -> ASGIApp:
     """Build the application that answers with the models of ``fleet``."""
     router = Router(fleet, access, limits, counts)
-    forward = Forward(fleet, router.bodies, limits, router.named)
+    forward = router.forward
     own = [
         *([Route("/", page)] if access.page else []),
         Route("/health", router.health),
@@ -71,6 +72,7 @@ class Router:
         self.fleet = fleet
         self.bodies = Bodies(limits, counts)
         self.limits = limits
+        self.forward = Forward(fleet, self.bodies, limits, self.named)
         self._counts = counts
         #: Of the router's own requests.
         self.headers: Headers = own_headers(access)
@@ -174,8 +176,12 @@ class Router:
         unknown |= {"capabilities": ["completion"], "modified_at": iso_time(model.spec.modified)}
         return JsonResponse(model.info.get("show", unknown))
 
-    async def response(self, request: Request) -> Response:
+    async def response(self, request: Request) -> Response | ASGIApp:
         """GET and DELETE /v1/responses/NAME, and its cancel: of the loaded model that keeps it."""
+        if request.query_params.get("stream"):
+            for model in [*self.fleet.models.values()]:
+                if model.status == "loaded" and await self._keeps(model, request):
+                    return partial(self.forward.stream_of, model)
         name = request.query_params.get("model")
         asked = [await self.named(name)] if name else [*self.fleet.models.values()]
         method, target = request.method, target_of(request.scope)
@@ -196,6 +202,17 @@ class Router:
             kind="not_found_error",
             code="response_not_found",
         )
+
+    async def _keeps(self, model: Model, request: Request) -> bool:
+        """Whether a loaded model keeps the response of a request's path."""
+        path = request.url.path.encode()
+        with suppress(GoneError):
+            async with (
+                self.fleet.use(model, loads=False) as worker,
+                ask(worker.path, "GET", path, passed(request.scope)) as reply,
+            ):
+                return reply.status != HTTPStatus.NOT_FOUND
+        return False
 
     async def _model_of_body(self, request: Request) -> Model:
         """The model that a small body names."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Scope, Send
@@ -66,6 +66,24 @@ class Forward:
     ) -> None:
         """Pass a request on; ``held`` is the room of its body, until the answer begins."""
         model, loads = await self._choose(request, body)
+        await self._pass_to(model, loads, request, body, held, send)
+
+    async def stream_of(self, model: Model, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a GET by a model, which is loaded, as its answer comes."""
+        work = self._pass_to(model, False, Request(scope), bytearray(), AsyncExitStack(), send)
+        with suppress(ClientDisconnect):
+            await while_connected(receive, work)
+
+    async def _pass_to(
+        self,
+        model: Model,
+        loads: bool | None,
+        request: Request,
+        body: bytearray,
+        held: AsyncExitStack,
+        send: Send,
+    ) -> None:
+        """Pass a request to a model."""
         async with self._fleet.use(model, loads) as worker:
             try:
                 async with ask(
