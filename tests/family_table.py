@@ -134,7 +134,9 @@ def _attention(config: Config) -> Features:
     yield any(isinstance(m, Lightning) for m in others), "lightning"
     yield any(isinstance(m, TimeMix) for m in others), "time mixing"
     yield any(m.latent for m in mixers), "MLA"
-    yield any(m.indexer for m in mixers), "indexer"
+    windows = [m.compression for m in mixers if m.compression]
+    yield any(of.blocks for of in windows), "window and compressed blocks of tokens"
+    yield any(m.indexer for m in mixers) or any(of.index for of in windows), "indexer"
     yield any(m.follows_indexer for m in mixers), "shared indexers"
     yield any(m.indexer and m.indexer.pool > 1 for m in mixers), "pools of keys"
     yield bool(others) and 0 < len(mixers) < config.n_layers, "attention in some layers"
@@ -203,6 +205,7 @@ def _mixture(network: Mixture) -> Features:
     yield True, f"experts ({_named(network)})"
     yield True, route.scoring.replace("_", " ")
     yield route.choice_bias is not None, "selection bias"
+    yield route.by_token is not None, "experts by token"
     yield route.groups > 1, "groups"
     yield route.normalize, "normalised weights"
     yield route.scale != 1.0, "scale"
@@ -231,6 +234,7 @@ def _more(config: Config) -> Features:
     yield bool(config.saved_streams), "saved streams"
     yield config.banked(config.n_layers) > 0, "banked streams"
     yield config.has_streams, "hyper-connections"
+    yield config.join is not None, "weighted sum of streams"
     sources = [m.q.matrix.name for m in config.attentions]
     yield len(set(sources)) < len(sources), "looped layers"
     yield bool(config.unused_tensors), "unused tensors"

@@ -51,6 +51,6 @@ def bind(driver: Driver, function: Any) -> Callable[..., tuple[Any, ...]]:
 
 @functools.cache
 def _signature(function: Any) -> inspect.Signature:
-    """The parameters but for the driver; every emulated driver has the same."""
+    """The parameters without the driver; every emulated driver has the same."""
     signature = inspect.signature(function)
     return signature.replace(parameters=list(signature.parameters.values())[1:])

@@ -24,7 +24,7 @@ from urdir.model.engine.speculation.draft_assistant import AssistantDraft
 from urdir.model.engine.speculation.draft_convolutions import DYNAMIC
 from urdir.model.engine.speculation.draft_dflash import DFlashDraft
 from urdir.model.engine.speculation.draft_eagle3 import Eagle3Draft
-from urdir.model.engine.speculation.draft_nextn import NextnDraft
+from urdir.model.engine.speculation.draft_nextn import MERGED, WIDENED, NextnDraft
 from urdir.model.engine.speculation.draft_streams import NO_STREAM, STREAMS_READ
 from urdir.model.engine.speculation.markov_tokens import PREVIOUS
 from urdir.model.engine.speculation.model_source import service_widths
@@ -104,7 +104,7 @@ class Pair:
             self.of_drafts,
             held=given if self.slots == 1 else 0,
             streams=() if self.shares_cache else tuple(streams),
-            stream=config.hidden,
+            stream=config.stream_width,
             mapped=mapped,
             slots=self.slots,
             shares_cache=self.shares_cache,
@@ -141,12 +141,15 @@ def nextn_pair(gguf: ModelFile) -> Pair:
             f"{gguf.path}: there are no layers for predicting several tokens (MTP, '{key}'): give "
             "the file of a draft model"
         )
-    hidden, heads = config.hidden, len(config.nextn)
+    width, heads = config.stream_width, len(config.nextn)
+    widths = {EMBEDDED: config.hidden, JOINED: 2 * width, GIVEN: width, PASSED_ON: width}
+    if config.has_streams:
+        widths |= {WIDENED: width, MERGED: config.hidden}
     return Pair(
         gguf,
         tapped(config, [config.n_layers]),
         nextn_heads(config),
-        {EMBEDDED: hidden, JOINED: 2 * hidden, GIVEN: hidden, PASSED_ON: hidden},
+        widths,
         NextnDraft,
         heads if heads > 1 else 0,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from urdir.model.families.compression import Compression
 from urdir.model.families.rope import RopeConfig
 from urdir.model.families.stored import (
     MOST_DISTANCE,
@@ -121,8 +122,9 @@ class Attention:
     reads the cache of layer ``shares_cache_of``. Q, K and V are clamped to +- ``clamp``. A ``norm``
     (heads * value_dim,) normalises all heads of the result together. With a ``latent``, q and k are
     the rotated parts. With an ``indexer``, or as the last layer that has one selected
-    (``follows_indexer``), rows attend to some tokens alone. With ``cross`` they attend to all of
-    the sequence's source, whose keys and values its layer's cache has; there are no k and v.
+    (``follows_indexer``), rows attend to some tokens alone. With a ``compression`` to the last
+    tokens and to blocks of tokens. With ``cross`` they attend to all of the sequence's source,
+    whose keys and values its layer's cache has; there are no k and v.
     """
 
     heads: int  # query heads
@@ -154,6 +156,7 @@ class Attention:
     indexer: Indexer | None = None
     follows_indexer: bool = False
     norm: Normalization | None = None
+    compression: Compression | None = None
 
     @property
     def written_out(self) -> Attention | None:

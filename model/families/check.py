@@ -13,6 +13,8 @@ from urdir.ptxgen.weights.formats import FORMATS, INTEGERS
 
 #: Types supported for vectors.
 VECTOR_TYPES = ("F32", "F16", "BF16")
+#: Types of tables of several vectors.
+TABLE_TYPES = (*VECTOR_TYPES, "Q8_0", "I32")
 
 
 def check_tensors(description: Description, file: ModelFile) -> None:
@@ -46,7 +48,7 @@ def _check(reference: Stored, file: ModelFile) -> None:
         raise ConfigError(
             f"tensor '{name}' {_text(reference.shape)} has fewer rows than the metadata require"
         )
-    types: Collection[str] = VECTOR_TYPES
+    types: Collection[str] = TABLE_TYPES if len(reference.shape) > 1 else VECTOR_TYPES
     if isinstance(reference, StoredMatrix):
         types = [*FORMATS, *(fmt.name for fmt in INTEGERS.values())]
     if tensor.type_name not in types:

@@ -27,6 +27,7 @@ from urdir.model.families.stored import (
     StoredVector,
 )
 from urdir.model.families.streaming import Streaming
+from urdir.ptxgen.kernels.streams import STREAMS
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +180,11 @@ class Description:
         """Whether the residual has several streams (`HyperConnection`)."""
         blocks = (block for layer in self.layers for block in layer.blocks)
         return any(block.hyper is not None for block in blocks)
+
+    @property
+    def stream_width(self) -> int:
+        """Values of the residual in a row, of all its streams."""
+        return self.hidden * (STREAMS if self.has_streams else 1)
 
     @property
     def is_causal(self) -> bool:

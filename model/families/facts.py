@@ -9,6 +9,7 @@ import math
 from typing import Any
 
 from urdir.model.families.attention import Attention
+from urdir.model.families.compression import Compression
 from urdir.model.families.description import Description
 from urdir.model.families.embedding import Embedding
 from urdir.model.families.feed_forward import Dense, Mixture
@@ -62,6 +63,7 @@ def model_facts(description: Description) -> Facts:
         softcap=description.softcap,
         hidden_logits=description.hides and list(description.hides),
         streams=len(description.streams),
+        weighted_sum_of_streams=description.join is not None,
         saves=description.saves,
         adds=description.adds and description.adds.name,
         token_type=description.token_type is not None,
@@ -137,14 +139,14 @@ def _network(network: Network) -> Facts:
 
 
 def _attention(of: Attention) -> Facts:
-    norm = of.qk_norm
+    norm, compression = of.qk_norm, of.compression
     usual = 1.0 / math.sqrt(of.key_dim)
     return _known(
         heads=of.heads,
         kv_heads=_other_than(of.kv_heads, of.heads),
         dim=of.key_dim,
         value_dim=_other_than(of.value_dim, of.key_dim),
-        window=of.window,
+        window=of.window or (compression and compression.window),
         chunk=of.chunk,
         rope=_rope(of.rope),
         alibi=of.max_bias,
@@ -172,6 +174,19 @@ def _attention(of: Attention) -> Facts:
         selects_as_before=of.follows_indexer,
         norm_of_result=_norm(of.norm),
         to_encoder=of.cross is not None,
+        **({} if compression is None else _compression(compression)),
+    )
+
+
+def _compression(of: Compression) -> Facts:
+    index = of.index
+    return _known(
+        tokens_of_a_block=of.blocks and of.blocks.ratio,
+        blocks_selected=index and index.most // index.pool,
+        index_heads=index and index.heads,
+        index_dim=index and index.dim,
+        output_groups=of.groups,
+        output_rank=of.o_down.rows // of.groups,
     )
 
 
@@ -265,6 +280,7 @@ def _mixture(of: Mixture) -> Facts:
         gated=of.gate is not None,
         bias=of.up.bias is not None,
         scores=router.scoring,
+        chosen_by_token=router.by_token is not None,
         groups=_other_than(router.groups, 1),
         groups_used=_other_than(router.groups_used, router.groups),
         by_best=router.by_best,

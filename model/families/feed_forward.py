@@ -7,7 +7,7 @@ from typing import Literal
 
 from urdir.model.families.stored import Linear, Normalization, StoredVector
 from urdir.ptxgen.kernels.activation import Activation
-from urdir.ptxgen.kernels.experts.selection import Selection
+from urdir.ptxgen.kernels.experts.selection import Scoring, Selection
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,20 +37,22 @@ class Dense:
 class Router:
     """The routing of tokens to experts, and the weights of the chosen ones.
 
-    Scores of the logits are "softmax", "sigmoid", or the logits themselves, with a softmax over the
-    chosen ones ("softmax_selected"), or over those near each of two ("sparsemixer", `Selection`).
+    Scores of the logits are "softmax", "sigmoid", "sqrt_softplus", or the logits themselves, with a
+    softmax over the chosen ones ("softmax_selected"), or over those near each of two
+    ("sparsemixer", `Selection`).
     The ``used`` highest scores are chosen. ``choice_bias`` (experts,) is added for the choice only;
     a choice among groups takes the ``groups_used`` best of ``groups``, by the sum of a group's two
     best scores, or its best one (``by_best``). The chosen scores are the weights: divided by their
     sum (``normalize``), times ``scale``, times the expert's ``expert_scale`` (experts,).
     With ``shares`` so many experts share one network, see `Selection`.
-    ``by_logits`` chooses by logits. ``reads`` names the router's input: that of the FFN, that of
-    the layer, or a norm of its own (``norm``).
+    With ``by_token`` (vocabulary, used) the experts of a row are those of its token, and scores
+    are their weights alone. ``by_logits`` chooses by logits. ``reads`` names the router's input:
+    that of the FFN, that of the layer, or a norm of its own (``norm``).
     """
 
     linear: Linear
     used: int
-    scoring: Literal["softmax", "sigmoid", "softmax_selected", "sparsemixer"] = "softmax"
+    scoring: Scoring = "softmax"
     choice_bias: StoredVector | None = None
     groups: int = 1
     groups_used: int = 1
@@ -63,6 +65,7 @@ class Router:
     norm_scale: float = 1.0  # multiplies the router's own norm
     by_best: bool = False
     shares: int = 1
+    by_token: StoredVector | None = None
 
     @property
     def experts(self) -> int:

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Literal
 
 from urdir.model.errors import ConfigError, UnsupportedError
 from urdir.model.families.description import Description
@@ -29,8 +28,8 @@ from urdir.model.families.parts import (
 from urdir.model.families.reader import Presence, Reader
 from urdir.model.families.stored import Linear
 from urdir.ptxgen.kernels.activation import Activation, Clamp
+from urdir.ptxgen.kernels.experts.selection import Scoring
 
-Scoring = Literal["softmax", "sigmoid", "softmax_selected", "sparsemixer"]
 #: Tensors of a dense FFN, and of a mixture.
 DENSE = ("ffn_gate.weight", "ffn_up.weight", "ffn_down.weight")
 EXPERTS = (

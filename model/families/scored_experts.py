@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from urdir.model.families.feed_forward import LatentExperts, Mixture
 from urdir.model.families.mixtures import (
-    Scoring,
     expert_width,
     mixture,
     router,
@@ -20,6 +19,7 @@ from urdir.model.families.mixtures import (
 from urdir.model.families.parts import SILU
 from urdir.model.families.reader import Presence, Reader
 from urdir.ptxgen.kernels.activation import Activation
+from urdir.ptxgen.kernels.experts.selection import Scoring
 
 
 def scored_experts(

@@ -149,7 +149,8 @@ class _Cutter:
 def _has_separate_heads(of: Attention) -> bool:
     """Whether no part of attention spans all heads."""
     norm_of_all = of.qk_norm is not None and of.qk_norm.over == "row"
-    return not norm_of_all and not of.max_bias and of.norm is None
+    together = of.norm is not None or of.compression is not None
+    return not norm_of_all and not of.max_bias and not together
 
 
 def _latent(of: Latent, heads: int, some: Span) -> Latent:

@@ -14,10 +14,13 @@ from urdir.model.files.limits import Limit
 #: Heads whose dimensions have their own keys: windowed layers, latent attention.
 _HEADS = ("", "_swa", "_mla")
 _BY_LIMIT: Mapping[Limit, tuple[str, ...]] = {
-    limits.LAYERS: ("block_count", "decoder_block_count", "nextn_predict_layers"),
+    limits.LAYERS: (
+        *("block_count", "decoder_block_count", "nextn_predict_layers"),
+        "hash_layer_count",
+    ),
     limits.HEADS: (
         *("attention.head_count", "attention.head_count_kv"),
-        "attention.indexer.head_count",
+        *("attention.indexer.head_count", "attention.output_group_count"),
     ),
     limits.HEAD_WIDTH: (
         *(f"attention.{of}_length{kind}" for of in ("key", "value") for kind in _HEADS),
@@ -32,7 +35,7 @@ _BY_LIMIT: Mapping[Limit, tuple[str, ...]] = {
         "expert_chunk_feed_forward_length",
         *("expert_latent_length", "moe_latent_size", "ssm.inner_size", "ssm.time_step_rank"),
         "target_hidden_size",
-        *(f"attention.{of}_lora_rank" for of in ("q", "kv", "decay", "iclr", "gate")),
+        *(f"attention.{of}_lora_rank" for of in ("q", "kv", "decay", "iclr", "gate", "output")),
         "attention.value_residual_mix_lora_rank",
         *("time_mix_extra_dim", "time_decay_extra_dim"),
     ),

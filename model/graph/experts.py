@@ -13,6 +13,7 @@ from urdir.model.graph.evaluation import Evaluation, Floats
 from urdir.model.graph.ops import Op
 from urdir.model.graph.tensor import Tensor
 from urdir.ptxgen.kernels.activation import Activation
+from urdir.ptxgen.kernels.experts.keep_experts import LEAST
 from urdir.ptxgen.kernels.experts.selection import Selection
 
 
@@ -48,6 +49,10 @@ class Route(Op):
         logits = _with_bias(at, of.linear, x[0] @ at.matrix(of.linear.matrix).T * of.norm_scale)
         if self.room is not None:
             logits = logits + at.expanded(of.linear, x[1])
+        if of.by_token is not None:
+            table = at.vector(of.by_token).reshape(-1, of.used)
+            kept = (table[at.tokens][:, :, None] == np.arange(of.linear.rows)).any(axis=1)
+            logits = np.where(kept, logits, LEAST)
         bias = None if of.choice_bias is None else at.vector(of.choice_bias)
         factors = None if of.expert_scale is None else at.vector(of.expert_scale)
         chosen, weights = of.selection(logits, bias, factors)

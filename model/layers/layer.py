@@ -19,6 +19,7 @@ from urdir.model.graph.tensor import BRANCH, STREAM, Tensor
 from urdir.model.layers.altup import altup_layer
 from urdir.model.layers.attention import attention, cached_keys
 from urdir.model.layers.builder import LayerOps, StepOps
+from urdir.model.layers.compression import cached_blocks, compressed_attention
 from urdir.model.layers.dense import activation, dense, linear
 from urdir.model.layers.mla import cached_latents, latent_attention
 from urdir.model.layers.moe import mixture
@@ -54,14 +55,20 @@ def layer(
 
 
 def layer_keys(step: StepOps, index: int, x: Tensor) -> None:
-    """What later tokens need of a layer that `begins_with_attention`: keys and values."""
+    """What later tokens need of a layer that begins with attention alone: keys and values."""
     step.graph.begin_layer()
     at, block = LayerOps(step, index), step.config.layers[index].blocks[0]
     branch = block.branches[0]
     assert isinstance(branch.network, Attention)
     x = at.norm("stream_norm", x, block.stream_norm, STREAM)
-    keys = cached_keys if branch.network.latent is None else cached_latents
-    keys(at, branch.network, at.norm("attn_norm", x, branch.norm))
+    if block.hyper is not None:
+        x, _ = _read_streams(at, block.hyper, "hc_attn", x)
+    x, mixer = at.norm("attn_norm", x, branch.norm), branch.network
+    if mixer.compression is not None:
+        cached_blocks(at, mixer, mixer.compression, x)
+        return
+    keys = cached_keys if mixer.latent is None else cached_latents
+    keys(at, mixer, x)
 
 
 def begins_with_attention(layer: LayerConfig) -> bool:
@@ -137,16 +144,23 @@ def _hyper_block(at: LayerOps, block: Block, of: HyperConnection, x: Tensor) -> 
     """The streams x after a block that reads a weighted sum of them."""
     is_ffn = isinstance(block.branches[0].network, Dense | Mixture)
     label = "hc_ffn" if is_ffn else "hc_attn"
-    normed = at.norm(f"{label}_norm", x, of.norm, "normed streams")
-    mixes = at.product(label, normed, of.mixes, "mixes")
-    read = Tensor("streams read", x.rows, at.config.hidden)
-    read = at.graph.add(ReadStreams(at.name(f"{label}_read"), read, x, mixes, of))
+    read, mixes = _read_streams(at, of, label, x)
     at.residual = None
     for branch in block.branches:
         _add_branch(at, branch, read, read, block.scale)
     assert at.residual is not None
     y = Tensor(STREAM, x.rows, x.width)
     return at.graph.add(WriteStreams(at.name(f"{label}_write"), y, x, at.residual, mixes, of))
+
+
+def _read_streams(
+    at: LayerOps, of: HyperConnection, label: str, x: Tensor
+) -> tuple[Tensor, Tensor]:
+    """What a block reads of the streams x, and the numbers that its weights are made of."""
+    normed = at.norm(f"{label}_norm", x, of.norm, "normed streams")
+    mixes = at.product(label, normed, of.mixes, "mixes")
+    read = Tensor("streams read", x.rows, at.config.hidden)
+    return at.graph.add(ReadStreams(at.name(f"{label}_read"), read, x, mixes, of)), mixes
 
 
 def _add_branch(at: LayerOps, branch: Branch, x: Tensor, start: Tensor, scale: float) -> None:
@@ -180,6 +194,8 @@ def _network(at: LayerOps, branch: Branch, x: Tensor, start: Tensor, scale: floa
     if isinstance(network, Dense | Linear | Activation):
         return _feed_forward(at, network, at.norm("ffn_norm", x, branch.norm), scale)
     x = at.norm("attn_norm", x, branch.norm)
+    if network.compression is not None:
+        return compressed_attention(at, network, network.compression, x, scale)
     made = attention if network.latent is None else latent_attention
     return made(at, network, x, scale)
 

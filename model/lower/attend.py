@@ -225,7 +225,11 @@ def segment_alignment(config: Config, cache: CacheShape, target: str) -> int:
     """The rows at multiples of which segments of prompts begin, so that all layers' kernels on a
     device of native ``target`` take them."""
     mixers = ((i, layer.attention) for i, layer in enumerate(config.layers))
-    shapes = {(m.heads, cache.layout(i), m.scores) for i, m in mixers if m is not None}
+    shapes = {
+        (m.heads, cache.layout(i), m.scores)
+        for i, m in mixers
+        if m is not None and m.compression is None
+    }
     kernels = (
         prompt_attention(heads, layout, rows, target, scores=scores)
         for heads, layout, scores in shapes

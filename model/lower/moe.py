@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from urdir.model.families.stored import StoredVector
 from urdir.model.graph.adapters import Adapt
 from urdir.model.graph.experts import Experts, Route
 from urdir.model.graph.ops import Add, Norm, Op, Product
@@ -26,10 +27,12 @@ from urdir.model.lower.experts.products import MixtureCall
 from urdir.model.lower.experts.shared_read import SharedRead
 from urdir.model.lower.linear import lower_chain
 from urdir.model.lower.lowering import Lowering
+from urdir.model.lower.parts import StepParts
 from urdir.model.lower.registers import COUNTERS
 from urdir.model.lower.rule import Rule, variants
 from urdir.model.lower.stream import append_norm
 from urdir.model.memory.norms import NormLayer
+from urdir.ptxgen.kernels.experts.keep_experts import KeepExperts
 from urdir.ptxgen.kernels.experts.logits import RouterLogits
 from urdir.ptxgen.kernels.experts.route import RouteExperts
 from urdir.ptxgen.kernels.experts.select import SelectExperts
@@ -106,6 +109,7 @@ def lower_route(at: Lowering, ops: Sequence[Op]) -> bool:
     if (
         many
         or of.low is not None
+        or of.router.by_token is not None
         or matrix.format.name != "F32"
         or not RouteExperts.takes(matrix.cols, computed)
     ):
@@ -114,6 +118,8 @@ def lower_route(at: Lowering, ops: Sequence[Op]) -> bool:
             splits = _append_logits(at, of, router, x, layer)
         else:
             _append_product(at, of, norm)
+        if of.router.by_token is not None:
+            _append_kept(at, of, of.router.by_token, splits)
         select = _select(rows, router.selection, splits)
         at.launch(select, f"{of.label}.select", logits=logits, **chosen)
         return True
@@ -221,6 +227,22 @@ def _append_product(at: Lowering, of: Route, norm: Norm | None) -> None:
     x = of.x if norm is None else norm.x
     lowered = lower_chain(at, Chain(x, norm=norm, products=[product], ends=ends, results=[y]))
     assert lowered
+
+
+def _append_kept(at: Lowering, of: Route, table: StoredVector, splits: int) -> None:
+    """Leaves the logits of the experts of the rows' tokens alone."""
+    assert isinstance(at.parts, StepParts)
+    state, rows = at.parts.state, at.rows
+    sizes = of.x.rows, of.selection.experts, of.selection.used, table.shape[0]
+    kernel = KeepExperts(*sizes, state.sequences, state.max_len, splits)
+    at.launch(
+        kernel,
+        f"{of.label}.kept",
+        logits=at.work["router logits"],
+        table=at.vector(table),
+        tokens=state["tokens"],
+        **rows.arguments,
+    )
 
 
 def lower_experts(at: Lowering, ops: Sequence[Op]) -> bool:

@@ -8,6 +8,7 @@ from urdir.model.lower import (
     attention,
     blocks,
     collectives,
+    compression,
     latent,
     linear,
     moe,
@@ -20,7 +21,7 @@ from urdir.model.lower import (
 from urdir.model.lower.rule import RuleBook
 
 _ROOMS = (
-    *(adapters, moe, selection, latent, attention, rwkv, linear),
+    *(adapters, moe, selection, compression, latent, attention, rwkv, linear),
     *(altup, recurrent, collectives, stream, streams, blocks),
 )
 #: What a step is lowered by.

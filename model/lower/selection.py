@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from urdir.model.graph.compression import SelectBlocks
 from urdir.model.graph.latent import AttendLatent
 from urdir.model.graph.ops import Op
 from urdir.model.graph.selection import Select
@@ -43,7 +44,7 @@ def lower_select(at: Lowering, ops: Sequence[Op]) -> bool:
     sparse = at.rows.keys > of.indexer.width
     _append_index_tokens(at, of, of.indexer.heads if sparse else 0)
     if sparse:
-        _append_selection(at, of)
+        append_selection(at, of)
     return True
 
 
@@ -126,11 +127,12 @@ def _append_index_tokens(at: Lowering, of: Select, heads: int) -> None:
         )
 
 
-def _append_selection(at: Lowering, of: Select) -> None:
-    """Scores of all tokens, and the slots of the highest, some rows after others."""
+def append_selection(at: Lowering, of: Select | SelectBlocks) -> None:
+    """Scores of all tokens, and the slots of the highest in a cache of one head, some rows after
+    others."""
     rows, indexer, keys = at.rows, of.indexer, at.rows.keys // of.indexer.pool
     layout, index = at.parts.cache.layout(of.layer), at.parts.cache.shape.index_layout(of.layer)
-    cache = _cache(at, of)
+    layout, cache = replace(layout, kv_heads=1), _cache(at, of)
     table = {"block_table": cache["block_table"]} if layout.is_paged else {}
     rounds = not at.exact and index.dtype == "f16" and index.head_dim % 32 == 0
     scores, most = at.work["index scores"], SCORES_NBYTES // (4 * keys)
@@ -168,7 +170,7 @@ def _append_selection(at: Lowering, of: Select) -> None:
         )
 
 
-def _cache(at: Lowering, of: Select) -> dict[str, Slice]:
+def _cache(at: Lowering, of: Select | SelectBlocks) -> dict[str, Slice]:
     """The cache of index keys, by the names of kernels' parameters."""
     arguments = at.parts.cache.arguments(of.layer)
     table = {"block_table": arguments["block_table"]} if "block_table" in arguments else {}

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Literal, Self
 
 from urdir.model.errors import SettingsError
 from urdir.model.families.attention import Attention
+from urdir.model.families.compression import Compression
 from urdir.model.families.config import Config
 from urdir.model.memory.device_state import mailbox_slots
 from urdir.model.memory.session_settings import SessionSettings
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from urdir.driver.memory import Slice
 
 
+#: Types of keys in layers with compressed blocks.
+_COMPRESSED: Sequence[KvDtype] = ("f32", "f16", "bf16")
 #: Tokens for which answers reserve room at once.
 RESERVED = 64
 
@@ -92,6 +95,9 @@ class CachedLayer:
     A layer with an indexer has its keys in the same slots, in an array of layout ``index``; if they
     are pooled, that has the keys of pools, at their last tokens, and ``raw`` has keys and gates of
     tokens. A token then attends to ``selects`` tokens at most, as in layers that follow (0: all).
+
+    A layer with compressed blocks has their keys in a second head, at their last tokens; ``blocks``
+    has what they are made of, keys and gates of tokens, as two heads.
     """
 
     layout: KvLayout
@@ -99,14 +105,15 @@ class CachedLayer:
     window: Window | None = None
     index: KvLayout | None = None
     raw: KvLayout | None = None
+    blocks: KvLayout | None = None
     selects: int = 0
 
     @property
     def arrays(self) -> dict[str, KvLayout]:
         """The layouts of "keys" and "values" (only of keys if these contain the values), and of
-        keys of an "index", "raw" ones too if they are pooled."""
+        keys of an "index", "raw" ones too if they are pooled, and of "blocks"."""
         arrays = dict(zip(("keys", "values"), self.layout.caches.values(), strict=False))
-        more = {"index": self.index, "raw": self.raw}
+        more = {"index": self.index, "raw": self.raw, "blocks": self.blocks}
         return arrays | {name: layout for name, layout in more.items() if layout is not None}
 
 
@@ -160,6 +167,7 @@ class CacheShape:
                 layout=replace(layer.layout, pages=count),
                 index=layer.index and replace(layer.index, pages=count),
                 raw=layer.raw and replace(layer.raw, pages=count),
+                blocks=layer.blocks and replace(layer.blocks, pages=count),
             )
         return replace(self, layers=layers)
 
@@ -183,8 +191,11 @@ class CacheShape:
         """The layout of the keys and values that a layer uses."""
         return self.layers[self.owners[layer]].layout
 
-    def index_layout(self, layer: int, kind: Literal["index", "raw"] = "index") -> KvLayout:
-        """The layout of the keys of a layer's indexer; of tokens' keys and gates, if pooled."""
+    def index_layout(
+        self, layer: int, kind: Literal["index", "raw", "blocks"] = "index"
+    ) -> KvLayout:
+        """The layout of the keys of a layer's indexer; of tokens' keys and gates, if pooled; of
+        those that blocks are made of."""
         return self.layers[self.owners[layer]].arrays[kind]
 
     @cached_property
@@ -255,11 +266,25 @@ def table_name(group: int) -> str:
     return f"block table {group}"
 
 
-def _index(dim: int, layout: KvLayout) -> KvLayout:
+def _index(dim: int, layout: KvLayout, heads: int = 1) -> KvLayout:
     """The cache of an indexer's vectors, in the slots of the layer's own: f32 beside keys in f32,
     else f16."""
     dtype: KvDtype = "f32" if layout.dtype == "f32" else "f16"
-    return replace(layout, head_dim=dim, value_dim=0, dtype=dtype, values_in_keys=True)
+    own = replace(layout, kv_heads=heads, head_dim=dim, value_dim=0, dtype=dtype)
+    return replace(own, values_in_keys=True)
+
+
+def _compressed(of: Compression, layer: CachedLayer, max_len: int) -> CachedLayer:
+    """The layer with what its compressed blocks need, all in the slots of tokens."""
+    if (blocks := of.blocks) is None:
+        return replace(layer, selects=of.window)
+    keys, index, raw = layer.layout, None, None
+    if of.index is not None:
+        index = _index(of.index.dim, keys)
+        raw = _index(of.index.blocks.width, keys, heads=2)
+    selects = of.window + of.most_blocks(max_len)
+    made = _index(blocks.width, keys, heads=2)
+    return replace(layer, index=index, raw=raw, blocks=made, selects=selects)
 
 
 def _layer(
@@ -278,6 +303,7 @@ def _layer(
             f"value_dtype {values} of {keys} keys: values of latent attention are part of "
             f"its keys, choose one type for both"
         )
+    shares_values = ends_with_value or mixer.compression is not None
     of_values = "value_dtype" if settings.value_dtype else "kv_dtype"
     widths = (("kv_dtype", keys, mixer.key_dim), (of_values, values, mixer.value_dim))
     for option, dtype, dim in widths:
@@ -286,19 +312,27 @@ def _layer(
                 f"{option} {dtype}: its groups have {unit} values, heads have {dim}: choose f16, "
                 "bf16, f32 or fp8"
             )
+    compression = mixer.compression
+    if compression is not None and (values != keys or keys not in _COMPRESSED):
+        raise SettingsError(
+            f"kv_dtype {keys}, value_dtype {values}: keys of compressed blocks are their values, "
+            f"too: choose {', '.join(_COMPRESSED)} for both"
+        )
     layout = KvLayout(
         settings.sequences,
-        mixer.kv_heads,
+        2 if compression is not None and compression.blocks is not None else mixer.kv_heads,
         max_len,
         mixer.key_dim,
         dtype=keys,
         value_dim=0 if mixer.value_dim == mixer.key_dim else mixer.value_dim,
         capacity=capacity if is_short and not page_len else 0,
-        values_in_keys=ends_with_value and start % FORMATS[keys].value_unit == 0,
+        values_in_keys=shares_values and start % FORMATS[keys].value_unit == 0,
         value_dtype=None if values == keys else values,
     )
     layout = in_pages(layout, page_len, settings.pages)
     if not (is_short and page_len):
+        if compression is not None:
+            return _compressed(compression, CachedLayer(layout, span), max_len)
         if (of := mixer.indexer) is None:
             return CachedLayer(layout, span)
         raw = _index(2 * of.dim, layout) if of.pool > 1 else None

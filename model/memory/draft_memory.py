@@ -49,7 +49,8 @@ def draft_workspace(
     # a draft by itself may take two tokens of a sequence at once
     shape = kept_shape(config, cache, rows, chunk, sm_count, exact, drafts=1)
     most = rows + chunk
-    widths = {**widths, STREAM: config.hidden, OTHER_STREAM: config.hidden}
+    width = config.stream_width
+    widths = {**widths, STREAM: width, OTHER_STREAM: width}
     own = {name: 4 * width * most for name, width in widths.items()}
     own |= {name: 4 * width * rows for name, width in of_drafts.items()}
     return replace(shape, kept={**shape.kept, **own, **shape.outputs}, outputs={})

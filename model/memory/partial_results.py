@@ -26,7 +26,7 @@ def partial_sizes(
     shapes = {
         (mixer.heads, mixer.scores, cache.layout(index))
         for index, layer in enumerate(config.layers)
-        if (mixer := layer.attention) is not None
+        if (mixer := layer.attention) is not None and mixer.compression is None
     }
     return most_partial(
         decode_attention(heads, layout, bucket, sm_count, rows=count, scores=scores, run=run)

@@ -65,7 +65,7 @@ def kept_shape(
     ``chunk`` rows of prompts beside them: partial results of attention (with ``exact`` arithmetic
     also those of prompts), ranks of tokens, kept streams, and as outputs the logits, as they are
     chosen from and as the model gave them. There is no room for the values of a step yet."""
-    stream = 4 * config.hidden * (rows + chunk)
+    stream = 4 * config.stream_width * (rows + chunk)
     choosing = max(rows, chunk) if exact else rows
     partial = partial_sizes(config, cache, choosing, sm_count, {1} if exact else {1, 1 + drafts})
     arrived = PARTIAL["arrived"]

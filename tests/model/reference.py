@@ -13,9 +13,17 @@ import gguf
 import numpy as np
 
 from urdir.model.families.attention import Attention, Indexer, Latent, QkNorm
+from urdir.model.families.compression import BlockIndexer, Compression, Compressor
 from urdir.model.families.config import Config
 from urdir.model.families.feed_forward import Dense, Mixture, Router
-from urdir.model.families.layers import AltUp, Block, HyperConnection, LayerConfig, Network
+from urdir.model.families.layers import (
+    AltUp,
+    Block,
+    HyperConnection,
+    LayerConfig,
+    Network,
+    StreamJoin,
+)
 from urdir.model.families.recurrent import (
     Convolution,
     KimiDelta,
@@ -24,6 +32,7 @@ from urdir.model.families.recurrent import (
     Selective,
     ShortConv,
 )
+from urdir.model.families.rope import RopeConfig
 from urdir.model.families.rwkv import ChannelMix, LowRank, TimeMix
 from urdir.model.families.stored import (
     Linear,
@@ -48,11 +57,12 @@ class Reference:
         self._banked: list[Floats] = []
         self._values: Floats = np.zeros(0)
         self._streams: list[Floats] = []
+        self._tokens: Any = None
 
     def logits(self, tokens: Any) -> Floats:
         """Logits (tokens, vocab) after every token of one sequence."""
         c = self.config
-        tokens = np.asarray(tokens)
+        tokens = self._tokens = np.asarray(tokens)
         positions = np.arange(len(tokens))
         x = self.matrix(c.embedding)[tokens] * c.embedding_scale
         if c.positions is not None:
@@ -69,12 +79,8 @@ class Reference:
             x = np.repeat(x[:, None], 4, axis=1)
         for index, layer in enumerate(c.layers):
             x = self._layer(layer, index, x, positions, keys_and_values, extra)
-        if c.join is not None:
-            mixes = self.linear(c.join.mixes, self.norm(c.join.norm, x.reshape(len(x), -1)))
-            m = mixes * self.vector(c.join.scale) + self.vector(c.join.base)
-            x = np.einsum("rs,rsc->rc", _sigmoid(m) + c.join.eps, x)
-        elif c.has_streams:
-            x = x.mean(axis=1)
+        if c.has_streams:
+            x = self._joined(c.join, x)
         else:
             merged = [
                 self._as_long(self.linear(of, stream), x)
@@ -193,6 +199,14 @@ class Reference:
                 comb = comb / (comb.sum(0, keepdims=True) + of.eps)
             streams.append(comb.T @ x[row] + np.outer(post[row], y))
         return np.stack(streams)
+
+    def _joined(self, of: StreamJoin | None, x: Floats) -> Floats:
+        """One stream, of those of x (rows, 4, hidden)."""
+        if of is None:
+            return np.asarray(x.mean(axis=1))
+        mixes = self.linear(of.mixes, self.norm(of.norm, x.reshape(len(x), -1)))
+        weights = _sigmoid(mixes * self.vector(of.scale) + self.vector(of.base)) + of.eps
+        return np.stack([row @ streams for row, streams in zip(weights, x, strict=True)])
 
     @staticmethod
     def _as_long(x: Floats, target: Floats) -> Floats:
@@ -333,9 +347,15 @@ class Reference:
                 scores = _softmax(logits)
             case "sigmoid":
                 scores = 1.0 / (1.0 + np.exp(-logits))
+            case "sqrt_softplus":
+                scores = np.sqrt(np.log1p(np.exp(logits)))
             case _:
                 scores = logits
         choice = logits if of.by_logits else scores
+        if of.by_token is not None:
+            chosen = self.vector(of.by_token).reshape(-1, of.used)[self._tokens].astype(int)
+            weights = np.take_along_axis(scores, chosen, axis=1)
+            return chosen, weights / weights.sum(axis=1, keepdims=True) * of.scale
         if of.choice_bias is not None:
             choice = choice + self.vector(of.choice_bias)
         if of.groups > 1:
@@ -559,6 +579,8 @@ class Reference:
     def _attention(self, a: Attention, x: Floats, positions: Any, caches: list[Any]) -> Floats:
         if a.latent is not None:
             return self._latent_attention(a, a.latent, x, positions, len(caches) - 1)
+        if a.compression is not None:
+            return self._compressed_attention(a, a.compression, x)
         q = self._clamped(a, self.linear(a.q, x)).reshape(len(x), a.heads, a.key_dim)
         if a.k is None:
             assert a.shares_cache_of is not None
@@ -620,6 +642,72 @@ class Reference:
         chosen = self._chosen if a.indexer or a.follows_indexer else None
         out = self._attend(plain, q, k, v, positions, chosen).reshape(rows, -1)
         return self.linear(a.o, self._gated(a, out, x))
+
+    def _compressed_attention(self, a: Attention, of: Compression, x: Floats) -> Floats:
+        """Row by row, over the tokens and blocks that each sees."""
+        assert a.k is not None
+        assert a.rope is not None
+        assert a.sinks is not None
+        low = self.norm(of.q_norm, self.linear(of.q_down, x))
+        heads = self.norm(of.head_norm, self.linear(a.q, low).reshape(len(x), a.heads, -1))
+        keys = self.norm(of.k_norm, self.linear(a.k, x))
+        blocks, sinks, made = of.blocks, self.vector(a.sinks), []
+        of_blocks = [] if blocks is None else self._block_keys(blocks, a.rope, x)
+        chosen = None if of.index is None else self._chosen_blocks(of.index, a.rope, x, low)
+        turned = [self._tail(a.rope, key, at) for at, key in enumerate(keys)]
+        for row, q in enumerate(heads):
+            seen = turned[max(0, row + 1 - of.window) : row + 1]
+            if blocks is not None:
+                count = (row + 1) // blocks.ratio
+                seen += [of_blocks[i] for i in (range(count) if chosen is None else chosen[row])]
+            cached, q = np.stack(seen), self._tail(a.rope, q, row)
+            scores = np.concatenate([q @ cached.T * a.scale, sinks[:, None]], axis=1)
+            made.append(self._tail(a.rope, _softmax(scores)[:, :-1] @ cached, -row))
+        groups = np.stack(made).reshape(len(x), of.groups, -1)
+        down = self.matrix(of.o_down.matrix).reshape(of.groups, -1, groups.shape[2])
+        narrow = np.concatenate([groups[:, g] @ down[g].T for g in range(of.groups)], axis=1)
+        return self.linear(a.o, narrow)
+
+    @staticmethod
+    def _tail(rope: RopeConfig, x: Floats, position: int) -> Floats:
+        """x (..., dim) with its last values rotated as complex numbers."""
+        start = x.shape[-1] - rope.dim
+        pairs = x[..., start::2] + 1j * x[..., start + 1 :: 2]
+        turned = pairs * np.exp(1j * position * rope.frequencies(None))
+        y = x.copy()
+        y[..., start::2], y[..., start + 1 :: 2] = turned.real, turned.imag
+        return y
+
+    def _block_keys(self, of: Compressor, rope: RopeConfig, x: Floats) -> list[Floats]:
+        """The keys of whole blocks."""
+        keys, gates = self.linear(of.keys, x), self.linear(of.gate, x)
+        places = self.vector(of.places).reshape(of.ratio, -1)
+        gates = gates + np.tile(places, (len(x) // of.ratio + 1, 1))[: len(x)]
+        made = []
+        for first in range(0, len(x) - of.ratio + 1, of.ratio):
+            own = slice(first, first + of.ratio)
+            key, gate = keys[own, -of.dim :], gates[own, -of.dim :]
+            if of.width > of.dim and first:
+                before = slice(first - of.ratio, first)
+                key = np.concatenate([key, keys[before, : of.dim]])
+                gate = np.concatenate([gate, gates[before, : of.dim]])
+            total = (_softmax(gate.T).T * key).sum(axis=0)
+            made.append(self._tail(rope, self.norm(of.norm, total), first))
+        return made
+
+    def _chosen_blocks(
+        self, of: BlockIndexer, rope: RopeConfig, x: Floats, low: Floats
+    ) -> list[list[int]]:
+        """The blocks that each row attends to."""
+        queries = self.linear(of.q, low).reshape(len(x), of.heads, of.dim)
+        weights, keys = self.linear(of.weights, x), self._block_keys(of.blocks, rope, x)
+        chosen = []
+        for row, q in enumerate(queries):
+            turned, count = self._tail(rope, q, row), (row + 1) // of.pool
+            scores = [weights[row] @ np.maximum(turned @ keys[i], 0) for i in range(count)]
+            best = sorted(range(count), key=lambda i, scores=scores: (-scores[i], i))
+            chosen.append(best[: of.most // of.pool])
+        return chosen
 
     def _selected(self, of: Indexer, x: Floats, source: Floats, positions: Any) -> Any:
         """Which tokens (rows, tokens) an indexer selects."""

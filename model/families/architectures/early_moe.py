@@ -19,9 +19,10 @@ from urdir.model.families.dense import decoder, mixer, shared_rope
 from urdir.model.families.description import Description
 from urdir.model.families.feed_forward import Mixture
 from urdir.model.families.layers import Block, Branch, LayerConfig
-from urdir.model.families.mixtures import Scoring, dense_width, expert_width, mixture, router
+from urdir.model.families.mixtures import dense_width, expert_width, mixture, router
 from urdir.model.families.parts import GELU, dense, layer_norm, model, rms_norm
 from urdir.model.families.reader import Reader
+from urdir.ptxgen.kernels.experts.selection import Scoring
 from urdir.ptxgen.kernels.norm import Norm
 from urdir.ptxgen.kernels.rotation import RopeScaling
 

@@ -22,7 +22,6 @@ from urdir.model.families.dense import rms_decoder, shared_rope, windowed_mixer
 from urdir.model.families.description import Description
 from urdir.model.families.feed_forward import Mixture
 from urdir.model.families.mixtures import (
-    Scoring,
     divided_width,
     expert_width,
     limited,
@@ -51,6 +50,7 @@ from urdir.model.families.windows import (
     optional_windows,
     windowed_layers,
 )
+from urdir.ptxgen.kernels.experts.selection import Scoring
 from urdir.ptxgen.kernels.rotation import RopeScaling
 
 

@@ -31,7 +31,7 @@ from urdir.model.families.streaming import ALL_LAYERS
 _OPENING = {"model", "context", "memory", "placement", "template"}
 _GENERATING = {"prompt", "generation", "sampling", "text"}
 GROUPS = {
-    "run": {*_OPENING, *_GENERATING, "format", "run"},
+    "run": {*_OPENING, *_GENERATING, "format", "run", "diffusion"},
     "chat": {*_OPENING, *_GENERATING, "chat", "format"},
     "serve": {
         *_OPENING,

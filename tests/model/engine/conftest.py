@@ -59,7 +59,8 @@ class Model:
 def _random_model(shape: Shape, kind: str = "F32", seed: int = 0) -> Model:
     """A model of that shape. Matrices have the type ``kind`` and normal values; vectors vary."""
     metadata = Metadata(shape.metadata("random"), "random")
-    config = describe(Reader(metadata, shape.arch, shape.stored(), shape.layers))
+    blocks = shape.layers + shape.nextn
+    config = describe(Reader(metadata, shape.arch, shape.stored(), blocks, nextn=True))
     rng = np.random.default_rng(seed)
     tensors: dict[str, Tensor] = {}
     for name, stored in sorted({stored.name: stored for stored in stored_in(config)}.items()):
