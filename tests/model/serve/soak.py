@@ -54,9 +54,9 @@ import asyncio, gc, os, signal
 from pathlib import Path
 
 def count(*_):
-    tasks = sum(isinstance(each, asyncio.Task) for each in gc.get_objects())
+    tasks = [each for each in gc.get_objects() if isinstance(each, asyncio.Task)]
     path = Path(os.environ["URDIR_SOAK_DIR"], f"{os.getpid()}.new")
-    path.write_text(str(tasks))
+    path.write_text(str(sum(not each.done() for each in tasks)))
     path.rename(path.with_suffix(".tasks"))
 
 signal.signal(signal.SIGUSR1, count)
@@ -311,7 +311,7 @@ def serving(device: str, workers: int, folder: Path) -> Iterator[tuple[int, Http
             time.sleep(0.2)
         yield process.pid, HttpServer.parse(found[0])
         process.send_signal(signal.SIGTERM)
-        if process.wait(60):
+        if process.wait(600):
             raise RuntimeError(f"exit code {process.returncode}: {log.read_text()}")
     finally:
         process.kill()
