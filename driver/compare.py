@@ -52,6 +52,11 @@ class Deviation:
             return 0.0
         return self.error / self.bound if self.bound else float("inf")
 
+    @property
+    def may_be_rounding(self) -> bool:
+        """Whether the kernel allows none, and the error is small beside the value."""
+        return not self.bound and 0 < self.error <= 1e-3 * abs(self.expected)
+
     def __str__(self) -> str:
         at = ", ".join(map(str, self.index))
         return (
@@ -131,8 +136,13 @@ def compare(
     """
     found = deviations(kernel, outputs, expected)
     if wrong := [d for d in found if not d.ok]:
-        raise MismatchError(f"kernel {kernel.name}: {'; '.join(map(str, wrong))}")
+        hint = "".join({_ROUNDED for each in wrong if each.may_be_rounding})
+        raise MismatchError(f"kernel {kernel.name}: {'; '.join(map(str, wrong))}{hint}")
     return found
+
+
+#: What is said where a kernel may only round otherwise than its reference.
+_ROUNDED = "; a kernel that rounds states a tolerance, such as Tolerance.of_sum('f32', terms=n)"
 
 
 def _numbers(param: Param, array: Array) -> Array:

@@ -78,6 +78,9 @@ def with_transfers(operations: Sequence[Operation]) -> list[Operation]:
     copies: list[list[Operation]] = [[] for _ in range(len(operations) + 1)]
     first = 0  # where the next copy may be: transfers stay in the order of their use
     for number, operation in enumerate(operations):
+        for of in _slots(operation, written=True):  # a launch fills it
+            contents = [content for content in contents if not content.shares_bytes(of)]
+            contents.append(_Content(of, number))
         for of in _slots(operation, written=False):
             found = next((content for content in contents if content.of is of), None)
             if found is not None:
@@ -126,11 +129,9 @@ def _transfer(of: StreamedSlice) -> Operation:
 
 
 def _slots(operation: Operation, *, written: bool) -> Iterator[StreamedSlice]:
-    """The slots that an operation reads, or writes, each once."""
+    """The slots that an operation reads alone, or writes, each once."""
     pairs = zip(operation.uses(), operation.memory(), strict=True)
     slots = [
-        of.whole
-        for use, of in pairs
-        if isinstance(of, StreamedSlice) and (use.writes if written else use.reads)
+        of.whole for use, of in pairs if isinstance(of, StreamedSlice) and use.writes == written
     ]
     yield from {id(of): of for of in slots}.values()

@@ -9,7 +9,7 @@ from pathlib import Path
 from urdir.model.commands import options
 from urdir.model.commands.report import size_text
 from urdir.model.commands.terminal import printable
-from urdir.model.errors import SettingsError
+from urdir.model.errors import HubNameError, SettingsError
 
 EXAMPLES = """\
   urdir pull org/repo-GGUF            its Q4_K_M, or its only one
@@ -33,12 +33,19 @@ def add_parser(commands: options.Subparsers) -> None:
 def run(args: argparse.Namespace) -> int:
     """Download, or find in the cache, and print where it is."""
     from urdir.model.files.hub import PREFIX, HubName, download
+    from urdir.model.files.source import ollama_hint
 
     if Path(args.name).exists():
         raise SettingsError(
             f"{args.name} is on this machine already; urdir show says what it needs"
         )
-    path = download(HubName.parse(args.name.removeprefix(PREFIX)))
+    try:
+        name = HubName.parse(args.name.removeprefix(PREFIX))
+    except HubNameError:
+        if hint := ollama_hint(args.name):
+            raise SettingsError(f"{args.name}: {hint}") from None
+        raise
+    path = download(name)
     nbytes = sum(file.stat().st_size for file in _files(path))
     if args.json:
         print(json.dumps({"path": str(path), "bytes": nbytes}))

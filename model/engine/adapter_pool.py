@@ -39,6 +39,11 @@ class AdapterPool:
         path = self.folder / name
         return path if (path / "adapter_config.json").is_file() else None
 
+    def names(self) -> list[str]:
+        """Names of all adapters in the folder, in order."""
+        found = {path.name.removesuffix(".gguf") for path in self.folder.iterdir()}
+        return sorted(name for name in found if self.find(name) is not None)
+
     @staticmethod
     def stamp(path: Path) -> Stamp:
         """Whether an adapter has changed; empty if it is gone."""

@@ -108,6 +108,11 @@ class Adapters:
         known = [*self._known.items()]
         return {name: adapter for name, of in known if (adapter := of.adapter) is not None}
 
+    def known_names(self) -> tuple[str, ...]:
+        """Names that requests may have: of loaded adapters, then of the pool's others."""
+        others = () if self.pool is None else self.pool.names()
+        return tuple(dict.fromkeys((*self._known, *others)))
+
     def add(self, name: str, adapter: Adapter) -> None:
         """Load an adapter under a name, which no other one has. Raises SettingsError."""
         self._check(adapter)

@@ -2,16 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import fields
+from numbers import Integral
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from urdir.model.engine.requests.request import Request
+from urdir.model.engine.sampling_settings import SamplingSettings
+from urdir.model.errors import SettingsError
 from urdir.model.text.formats import Format, given_format
 
 if TYPE_CHECKING:
     from urdir.model.engine.logit_processor import LogitProcessor
-    from urdir.model.engine.sampling_settings import SamplingSettings
     from urdir.model.text.constraints import Constraint
+    from urdir.model.text.thought_limit import ThoughtLimit
+    from urdir.model.text.tokenizer import Tokenizer
+
+#: What options of other libraries are here.
+_OTHER_NAMES = {
+    **dict.fromkeys(
+        ("max_tokens", "max_new_tokens", "max_completion_tokens", "n_predict"), "limit=N has it"
+    ),
+    **dict.fromkeys(("thinking_budget_tokens", "thinking_budget"), "reasoning_budget=N has it"),
+    "stop": "stops=[TEXT] has it",
+    "enable_thinking": "variables={'enable_thinking': ...} has it",
+    "json_schema": "response_format={'type': 'json_schema', 'json_schema': {'schema': ...}} has it",
+    "logits_processor": "processors=[...] has it",
+}
 
 ToolDescriptions = Sequence[Mapping[str, Any]]
 
@@ -41,25 +58,51 @@ class ChatOptions(AnswerOptions, total=False):
     """Keyword arguments of `Engine.chat` and `Engine.chat_async`: `AnswerOptions`, and these.
 
     ``tools`` are descriptions in OpenAI's form; ``tool_choice`` is "auto", "none", "required" or
-    the name of the tool to call. ``variables`` are what else the template may read
-    ("enable_thinking").
+    the tool to call, its name or OpenAI's object. ``variables`` are what else the template may read
+    ("enable_thinking"). Reasoning
+    ends after ``reasoning_budget`` tokens (None: by itself), and the answer goes on; 0 is none.
     """
 
     tools: ToolDescriptions | None
-    tool_choice: str
+    tool_choice: str | Mapping[str, Any]
     variables: Mapping[str, Any] | None
+    reasoning_budget: int | None
 
 
 def check_options(options: AnswerOptions, known: type) -> None:
     """Refuse keywords that ``known``, a class of options, does not have. Raises TypeError."""
     names = {name for each in known.__mro__ for name in getattr(each, "__annotations__", ())}
     if unknown := options.keys() - names:
-        raise TypeError(f"no option {min(unknown)!r}: expected {', '.join(sorted(names))}")
+        name = min(unknown)
+        if name in {each.name for each in fields(SamplingSettings)}:
+            raise TypeError(f"no option {name!r}: settings=SamplingSettings({name}=...) has it")
+        hint = _OTHER_NAMES.get(name, f"expected {', '.join(sorted(names))}")
+        raise TypeError(f"no option {name!r}: {hint}")
 
 
 def of_whole_answer(form: Format | None) -> Constraint | None:
     """The constraint of a format that all of an answer has."""
     return None if form is None else form.constraint()
+
+
+def _several(given: Any) -> tuple[Any, ...]:
+    """What is given as one or as several; a text is one."""
+    if given is None:
+        return ()
+    is_one = isinstance(given, str) or not isinstance(given, Iterable)
+    return (given,) if is_one else tuple(given)
+
+
+def token_ids(tokenizer: Callable[[], Tokenizer], text: str | Sequence[int]) -> list[int]:
+    """The tokens of a text, BOS first where the model wants one; ids that are given stay. Raises
+    SettingsError for anything else."""
+    if isinstance(text, str):
+        return tokenizer().encode(text, parse_special=True, add_bos=True)
+    found: list[object] = [*text] if isinstance(text, Iterable) else []
+    ids = [int(of) for of in found if isinstance(of, Integral)]
+    if not isinstance(text, Iterable) or len(ids) < len(found):
+        raise SettingsError(f"{text!r:.80} is neither a text nor a list of token ids")
+    return ids
 
 
 def _with_scale(adapter: str | tuple[str, float]) -> tuple[str, float]:
@@ -72,11 +115,12 @@ def make_request(
     options: AnswerOptions,
     *,
     shown: frozenset[str] = frozenset(),
+    thoughts: ThoughtLimit | None = None,
     constrain: Callable[[Format | None], Constraint | None] = of_whole_answer,
 ) -> Request:
     """A request with ``options``; ``constrain`` makes the constraint of their format. Raises
     SettingsError, ConstraintError, ModelError."""
-    stops, adapters = options.get("stops", ()), options.get("adapters")
+    adapters = options.get("adapters")
     form = given_format(
         options.get("response_format"), options.get("grammar"), options.get("regex")
     )
@@ -84,9 +128,10 @@ def make_request(
         prompt=tuple(tokens),
         settings=options.get("settings") or default_settings,
         limit=options.get("limit"),
-        stops=(stops,) if isinstance(stops, str) else tuple(stops),
+        stops=_several(options.get("stops")),
         constraint=constrain(form),
-        adapters=None if adapters is None else tuple(map(_with_scale, adapters)),
-        processors=tuple(options.get("processors", ())),
+        thoughts=thoughts,
+        adapters=None if adapters is None else tuple(map(_with_scale, _several(adapters))),
+        processors=_several(options.get("processors")),
         shown=shown,
     )

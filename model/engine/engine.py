@@ -163,10 +163,12 @@ class Engine(Owner):
         """The chat template, which the engine closes. Raises NoTemplateError without one."""
         return self._texts.template
 
-    def tokenize(self, text: str) -> list[int]:
+    def tokenize(self, text: str | Sequence[int]) -> list[int]:
         """Token ids of a text, BOS first where the model wants one; names of control tokens are
-        these tokens. Raises ModelError."""
-        return self.tokenizer.encode(text, parse_special=True, add_bos=True)
+        these tokens. Token ids stay as they are. Raises ModelError."""
+        from urdir.model.engine.answer_options import token_ids
+
+        return token_ids(lambda: self.tokenizer, text)
 
     def detokenize(self, tokens: Iterable[int]) -> str:
         """The text of token ids, with the names of control tokens. Raises ModelError for an id
@@ -185,22 +187,26 @@ class Engine(Owner):
         from urdir.model.engine.logits import logits_of
 
         if (of := self.config.source) is None:
-            tokens = self.tokenize(text) if isinstance(text, str) else text
+            tokens = self.tokenize(text)
             if self.config.diffuses:
                 return self.encoder.logits(tokens, range(len(tokens)))
             return logits_of(self.session, tokens)
         source = self.tokenizer.encode_whole(text) if isinstance(text, str) else text
-        tokens = [of.start] if decoder is None else decoder
-        return logits_of(self.session, tokens, source=source)
+        begun = [of.start] if decoder is None else decoder
+        return logits_of(self.session, begun, source=source)
 
     def logprobs(self, text: str | Sequence[int]) -> NDArray[np.float64]:
         """ln p of each token of a text, or of token ids, after the first: (n_tokens - 1,) f64.
 
-        Raises as `logits`, and for fewer than two tokens."""
+        Raises as `logits`, and for fewer than two tokens, UnsupportedError for an encoder-decoder
+        and a model that fills masks."""
         from urdir.model.engine.logits import logprobs_of
 
-        tokens = self.tokenize(text) if isinstance(text, str) else text
-        return logprobs_of(self.session, tokens)
+        if self.config.source is not None:
+            raise UnsupportedError(
+                "an encoder-decoder predicts its answer, not its text: see Engine.logits"
+            )
+        return logprobs_of(self.session, self.tokenize(text))
 
     def perplexity(self, text: str | Sequence[int]) -> float:
         """exp of the mean of - `logprobs` of a text that fits the context.
@@ -235,12 +241,12 @@ class Engine(Owner):
         """The model's answer to a conversation of `Message` objects or dictionaries, with
         ``stream`` as it comes.
 
-        ``options`` are `ChatOptions`: ``settings``, ``limit``, ``stops``, ``tools``,
-        ``tool_choice``, ``variables``, and ``response_format``, ``grammar`` or ``regex``, which
-        apply after the reasoning, and whose place a call may take. Drawn answers differ from call
-        to call unless the settings have a seed: ``reply.statistics.seed`` repeats the answer. The
-        prefix shared with the previous conversation is read from the cache. Raises TemplateError
-        for malformed messages (`conversation`), SettingsError, ConstraintError, ModelError.
+        ``options`` are `ChatOptions`; ``response_format``, ``grammar`` and ``regex`` apply after
+        the reasoning, and a call may take the place of what they describe. Drawn answers differ
+        from call to call unless the settings have a seed: ``reply.statistics.seed`` repeats the
+        answer. The prefix shared with the previous conversation is read from the cache. Raises
+        TemplateError for malformed messages (`conversation`), SettingsError, ConstraintError,
+        ModelError.
         """
         from urdir.model.engine.reply import ChatPrompt, ReplyStream
 
@@ -267,8 +273,8 @@ class Engine(Owner):
         request = prompt.request(self.default_settings, options)
         return AsyncReply(request, self.generation_async(request), prompt.parser)
 
-    def generate(self, prompt: str, **options: Unpack[AnswerOptions]) -> str:
-        """How the model continues a plain text, without a template; see `chat`."""
+    def generate(self, prompt: str | Sequence[int], **options: Unpack[AnswerOptions]) -> str:
+        """How the model continues a plain text, or token ids, without a template; see `chat`."""
         return "".join(self.generation(self._request(prompt, options)).text())
 
     def diffuse(
@@ -281,7 +287,7 @@ class Engine(Owner):
     ) -> str:
         """A text of up to ``length`` tokens after a prompt, by a model that fills masked tokens
         (Dream, LLaDA, RND1): see `diffusion`. It ends before the first end token."""
-        tokens = self.tokenize(prompt) if isinstance(prompt, str) else list(prompt)
+        tokens = self.tokenize(prompt)
         *_, filled = self.diffusion(tokens, length=length, settings=settings, diffusion=diffusion)
         ends = frozenset(self.tokenizer.end_ids)
         return self.tokenizer.decode(takewhile(lambda of: of not in ends, filled[len(tokens) :]))
@@ -317,7 +323,7 @@ class Engine(Owner):
 
     def generate_all(
         self,
-        prompts: Sequence[str],
+        prompts: Sequence[str | Sequence[int]],
         **options: Unpack[AnswerOptions],
     ) -> Iterator[Continuation]:
         """Whole continuations of many prompts, in their order; up to ``sequences`` run at once.
@@ -334,7 +340,7 @@ class Engine(Owner):
         return continuations(self, requests)
 
     def generate_async(
-        self, prompt: str, **options: Unpack[AnswerOptions]
+        self, prompt: str | Sequence[int], **options: Unpack[AnswerOptions]
     ) -> AsyncGenerator[Piece | Ending, None]:
         """`generate` for asyncio: the text in pieces; see `generation_async`."""
         return self.generation_async(self._request(prompt, options))
@@ -366,6 +372,13 @@ class Engine(Owner):
         adapters.add(name or adapter.name, adapter)
         return name or adapter.name
 
+    @property
+    def adapters(self) -> tuple[str, ...]:
+        """Names of LoRA adapters that requests may choose: those loaded, and those of the
+        ``adapter_folder``."""
+        adapters = self.session.adapters
+        return () if adapters is None else adapters.known_names()
+
     def unload_adapter(self, name: str) -> None:
         """Forget an adapter; answers that use it go on. Raises SettingsError without it."""
         self._adapters().remove(name)
@@ -375,7 +388,7 @@ class Engine(Owner):
             raise SettingsError("no room for adapters: open the model with max_adapters")
         return adapters
 
-    def _request(self, prompt: str, options: AnswerOptions) -> Request:
+    def _request(self, prompt: str | Sequence[int], options: AnswerOptions) -> Request:
         from urdir.model.engine.answer_options import AnswerOptions, check_options, make_request
 
         check_options(options, AnswerOptions)

@@ -9,6 +9,7 @@ import inspect
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
+from difflib import get_close_matches
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Concatenate, Literal, ParamSpec, TypeVar, get_args
@@ -273,6 +274,8 @@ def from_keywords(
         def call(
             cls: type[_Class], /, *args: _Parameters.args, **keywords: _Parameters.kwargs
         ) -> _Result:
+            if unknown := keywords.keys() - inspect.signature(make).parameters.keys():
+                raise TypeError(_unknown(f"{cls.__name__}.{method.__name__}", min(unknown), make))
             return method(cls, make(*args, **keywords))
 
         own = inspect.signature(method)
@@ -282,3 +285,29 @@ def from_keywords(
         return call
 
     return decorate
+
+
+#: What options of other libraries are here.
+_OTHER_NAMES = {
+    **dict.fromkeys(("n_ctx", "ctx_size", "max_model_len", "num_ctx"), "context"),
+    **dict.fromkeys(("model", "model_path", "filename", "repo_id"), "path"),
+    **dict.fromkeys(("tensor_parallel_size", "n_gpu", "num_gpus"), "gpus"),
+    **dict.fromkeys(("n_gpu_layers", "gpu_layers"), "placement"),
+    **dict.fromkeys(("dtype", "quantization"), "quantize"),
+    **dict.fromkeys(("lora_path", "lora"), "adapters"),
+    **dict.fromkeys(("n_batch", "max_num_batched_tokens"), "chunk"),
+    **dict.fromkeys(("max_num_seqs", "n_parallel"), "sequences"),
+    "gpu_memory_utilization": "memory_share",
+    "draft_model": "draft",
+    "type_k": "kv_dtype",
+    "type_v": "value_dtype",
+}
+
+
+def _unknown(of: str, name: str, make: Callable[..., object]) -> str:
+    """What is said of an option that does not exist, with the nearest one."""
+    near = get_close_matches(name, inspect.signature(make).parameters, 1)
+    found = _OTHER_NAMES.get(name, near[0] if near else None)
+    return f"{of} has no option {name!r}: " + (
+        "help(EngineOptions) lists them" if found is None else f"did you mean {found}?"
+    )

@@ -162,9 +162,9 @@ def fitting_names(
     ``names``, and as few more as are needed.
 
     Of a mixture these are the experts of all layers, or of as many as ``host`` bytes hold (None:
-    all): as many of each layer as fit (at least ``slots``, None: those of a row) stay
-    in its cache, and a token copies what it lacks. Layers come next, chosen evenly, so that the
-    link is busy all the time. If caches do not fit, experts are chosen like layers.
+    all). The rest of the room is for caches, of at least ``slots`` experts a layer (None: those of
+    a row), and a token copies what they lack. Layers come next, chosen evenly, so that the link is
+    busy all the time. Without room for caches experts are chosen like layers.
     """
 
     def fits(choice: frozenset[str], slots: int = 0) -> bool:

@@ -11,7 +11,7 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from contextlib import aclosing, closing
+from contextlib import aclosing, closing, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +24,7 @@ from urdir.model.engine.answer_options import (
 from urdir.model.engine.generate import Generation, Statistics
 from urdir.model.engine.requests.request import Ending, Piece, Request
 from urdir.model.engine.sampling_settings import SamplingSettings
-from urdir.model.errors import ConstraintError, TemplateError
+from urdir.model.errors import ConstraintError, SettingsError, TemplateError
 from urdir.model.owner import Owner
 from urdir.model.text.answers import AnswerFormat, AnswerParser
 from urdir.model.text.chat import ChatTemplate, Message, Prompt, conversation
@@ -188,20 +188,27 @@ class ChatPrompt:
     ) -> ChatPrompt:
         """See `Engine.chat`. Raises TemplateError."""
         check_options(options, ChatOptions)
-        tool_choice = options.get("tool_choice", "auto")
+        tool_choice = _name_of(options.get("tool_choice", "auto"))
         tools = None if tool_choice == "none" else options.get("tools")
         schemas = _schemas(tools)
         turns = conversation(messages, template.source)
-        rendered = template.render(turns, tools, options.get("variables"))
+        variables = dict(options.get("variables") or {})
+        if options.get("reasoning_budget") == 0:
+            variables.setdefault("enable_thinking", False)
+        rendered = template.render(turns, tools, variables)
         tokens = tuple(template.tokens(rendered))
         return cls(rendered, tokens, template.form, schemas, tool_choice)
 
     def request(self, default_settings: SamplingSettings, options: ChatOptions) -> Request:
         """The request of an answer. Raises as `make_request`."""
+        budget = options.get("reasoning_budget")
+        if budget is not None and not (isinstance(budget, int) and budget >= 0):
+            raise SettingsError(f"a reasoning_budget of {budget!r} tokens: expected 0 or more")
         return make_request(
             self.tokens,
             default_settings,
             options,
+            thoughts=self.form.limit(budget, self.rendered.text, begun=self.rendered.begun),
             shown=self.form.shown,
             constrain=self.constraint,
         )
@@ -230,6 +237,18 @@ class ChatPrompt:
             return None
         constraint, before, begun = form.constraint(), rendered.before, rendered.begun
         return after_thoughts(constraint, self.form, before, begun, tools=tools, many=True)
+
+
+def _name_of(tool_choice: str | Mapping[str, Any]) -> str:
+    """A choice of tools as a text; it may be OpenAI's object. Raises TemplateError."""
+    if isinstance(tool_choice, str):
+        return tool_choice
+    with suppress(LookupError, TypeError):
+        if isinstance(name := tool_choice["function"]["name"], str):
+            return name
+    raise TemplateError(
+        f"tool_choice {tool_choice!r:.80}: expected 'auto', 'none', 'required' or a tool's name"
+    )
 
 
 def _schemas(tools: ToolDescriptions | None) -> dict[str, Mapping[str, Any]] | None:

@@ -42,7 +42,8 @@ def building(
     """`build_plan` in small pieces, one a layer: the plan is what the generator returns. Drafts are
     those of ``source``; None: of earlier text. Layers are kept in ``known``, and taken from it."""
     steps = "step" if shape.steps == 1 else f"steps x {shape.steps}"
-    plan = Plan(f"{shape.kind} {steps}, {shape.rows} rows, {shape.keys} keys")
+    half = "" if shape.part is Part.WHOLE else f", {shape.part.value}"
+    plan = Plan(f"{shape.kind} {steps}, {shape.rows} rows, {shape.keys} keys{half}")
     has_layers = shape.part is not Part.CHOICE
     if has_layers and not shape.draft_only:
         plan.extend((yield from _layers(parts, shape, source, known)))

@@ -88,6 +88,9 @@ def _embedding(of: Embedding | None) -> Facts | None:
 def _block(block: Block) -> list[Facts]:
     """The networks of a block; the last one also describes what happens to their sum."""
     networks = [_branch(branch) for branch in block.branches]
+    if (of := block.transformer) is not None:
+        shared = _network(of.attention), _network(of.ffn)
+        networks = [*({**each, "before_the_next": True} for each in shared), *networks]
     networks[0] |= _known(norm_of_stream=_norm(block.stream_norm))
     networks[-1] |= _known(
         norm_of_sum=_norm(block.post_norm),
@@ -174,8 +177,7 @@ def _attention(of: Attention) -> Facts:
         selects_as_before=of.follows_indexer,
         norm_of_result=_norm(of.norm),
         to_encoder=of.cross is not None,
-        **({} if compression is None else _compression(compression)),
-    )
+    ) | ({} if compression is None else _compression(compression))
 
 
 def _compression(of: Compression) -> Facts:

@@ -76,6 +76,18 @@ class StreamJoin:
 
 
 @dataclass(frozen=True, slots=True)
+class SharedTransformer:
+    """``linear`` ffn(norm(attention(norm([x ; e])))) of a stream x beside the embedding e, without
+    residuals: a block reads x and this (Zamba 2, arXiv 2411.15242). Layers share most weights."""
+
+    attention: Attention
+    norm: Normalization  # of both, (2 * hidden,)
+    ffn: Dense
+    ffn_norm: Normalization
+    linear: Linear
+
+
+@dataclass(frozen=True, slots=True)
 class Block:
     """x += post_norm(scale * sum of the branches).
 
@@ -88,6 +100,8 @@ class Block:
     its own result.
 
     A ``hyper`` connection reads and writes a residual of several streams.
+
+    With a ``transformer`` the branches read the sum of x and its result; x itself is unchanged.
     """
 
     branches: tuple[Branch, ...]
@@ -98,6 +112,14 @@ class Block:
     recalls: Normalization | None = None
     banks: bool = False
     sums_stream: bool = False
+    transformer: SharedTransformer | None = None
+
+    @property
+    def networks(self) -> tuple[Network, ...]:
+        """All its networks."""
+        own = tuple(branch.network for branch in self.branches)
+        of = self.transformer
+        return own if of is None else (of.attention, of.ffn, of.linear, *own)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +169,7 @@ class LayerConfig:
     @property
     def networks(self) -> tuple[Network, ...]:
         """All networks of the layer."""
-        return tuple(branch.network for block in self.blocks for branch in block.branches)
+        return tuple(network for block in self.blocks for network in block.networks)
 
     @property
     def dense_networks(self) -> tuple[Dense, ...]:

@@ -116,7 +116,7 @@ class _Cutter:
 
     def _dense(self, of: Dense) -> Dense:
         """Cut the inner values, if possible."""
-        whole = of.norm is not None or of.deviations is not None
+        whole = of.norm is not None or of.deviations is not None or of.up.low is not None
         inner = None if whole else self.cut.inner(of.width, of.down)
         if inner is None:
             return of

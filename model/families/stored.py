@@ -147,22 +147,33 @@ class StoredVector:
 
 
 @dataclass(frozen=True, slots=True)
+class LowRank:
+    """A product of two matrices: ``b`` (rows, rank) times ``a`` (rank, cols)."""
+
+    a: StoredMatrix
+    b: StoredMatrix
+
+
+@dataclass(frozen=True, slots=True)
 class Linear:
     """y = W x (+ bias). The columns of W are those of x in an ``order`` (cols,), if given; a
-    ``factor`` (1,) multiplies y (BitNet)."""
+    ``factor`` (1,) multiplies y (BitNet); ``low`` is added to W (Zamba 2)."""
 
     matrix: StoredMatrix
     bias: StoredVector | None = None
     order: StoredVector | None = None
     factor: StoredVector | None = None
+    low: LowRank | None = None
 
     def part(self, first: int, each: int, period: int | None = None) -> Linear:
         """Select rows (of every ``period`` rows) of a whole tensor."""
+        assert self.low is None
         bias = self.bias and self.bias.part(first, each, period)
         return Linear(self.matrix.part(first, each, period), bias, self.order, self.factor)
 
     def pick(self, *runs: Run) -> Linear:
         """Select rows; see `StoredMatrix.pick`."""
+        assert self.low is None
         return replace(
             self, matrix=self.matrix.pick(*runs), bias=self.bias and self.bias.pick(*runs)
         )

@@ -309,6 +309,22 @@ class Columns(Op):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Concat(Op):
+    """y = the rows of x, each followed by that of ``other``."""
+
+    word = "concat"
+    x: Tensor
+    other: Tensor
+
+    def __post_init__(self) -> None:
+        self._check(self.x.rows == self.other.rows == self.y.rows, "the rows differ")
+        self._check(self.x.width + self.other.width == self.y.width, "the widths differ")
+
+    def evaluate(self, at: Evaluation, *x: Floats) -> Floats:
+        return np.concatenate(x, axis=1)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Hide(Op):
     """y = x with the lowest f32 number in the columns from ``first`` to before ``end``."""
 

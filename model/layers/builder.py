@@ -5,7 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from urdir.model.families.config import Config
-from urdir.model.families.stored import Linear, Normalization, StoredVector
+from urdir.model.families.stored import (
+    Linear,
+    LowRank,
+    Normalization,
+    StoredMatrix,
+    StoredVector,
+)
 from urdir.model.graph.graph import Graph
 from urdir.model.graph.ops import (
     Add,
@@ -59,6 +65,7 @@ class LayerOps:
     residual: Tensor | None = None
     sibling: Tensor | None = None
     reorders: dict[tuple[Tensor, StoredVector], Tensor] = field(default_factory=dict)
+    lows: dict[tuple[Tensor, StoredMatrix], Tensor] = field(default_factory=dict)
 
     @property
     def graph(self) -> Graph:
@@ -83,7 +90,9 @@ class LayerOps:
         return self.graph.add(Norm(self.name(label), y, x, of))
 
     def product(self, label: str, x: Tensor, of: Linear, name: str) -> Tensor:
-        """W x (+ bias), times the matrix's factor if it has one."""
+        """W x (+ bias), times the matrix's factor if it has one, plus what is of low rank."""
+        if of.low is not None:
+            return self._with_low(label, x, of, of.low, name)
         y = Tensor(name, x.rows, of.rows)
         if of.order is not None:
             x, of = self.reordered(label, x, of.order), replace(of, order=None)
@@ -94,6 +103,16 @@ class LayerOps:
         )
         label = self.name(f"{label}.factor")
         return self.graph.add(ScaleBy(label, y, self.graph.add(product), factor))
+
+    def _with_low(self, label: str, x: Tensor, of: Linear, low: LowRank, name: str) -> Tensor:
+        """The product, and that of a matrix of low rank, whose first half is made once."""
+        if (down := self.lows.get((x, low.a))) is None:
+            down = self.product(f"{label}.low_a", x, Linear(low.a), f"{label} low")
+            self.lows[x, low.a] = down
+        up = self.product(f"{label}.low_b", down, Linear(low.b), f"{name} low")
+        made = self.product(label, x, replace(of, low=None), f"{name} alone")
+        y = Tensor(name, x.rows, of.rows)
+        return self.graph.add(Add(self.name(f"{label}.low"), y, made, up))
 
     def reordered(self, label: str, x: Tensor, order: StoredVector) -> Tensor:
         """x with its columns in an order, made once for all matrices that share it."""

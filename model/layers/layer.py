@@ -10,10 +10,11 @@ from urdir.model.families.layers import (
     HyperConnection,
     LayerConfig,
     LayerEmbedding,
+    SharedTransformer,
 )
 from urdir.model.families.recurrent import Recurrent
 from urdir.model.families.stored import Linear
-from urdir.model.graph.ops import Add, Columns, Copy, Gate, Recall, ScaleBy
+from urdir.model.graph.ops import Add, Columns, Concat, Copy, Gate, Recall, ScaleBy
 from urdir.model.graph.streams import ReadStreams, WriteStreams
 from urdir.model.graph.tensor import BRANCH, STREAM, Tensor
 from urdir.model.layers.altup import altup_layer
@@ -25,6 +26,9 @@ from urdir.model.layers.mla import cached_latents, latent_attention
 from urdir.model.layers.moe import mixture
 from urdir.model.layers.recurrent import state_mixer
 from urdir.ptxgen.kernels.activation import Activation
+
+#: The name under which the stream is saved as it begins, where shared transformers read it.
+EMBEDDING = "embedding"
 
 
 def layer(
@@ -127,6 +131,9 @@ def _block(at: LayerOps, block: Block, x: Tensor, start: Tensor) -> Tensor:
         normed = at.norm("post_norm", total, block.post_norm)
         return at.add("post_norm", x, normed)
     at.residual, read = None if block.banks else x, x
+    if block.transformer is not None:
+        read = _with_transformer(at, block.transformer, x)
+        at.residual = x
     if block.recalls is not None:
         is_ffn = isinstance(block.branches[0].network, Dense | Mixture)
         read = recalled(at, "ffn_recall" if is_ffn else "attn_recall", block.recalls, x)
@@ -138,6 +145,16 @@ def _block(at: LayerOps, block: Block, x: Tensor, start: Tensor) -> Tensor:
         _add_branch(at, branch, read, start, block.scale)
     assert at.residual is not None
     return at.residual
+
+
+def _with_transformer(at: LayerOps, of: SharedTransformer, x: Tensor) -> Tensor:
+    """The sum of x and of the shared transformer's result."""
+    both = Tensor("both", x.rows, 2 * x.width)
+    both = at.graph.add(Concat(at.name("concat"), both, x, at.step.saved[EMBEDDING]))
+    at.residual = None
+    made = attention(at, of.attention, at.norm("attn_norm_2", both, of.norm, "normed both"), 1.0)
+    made = dense(at, of.ffn, at.norm("ffn_norm", made, of.ffn_norm), 1.0)
+    return at.add("transformer", x, linear(at, of.linear, made, 1.0))
 
 
 def _hyper_block(at: LayerOps, block: Block, of: HyperConnection, x: Tensor) -> Tensor:

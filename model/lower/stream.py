@@ -11,6 +11,7 @@ from urdir.model.graph.ops import (
     Add,
     AddVector,
     Columns,
+    Concat,
     Copy,
     Embed,
     Gate,
@@ -41,6 +42,7 @@ from urdir.ptxgen.kernels import (
     reorder,
     rescale,
 )
+from urdir.ptxgen.kernels.join import Join
 from urdir.ptxgen.kernels.linear import pack
 
 if TYPE_CHECKING:
@@ -379,7 +381,17 @@ def lower_embed(at: Lowering, ops: Sequence[Op]) -> bool:
     return True
 
 
+def lower_concat(at: Lowering, ops: Sequence[Op]) -> bool:
+    """Two vectors, one after the other."""
+    (of,) = ops
+    assert isinstance(of, Concat)
+    kernel = Join(of.x.rows, of.x.width, of.other.width)
+    at.launch(kernel, of.label, a=at.place(of.x), b=at.place(of.other), y=at.place(of.y))
+    return True
+
+
 RULES: Sequence[Rule] = (
+    Rule("concat", lower_concat),
     *variants("norm scale? add norm", lower_norm_after),
     Rule("norm add scale_by", lower_norm_after),
     *variants("norm scale? add", lower_norm_after),

@@ -126,8 +126,8 @@ class LinkUse:
 
     def during(self, row: BenchRow) -> str:
         """What a test used that has ended just now: a step copies all that it streams once, and the
-        experts that its rows lack, or, where these may choose more than a cache has slots, all that
-        are not there."""
+        experts that its rows lack. What it copies of them is not known where they may choose more
+        than a cache has slots."""
         weights = self.session.weights
         before, self._seen = self._seen, self._counted()
         pairs, copies, moved = (now - then for now, then in zip(self._seen, before, strict=True))
@@ -138,7 +138,10 @@ class LinkUse:
             rows *= self.session.shapes.chunks[-1]
         elif caches and not pairs:
             slots = min(of.slots for of in caches)
-            experts = f", with all experts: more may be chosen than the {slots} that a cache holds"
+            return (
+                f"{row.test}: its rows may choose more experts than the {slots} slots of a layer: "
+                "they are copied for each step"
+            )
         elif pairs:
             mixtures = [of for layer in self.session.parts.config.layers for of in layer.mixtures]
             of_step = rows * sum(of.router.used for of in mixtures)

@@ -96,12 +96,20 @@ class ExpertCache:
     def gather(self, of: StoredMatrix, to: StreamedSlice) -> Launch:
         """The launch that fills the slot of a whole matrix, with experts that are cached from
         there: half of them in half of the time of a copy from the host."""
-        part, whole = self.parts[of], to.nbytes
-        assert not isinstance(part.source, InFile)
-        tail = whole - self.experts * part.nbytes
-        kernel = _gather(self.experts, self.slots, part.nbytes, tail, GATHERING)
-        args = {"state": self.state, "source": part.source, "cached": part.target, "target": to}
+        kernel, args = self.gathering(of, to, GATHERING)
         return Launch(kernel, f"transfer {to.name}", args)
+
+    def gathering(
+        self, of: StoredMatrix, to: Slice, ctas: int, pairs: int = 0
+    ) -> tuple[GatherExperts, dict[str, PinnedBuffer | Slice]]:
+        """The kernel that fills the slot of a matrix, with all experts or those that so many pairs
+        have chosen, and its arguments but these."""
+        part = self.parts[of]
+        assert not isinstance(part.source, InFile)
+        tail = to.nbytes - self.experts * part.nbytes
+        kernel = _gather(self.experts, self.slots, part.nbytes, tail, ctas, pairs)
+        args = {"state": self.state, "source": part.source, "cached": part.target, "target": to}
+        return kernel, args
 
     def fill(self, streamed: Mapping[Stored, StreamedSlice], counts: Array | None) -> None:
         """Copy experts to all slots, while the matrices are in theirs: those with the highest

@@ -75,8 +75,8 @@ class Message:
 
     @classmethod
     def of(cls, message: Message | Mapping[str, Any]) -> Message:
-        """A message, or a dictionary of its fields as in OpenAI's API; other fields and None values
-        are ignored. Raises TemplateError."""
+        """A message, or a dictionary of its fields as in OpenAI's API: a content may be a list of
+        text parts, other fields and None values are ignored. Raises TemplateError."""
         if isinstance(message, Message):
             return message
         if not isinstance(message, Mapping):
@@ -85,9 +85,13 @@ class Message:
         role, content = message.get("role"), message.get("content")
         if content is None and "tool_calls" in more:
             content = ""
+        if isinstance(content, list | tuple):
+            parts = [part.get("text") for part in content if isinstance(part, Mapping)]
+            texts = [text for text in parts if isinstance(text, str)]
+            content = "\n".join(texts) if len(texts) == len(content) else None
         if not isinstance(role, str) or not isinstance(content, str):
             raise TemplateError(
-                f"a message needs a role and a content, both texts: {message!r:.80}"
+                f"a message needs a role and a content, both texts, or text parts: {message!r:.80}"
             )
         return cls(role, content, more)
 

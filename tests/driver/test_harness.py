@@ -115,6 +115,22 @@ def test_a_check_looks_for_races_unless_told_not_to(emulator: Device) -> None:
         check_kernel(emulator, Probe(reads_another))
 
 
+def test_a_rounding_without_a_tolerance_is_told_how_to_have_one() -> None:
+    """An error that is large, or that exceeds a tolerance, gets no such hint."""
+    wanted = np.linspace(1, 2, N, dtype=np.float32)
+    for factor, tolerance, hinted in (
+        (1 + 1e-6, Tolerance(), True),
+        (1.01, Tolerance(), False),
+        (1 + 1e-5, Tolerance(rtol=1e-6), False),
+    ):
+        outputs = {"y": (wanted * factor).astype(np.float32)}
+        spec = Probe()
+        spec.tolerance = tolerance
+        with pytest.raises(MismatchError) as caught:
+            compare(spec, outputs, {"y": wanted})
+        assert str(caught.value).endswith("Tolerance.of_sum('f32', terms=n)") == hinted
+
+
 @pytest.mark.parametrize("dtype", ["f32", "s32"])
 def test_elements_that_are_not_written_show(device: Device, dtype: str) -> None:
     spec = Probe(dtype=dtype)

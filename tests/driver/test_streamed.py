@@ -172,6 +172,24 @@ def test_a_launch_cannot_read_two_arrays_of_a_slot(streams: Streams) -> None:
         plan.add_transfers()
 
 
+def test_a_launch_may_fill_a_slot(streams: Streams) -> None:
+    """It is not copied then, until others were there; these come after the last reader."""
+    plan, memory, arrays = Plan("filled"), streams.memory, streams.arrays
+    plan.launch(ADD, "fill", a=memory["x"], b=arrays[1], y=arrays[0])
+    plan.launch(ADD, "read 0", a=memory["x"], b=arrays[0], y=memory["y"])
+    plan.launch(ADD, "read 2", a=memory["y"], b=arrays[2], y=memory["z"])
+    plan.launch(ADD, "again", a=memory["z"], b=arrays[0], y=memory["y"])
+    plan.add_transfers()
+    assert [operation.label for operation in plan] == [
+        *("transfer array 1", "fill", "read 0", "transfer array 2", "read 2"),
+        *("transfer array 0", "again"),
+    ]
+    with record(plan, streams.device) as graph, streams.device.create_stream() as stream:
+        graph.launch(stream)
+        stream.synchronize()
+    np.testing.assert_array_equal(streams.result(), streams.values[1] + streams.values[2])
+
+
 def test_parts_of_a_slot_come_with_it(streams: Streams) -> None:
     half = Add(n=COUNT // 2)
     part = streams.arrays[1].slice(NBYTES // 2, NBYTES // 2)

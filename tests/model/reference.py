@@ -125,6 +125,8 @@ class Reference:
     def linear(self, linear: Linear, x: Floats) -> Floats:
         """x W^T (+ bias)."""
         y = x @ self.matrix(linear.matrix).T
+        if linear.low is not None:
+            y = y + x @ (self.matrix(linear.low.b) @ self.matrix(linear.low.a)).T
         if linear.factor is not None:
             y = y * self.vector(linear.factor)
         return y if linear.bias is None else y + self.vector(linear.bias)
@@ -160,6 +162,11 @@ class Reference:
                 continue
             x = self.norm(block.stream_norm, x)
             read = self._recalled(block.recalls, x)
+            if (of := block.transformer) is not None:
+                both = np.concatenate([x, self._saved["embedding"]], axis=1)
+                made = self._attention(of.attention, self.norm(of.norm, both), positions, caches)
+                made = self._dense(of.ffn, self.norm(of.ffn_norm, made))
+                read = x + self.linear(of.linear, made)
             if block.banks:
                 self._banked.append(x)
                 x = np.zeros_like(x)

@@ -122,6 +122,7 @@ def answers(engine: Engine) -> Reply:
     text: str = reply.content + reply.reasoning + engine.generate("Once", settings=greedy, limit=1)
     print(text, [found.text for found in engine.generate_all(["a", "b"])])
     more = [Message("user", "What is 2 plus 3?"), reply.message, Message("user", "And plus 1?")]
+    print(engine.adapters, engine.chat(more, reasoning_budget=100))
     return engine.chat(more, variables={"enable_thinking": False}, stops=["."])
 
 

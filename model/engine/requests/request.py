@@ -71,6 +71,14 @@ class Request:
         return max(len(self.prompt), len(self.source))
 
     def __post_init__(self) -> None:
+        if isinstance(self.prompt, str):
+            raise SettingsError(
+                f"a prompt is {self.prompt!r:.40}: expected token ids, see Engine.tokenize"
+            )
+        if not isinstance(self.settings, SamplingSettings):
+            raise SettingsError(
+                f"settings are {self.settings!r:.80}: expected SamplingSettings(temperature=0.0)"
+            )
         if not self.prompt:
             raise ModelError("the prompt is empty: the model needs a token to go on from")
         if self.limit is not None and not _LIMIT.allow(self.limit):

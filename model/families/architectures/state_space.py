@@ -48,7 +48,7 @@ def mamba2(file: Reader) -> Description:
     norm = rms_norm(file)
     return model(
         file,
-        lambda index: _alone(file, index, _mixer(file, index, norm), norm),
+        lambda index: _alone(file, index, mamba2_mixer(file, index, norm), norm),
         file.norm("output_norm", None, norm),
     )
 
@@ -68,7 +68,7 @@ def granitehybrid(file: Reader) -> Description:
     def mixer(index: int) -> Network:
         if kv_heads[index]:
             return attention(file, index, rope if rotates else None, scale=scale)
-        return _mixer(file, index, norm)
+        return mamba2_mixer(file, index, norm)
 
     return model(
         file,
@@ -96,7 +96,7 @@ def falcon_h1(file: Reader) -> Description:
     def layer(index: int) -> LayerConfig:
         before = file.norm("attn_norm", index, norm)
         attends = attention(file, index, rope, output_bias="absent", value_scale=value_scale)
-        mixer = _mixer(file, index, norm, normed=normed)
+        mixer = mamba2_mixer(file, index, norm, normed=normed)
         # GGUF files lack the usual ".weight"
         name = "ffn_norm.weight" if file.of_folder else "ffn_norm"
         weight = file.vector(name, index, file.hidden)
@@ -133,7 +133,7 @@ def nemotron_h(file: Reader) -> Description:
     def network(index: int) -> Network:
         if widths[index]:
             return _network(file, index)
-        return attention(file, index, None) if kv_heads[index] else _mixer(file, index, norm)
+        return attention(file, index, None) if kv_heads[index] else mamba2_mixer(file, index, norm)
 
     def layer(index: int) -> LayerConfig:
         if index not in file.nextn_layers:
@@ -181,7 +181,8 @@ def _alone(file: Reader, layer: int, network: Network, norm: Norm) -> LayerConfi
     return LayerConfig((Block((Branch(network, file.norm("attn_norm", layer, norm)),)),))
 
 
-def _mixer(file: Reader, layer: int, norm: Norm, *, normed: bool = True) -> Recurrence:
+def mamba2_mixer(file: Reader, layer: int, norm: Norm, *, normed: bool = True) -> Recurrence:
+    """The Mamba-2 mixer of a layer; the norm of its result may be missing."""
     hidden, inner = file.hidden, file.size("ssm.inner_size")
     heads, groups = file.size("ssm.time_step_rank"), file.size("ssm.group_count")
     if inner % heads or heads % groups:

@@ -62,7 +62,7 @@ _EXPERTS = {
     **dict.fromkeys(("gate.expert_bias", "experts.e_score_correction_bias"), "exp_probs_b.bias"),
     "moe_statics.e_score_correction_bias": "exp_probs_b.bias",
 }
-_MAMBA = {
+MAMBA = {
     **{"in_proj": "ssm_in", "x_proj": "ssm_x", "dt_proj": "ssm_dt", "out_proj": "ssm_out"},
     **{"A_log": "ssm_a.", "D": "ssm_d.", "dt_bias": "ssm_dt.bias", "conv1d": "ssm_conv1d"},
     **{"norm": "ssm_norm", "dt_layernorm": "ssm_dt_norm"},
@@ -89,10 +89,10 @@ LAYER: dict[str, str | tuple[str, ...]] = {
     **under(("self_attn", "attn", "attention", "self_attention"), _ATTENTION),
     **under(("mlp", "feed_forward", "ffn"), _DENSE),
     **under(("mlp", "feed_forward", "block_sparse_moe", "ffn"), _EXPERTS),
-    **under(("mamba",), _MAMBA),
+    **under(("mamba",), MAMBA),
     **under(("linear_attn",), _DELTA),
 }
-MIXER = under(("mixer",), _MAMBA)
+MIXER = under(("mixer",), MAMBA)
 #: Norms around attention and FFN.
 NORMS_AROUND = {
     "post_attention_layernorm": "post_attention_norm",

@@ -118,6 +118,9 @@ def _tensors_of(stored: str, family: Family, layers: int) -> list[tuple[str, int
         module, prefix, table = match[2], f"blk.{index}.", {**LAYER, **family.names}
         if match[1] != str(int(match[1])):
             return []
+    base, _, suffix = module.rpartition(".")
+    if (known := table.get(base)) is not None and suffix in ("weight", "bias"):
+        return [(_joined(prefix, of, suffix), None) for of in _each(known)]
     numbers = _NUMBERS.findall(module)
     if len(numbers) > 1 or any(number != str(int(number)) for number in numbers):
         return []

@@ -14,6 +14,7 @@ from urdir.model.lower.lowering import Lowering
 from urdir.model.memory.expert_cache import ExpertCache, ReadExperts
 from urdir.model.memory.weights import Matrix
 from urdir.ptxgen.kernels.experts.fetch import FetchExperts
+from urdir.ptxgen.kernels.experts.gather import THREADS
 from urdir.ptxgen.kernels.experts.place import MAX_PAIRS, PlaceExperts
 
 if TYPE_CHECKING:
@@ -28,7 +29,8 @@ _fetch = lru_cache(maxsize=64)(FetchExperts)
 
 def through_cache(at: Lowering, of: Experts, call: MixtureCall, cache: ExpertCache) -> MixtureCall:
     """The mixture with the matrices of its cache, after the launches that fill it. Where rows may
-    choose more experts than there are slots, it is as it was: all experts are streamed."""
+    choose more experts than there are slots, it is as it was: all experts are streamed, or once
+    they are chosen (`gather_chosen`) these alone."""
     rows, used = of.x.rows, of.selection.used
     if rows * used > min(cache.slots, MAX_PAIRS):
         return call
@@ -73,3 +75,21 @@ def _held(matrix: Matrix, of: Linear, cache: ExpertCache) -> Matrix:
     bias = None if of.bias is None else cache.parts[of.bias].target
     layout, data = cache.layouts[of.matrix], cache.parts[of.matrix].target
     return replace(matrix, layout=layout, data=data, bias=bias)
+
+
+def gather_chosen(at: Lowering, of: Experts, call: MixtureCall, cache: ExpertCache) -> None:
+    """Fill the slots of a mixture's matrices with the experts that its rows have chosen, where
+    these can be few of all, and are not looked up in the cache."""
+    pairs = of.x.rows * of.selection.used
+    is_looked_up = pairs <= min(cache.slots, MAX_PAIRS) and not at.takes_gemm(of.x.rows)
+    if (
+        is_looked_up
+        or pairs > min(cache.experts, THREADS)
+        or call.selection is not None
+        or cache.reader is not None
+    ):
+        return
+    for matrix in cache.layouts:
+        to = at.parts.weights.matrix(matrix).data
+        kernel, args = cache.gathering(matrix, to, at.limits.sms, pairs)
+        at.launch(kernel, f"{call.label}.gather", expert=at.work["expert"], **args)

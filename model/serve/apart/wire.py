@@ -119,6 +119,7 @@ class Ask(msgspec.Struct, tag=True, array_like=True):
     drafts: bool
     draft_p_min: float | None
     adapters: tuple[tuple[str, float], ...] | None
+    source: tuple[int, ...]
 
     @classmethod
     def of(cls, number: int, request: Request) -> Ask:

@@ -78,3 +78,6 @@ def test_names_as_of_ollama_are_explained(cli: Cli, name: str, words: str) -> No
         assert f"{name}: no such file" in err
         assert words in err
         assert ("ollama" in err) == name.startswith(("llama", "qwen"))
+    if "file" not in name:
+        code, _, err = cli("pull", name)
+        assert (code, words in err) == (2, True)

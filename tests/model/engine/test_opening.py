@@ -221,7 +221,7 @@ def test_ctrl_c_stops_an_upload(api: Any, model: Path, monkeypatch: pytest.Monke
     """While the weights' thread would go on for long, were it not stopped."""
     ended = threading.Event()
 
-    def upload(self: Weights, gguf: Any, stop: threading.Event) -> None:
+    def upload(self: Weights, gguf: Any, stop: threading.Event, _: Any = None) -> None:
         if stop.wait(PATIENCE):
             ended.set()
 

@@ -10,14 +10,20 @@ from threading import Thread
 from types import SimpleNamespace
 from typing import Any, cast
 
+import numpy as np
 import pytest
 
 from urdir.driver.explainer import explain
 from urdir.driver.plan import Plan
-from urdir.model.engine.answer_options import make_request
+from urdir.model.engine.answer_options import (
+    ChatOptions,
+    check_options,
+    make_request,
+    token_ids,
+)
 from urdir.model.engine.engine import Engine
 from urdir.model.engine.generate import Generation, Statistics
-from urdir.model.engine.reply import AsyncReply, ChatPrompt, Reply, ReplyStream
+from urdir.model.engine.reply import AsyncReply, ChatPrompt, Reply, ReplyStream, _name_of
 from urdir.model.engine.requests.request import Ending, Finish, Piece, Request
 from urdir.model.engine.sampling_settings import SamplingSettings
 from urdir.model.errors import ConstraintError, ModelError, SettingsError, TemplateError
@@ -27,9 +33,10 @@ from urdir.model.files.gguf import Gguf
 from urdir.model.serve.served_model import EngineModel
 from urdir.model.text.answers import AnswerFormat
 from urdir.model.text.call_form import GENERIC
-from urdir.model.text.chat import Message, Prompt, conversation
+from urdir.model.text.chat import ChatTemplate, Message, Prompt, conversation
 from urdir.model.text.formats import Format
 from urdir.model.text.reasoning import THINK_TAGS
+from urdir.model.text.tokenizer import Tokenizer
 from urdir.ptxgen.kernels.argmax import Argmax
 
 GREEDY = SamplingSettings(temperature=0.0)
@@ -100,6 +107,78 @@ def test_what_a_chat_cannot_answer_is_refused_in_one_line() -> None:
             with pytest.raises(error, match=words) as caught:
                 engine.chat(messages, **fields)
             assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"temperature": 0}, TypeError, r"settings=SamplingSettings\(temperature=\.\.\.\) has it"),
+        ({"max_tokens": 5}, TypeError, "no option 'max_tokens': limit=N has it"),
+        ({"xyz": 5}, TypeError, "no option 'xyz': expected adapters, grammar"),
+        ({"settings": {"temperature": 0}}, SettingsError, "expected SamplingSettings"),
+        ({"stops": 5}, SettingsError, r"stops are \(5,\): expected texts"),
+        ({"processors": print}, SettingsError, "logit processors are"),
+        ({"tool_choice": 5}, TemplateError, "tool_choice 5: expected 'auto'"),
+    ],
+)
+def test_options_of_other_libraries_are_explained(
+    options: Any, error: type[Exception], words: str
+) -> None:
+    def request() -> Request:
+        check_options(options, ChatOptions)
+        return _prompt(_name_of(options.get("tool_choice", "auto"))).request(GREEDY, options)
+
+    with pytest.raises(error, match=words):
+        request()
+
+
+def test_one_or_several_and_none_are_taken() -> None:
+    options: Any = {"stops": None, "adapters": "poet", "processors": None}
+    request = _prompt(_name_of({"type": "function", "function": {"name": "add"}})).request(
+        GREEDY, options
+    )
+    assert (request.stops, request.adapters, request.processors) == ((), (("poet", 1.0),), ())
+    options = {"stops": "x", "adapters": [("a", 0.5), "b"]}
+    request = _prompt().request(GREEDY, options)
+    assert (request.stops, request.adapters) == (("x",), (("a", 0.5), ("b", 1.0)))
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    assert Message.of({"role": "user", "content": parts}).content == "a\nb"
+
+
+def test_a_budget_of_reasoning() -> None:
+    """It is the server's limit; without any the template is asked for no reasoning."""
+    options: Any = {"reasoning_budget": 7}
+    limit = _prompt().request(GREEDY, options).thoughts
+    assert limit == AnswerFormat(GENERIC, THINK_TAGS[0]).limit(7, "prompt")
+    assert limit is not None
+    assert _prompt().request(GREEDY, {}).thoughts is None
+    for bad in (-1, "5"):
+        with pytest.raises(SettingsError, match="a reasoning_budget of"):
+            _prompt().request(GREEDY, {"reasoning_budget": bad})  # type: ignore[typeddict-item]
+    source = "{{ enable_thinking | default('unset') }}"
+    with ChatTemplate(source, Tokenizer.of(Gguf(demo_model()))) as template:
+        for budget, given, wanted in ((0, {}, "False"), (5, {}, "unset"),
+                                      (0, {"enable_thinking": True}, "True")):  # fmt: skip
+            made = ChatPrompt.of(
+                template, [QUESTION], {"reasoning_budget": budget, "variables": given}
+            )
+            assert made.rendered.text == wanted
+
+
+def test_prompts_are_texts_or_token_ids() -> None:
+    tokenizer = Tokenizer.of(Gguf(demo_model()))
+    wanted = tokenizer.encode("Once upon")
+    for text in ("Once upon", wanted, tuple(wanted), np.array(wanted)):
+        assert token_ids(lambda: tokenizer, text) == wanted
+    for bad in (None, 5, ["a"], [1.5]):
+        with pytest.raises(SettingsError, match="is neither a text nor a list of token ids"):
+            token_ids(lambda: tokenizer, bad)  # type: ignore[arg-type]
+    with pytest.raises(SettingsError, match=r"a prompt is 'hi': expected token ids"):
+        Request(prompt="hi")  # type: ignore[arg-type]
+    for name, words in (("n_ctx", "did you mean context"), ("contxt", "did you mean context"),
+                        ("xyz", r"help\(EngineOptions\)")):  # fmt: skip
+        with pytest.raises(TypeError, match=rf"^Engine.open has no option '{name}': {words}"):
+            Engine.open("demo", **{name: 5})
 
 
 def test_a_generation_tells_its_seed_before_it_begins() -> None:

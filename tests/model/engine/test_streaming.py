@@ -70,6 +70,7 @@ def opened(
             if stream_dir is not None:
                 config = replace(config, streaming=replace(config.streaming, in_files=names))
         with Weights.load(gguf, config, device, stream_dir) as weights:
+            weights.streamed.clear()  # plans rely on nothing that loading has left there
             yield weights
 
 
@@ -134,6 +135,29 @@ def test_mixtures_with_caches_of_one_two_and_all_experts(
         # with room for all, loading has filled it; too few for a row: all are streamed
         assert not any(copies[99])
         assert any(copies[1]) == (used == 1)
+
+
+@pytest.mark.parametrize("name", ["dots1-moe", pytest.param("llama4-moe", marks=pytest.mark.full)])
+def test_rows_that_choose_more_than_a_cache_holds_gather_what_they_choose(
+    name: str, device: Device, reference_file: Callable[[str], Path]
+) -> None:
+    """And nothing else: of the others the slot of the matrix has zeros."""
+    settings, found = SessionSettings(context=32, sequences=2), []
+    for placement in (None, replace(EXPERTS, expert_slots=1)):
+        with (
+            opened(device, reference_file(name), placement) as weights,
+            stepping(device, weights, settings) as eager,
+        ):
+            vocab = weights.config.vocab_size
+            for sequence in range(2):
+                eager.feed(tokens_of(vocab)[sequence : sequence + 1], sequence)
+            found.append([eager.step((0, 1)) for _ in range(3)])
+            plan = eager.session.steps.bound(StepShape(2, 32, Output.GREEDY)).plan
+    assert found[0] == found[1]
+    gathers = [op for op in plan if op.label.endswith(".gather")]
+    assert len(gathers) == 3 * sum(len(layer.mixtures) for layer in weights.config.layers)
+    assert all(is_transfer(op) for op in gathers)
+    assert not any(op.label.startswith("transfer") for op in plan)
 
 
 @pytest.mark.parametrize(

@@ -633,7 +633,7 @@ def test_what_is_unsent_follows() -> None:
 
 
 def test_requests_arrive_as_they_are() -> None:
-    """All of them but what makes text."""
+    """All of them but what makes text, and processors, which are code of this process."""
     settings = SamplingSettings(seed=(1 << 64) - 1, logit_bias=((5, -1.5), (7, 2.0)), logprobs=3)
     constraint = Constraint.choice(["yes", "nó"])
     request = Request(
@@ -649,13 +649,14 @@ def test_requests_arrive_as_they_are() -> None:
         drafts=False,
         draft_p_min=0.25,
         adapters=(("a", -0.5),),
+        source=(3, 1 << 20),
     )
     unlike = [
         each.name
         for each in fields(Request)
         if each.default is not MISSING and getattr(request, each.name) == each.default
     ]
-    assert unlike == []  # a new field is to be sent, too
+    assert unlike == ["processors"]  # a new field is to be sent, too
     (body,) = wire.Frames().push(wire.frame(wire.Ask.of(3, request)))
     call = wire.decode_call(body)
     assert isinstance(call, wire.Ask)

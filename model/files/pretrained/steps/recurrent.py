@@ -86,6 +86,20 @@ def inner_size(fields: Fields, found: Found) -> None:
     )
 
 
+def zamba_attention(fields: Fields, found: Found) -> None:
+    """Heads of Zamba 2's transformers, which read vectors twice as wide as the stream."""
+    heads, hidden = number(found, "attention.head_count"), number(found, "embedding_length")
+    if heads < 1 or 2 * hidden % heads:
+        raise fields.wrong("num_attention_heads", heads)
+    found.pop("attention.value_length", None)
+    found["attention.key_length"] = 2 * hidden // heads
+    found["own.mem_rope"] = fields.given("use_mem_rope", bool, False)
+    found["own.attention_adapters"] = fields.given("use_shared_attention_adapter", bool, False)
+    if fields.items("layers_block_type", str) is None:
+        fields.put("layers_block_type", fields.items("layer_types", str))
+    fields.drop("layer_types")
+
+
 def nemotron_layers(fields: Fields, found: Found) -> None:
     """Nemotron-H's layers: M is a Mamba-2 mixer, * attention, - an FFN, E experts; newer
     configurations list them by name."""

@@ -18,7 +18,8 @@ from urdir.model.files.pretrained.layouts import (
     negated_exp,
     taps,
 )
-from urdir.model.files.pretrained.names import MIXER, under
+from urdir.model.files.pretrained.names import MAMBA, MIXER, under
+from urdir.model.files.pretrained.steps.common import default_width
 from urdir.model.files.pretrained.steps.mixtures import own_weights_norm, weights_norm
 from urdir.model.files.pretrained.steps.recurrent import (
     bamba_layers,
@@ -32,6 +33,7 @@ from urdir.model.files.pretrained.steps.recurrent import (
     nemotron_layers,
     position_kind,
     time_step_rank,
+    zamba_attention,
 )
 from urdir.model.files.pretrained.tables.dense import GRANITE_KEYS, ONE_MORE
 
@@ -174,6 +176,23 @@ _DENSE_GRANITE = replace(
     },
 )
 
+#: The most uses of Zamba 2's transformers whose adapters have names; published models have 13.
+_MOST_USES = 64
+
+
+def _zamba_adapters() -> dict[str, str]:
+    """Names of adapters, of each use of a transformer."""
+    modules = {"feed_forward.gate_up_proj": "ffn_up"}
+    modules |= {f"self_attn.linear_{name}": f"attn_{name}" for name in "qkv"}
+    stored = "shared_transformer.{}_adapter_list.{}.{}"
+    return {
+        stored.format(module, use, place): f"{name}_adapter.{use}.{of}.weight"
+        for module, name in modules.items()
+        for use in range(_MOST_USES)
+        for place, of in enumerate("ab")
+    }
+
+
 FAMILIES: Mapping[str, Family] = {
     "mamba": Family(
         "mamba",
@@ -300,6 +319,40 @@ FAMILIES: Mapping[str, Family] = {
         layouts=_MAMBA2,
         rope=None,
         activations=("relu2",),
+    ),
+    "zamba2": Family(
+        "zamba2",
+        names={
+            **under(("mamba", "mamba_decoder.mamba"), MAMBA),
+            "mamba_decoder.input_layernorm": "attn_norm",
+            "linear": "ffn_linear",
+            "shared_transformer.input_layernorm": "attn_norm_2",
+            "shared_transformer.pre_ff_layernorm": "ffn_norm",
+            **{f"shared_transformer.self_attn.{n}_proj": f"attn_{n}" for n in "qkv"},
+            "shared_transformer.self_attn.o_proj": "attn_output",
+            "shared_transformer.feed_forward.gate_up_proj": "ffn_up",
+            "shared_transformer.feed_forward.down_proj": "ffn_down",
+            **_zamba_adapters(),
+        },
+        keys={
+            **_SSM_KEYS,
+            "mamba_ngroups": "ssm.group_count",
+            "n_mamba_heads": "ssm.time_step_rank",
+            "num_mem_blocks": "own.blocks",
+            "adapter_rank": "own.adapter_rank",
+        },
+        steps=(
+            default_width(4),
+            inner_size,
+            zamba_attention,
+            heads_where(("hybrid",), ("mamba", "linear_attention"), "layers_block_type"),
+        ),
+        fixed={"use_conv_bias": (True,), "add_bias_linear": (False,), "use_long_context": (False,)},
+        ignored=frozenset({"mamba_headdim", "use_mem_eff_path", "hybrid_layer_ids"})
+        | {"kv_channels", "num_query_groups", "attention_head_dim", "attention_hidden_size"},
+        layouts=_MAMBA2,
+        tied=True,
+        activations=("gelu",),
     ),
     "lfm2": _LFM2,
     "lfm2_moe": LFM2_MOE,

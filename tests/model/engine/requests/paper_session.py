@@ -83,6 +83,7 @@ class PaperSession:
     """``sequences`` of up to ``context`` tokens; every step chooses `TOKEN`."""
 
     drafting = None
+    takes_sources = False
 
     def __init__(
         self,
@@ -103,7 +104,7 @@ class PaperSession:
         self.stream = SimpleNamespace(record=lambda event: None)
         self.parts = SimpleNamespace(
             device=SimpleNamespace(create_event=lambda name: event),
-            config=SimpleNamespace(vocab_size=VOCABULARY),
+            config=SimpleNamespace(vocab_size=VOCABULARY, source=None, stage=None),
             cache=SimpleNamespace(pools=()),
             state=SimpleNamespace(
                 drafts=None,
@@ -126,8 +127,10 @@ class PaperSession:
         masks: Mapping[int, Any],
         *,
         given: Mapping[int, Any],
+        revise: Any = None,
     ) -> None:
         assert not given
+        assert revise is None
         ends = [(s, at + shape.steps) for s, at in zip(batch.decode, lasts, strict=True)]
         for sequence, end in [*ends, *((s.sequence, s.end) for s in batch.segments)]:
             assert end <= shape.keys
@@ -137,6 +140,9 @@ class PaperSession:
         self.launched.append(shape)
 
     def begin_drafts(self, sequence: int, length: int, p_min: float | None = None) -> None: ...
+
+    def begin_sources(self, sources: Mapping[int, Sequence[int]]) -> None:
+        assert not sources
 
     def in_use(self) -> AbstractContextManager[None]:
         return nullcontext()
