@@ -45,7 +45,7 @@ CONTEXT = 256
 SHORT = (1, 2, 3, 4, 7, 30)
 #: What a process may have more of in the last third of the rounds. The emulator keeps registers of
 #: each kernel that it has run, which a step of a new shape adds to.
-GROWTH = {"bytes": 64 << 20, "files": 2, "threads": 2, "tasks": 2}
+GROWTH = {"bytes": 256 << 20, "files": 2, "threads": 2, "tasks": 2}
 RESPONSES = "/v1/responses"
 SCHEMA = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"]}
 #: Of every Python process of the server: writes its number of asyncio tasks on SIGUSR1.
