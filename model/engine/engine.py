@@ -207,10 +207,6 @@ class Engine(Owner):
         and a model that fills masks."""
         from urdir.model.engine.logits import logprobs_of
 
-        if self.config.source is not None:
-            raise UnsupportedError(
-                "an encoder-decoder predicts its answer, not its text: see Engine.logits"
-            )
         return logprobs_of(self.session, self.tokenize(text))
 
     def perplexity(self, text: str | Sequence[int]) -> float:

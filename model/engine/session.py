@@ -148,6 +148,13 @@ class Session(Owner):
                 self._compilers[tokenizer] = made
             return self._compilers[tokenizer]
 
+    def check_predicts_texts(self) -> None:
+        """Raise UnsupportedError for an encoder-decoder, whose texts have no probability."""
+        if self.takes_sources:
+            raise UnsupportedError(
+                "an encoder-decoder predicts its answer, not its text: see Engine.logits"
+            )
+
     def check_processors(self) -> None:
         """Raise UnsupportedError where the host cannot change logits within a step."""
         if self.parts.config.stage is not None:

@@ -27,6 +27,7 @@ from urdir.model.families.config import Config
 from urdir.model.families.placement import Placement
 from urdir.model.families.stored import MOST_DISTANCE, RelativeBias, StoredVector
 from urdir.model.files.pretrained.model import SafetensorsModel
+from urdir.model.measure.perplexity import Chunk, logits_of_chunks
 from urdir.model.memory.draft_settings import DraftSettings
 from urdir.model.memory.session_settings import SessionSettings
 from urdir.model.verify.conformance import relative_rms
@@ -240,6 +241,13 @@ def test_what_encoder_decoders_do_not_have(golden: Golden, device_name: str) -> 
     path = golden.engine.file.path
     with pytest.raises(UnsupportedError, match="steps one at a time of an encoder-decoder"):
         EagerSteps(golden.engine.session)
+    chunks = [Chunk(tuple(golden.source[:8]))]
+    for scored in (
+        lambda: golden.engine.perplexity(golden.source),
+        lambda: next(logits_of_chunks(golden.engine.session, chunks)),
+    ):
+        with pytest.raises(UnsupportedError, match="predicts its answer, not its text"):
+            scored()
     refused: dict[str, dict[str, Any]] = {
         "drafts": {"drafts": DraftSettings()},
         "LoRA adapters": {"max_adapters": 1},
