@@ -65,6 +65,8 @@ def test_run_fills_masks(filler: str, capsys: pytest.CaptureFixture[str]) -> Non
     text = json.loads(found.out)["text"]
     assert found.err.splitlines()[-1].strip() == text.strip()
     assert len(found.err.splitlines()) >= 2
+    assert main([*wanted, *steps, "--stop", text[1]]) == 0
+    assert json.loads(capsys.readouterr().out)["text"] == text[: text.index(text[1])]
 
 
 @pytest.mark.parametrize(
@@ -89,6 +91,11 @@ def test_flags_that_run_refuses(
 def test_flags_of_other_models(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "demo", "-p", "What is", "--diffusion-steps", "4", *ON]) == 2
     assert "--diffusion-steps: 'llama' models do not" in capsys.readouterr().err
+
+
+def test_a_chat_ends_at_once(filler: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["chat", filler, "Hello there", *ON]) == 1
+    assert "or to fill masks (diffuse), it gives no answers" in capsys.readouterr().err
 
 
 def test_serve_refuses_what_fills_masks(filler: str, capsys: pytest.CaptureFixture[str]) -> None:
