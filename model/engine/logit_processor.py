@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 class LogitRow(NamedTuple):
     """An answer whose next token is about to be chosen: token ids of its ``prompt``, and of the
-    ``answer`` so far."""
+    ``answer`` so far; of an encoder-decoder the prompt is what begins the decoder's text."""
 
     prompt: Sequence[int]
     answer: Sequence[int]

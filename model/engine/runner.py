@@ -147,10 +147,11 @@ class Steps(Owner):
 
     @property
     def graphs(self) -> tuple[RecordedGraph, ...]:
-        """The graphs of this rank, the last one used last."""
+        """The graphs, this rank's first; of each rank the last one used last."""
         made = self._graphs.values()
         parts = ((of,) if isinstance(of, RecordedGraph) else of.graphs for of in made)
-        return tuple(chain.from_iterable(parts))
+        others = (steps.graphs for steps, _ in self._followers)
+        return tuple(chain.from_iterable((*parts, *others)))
 
     @property
     def graph_bytes(self) -> int:

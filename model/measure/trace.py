@@ -38,7 +38,10 @@ def step_events(plan: Plan, timings: Iterable[Timing], track: int, name: str) ->
 
 def graph_tables(graphs: Iterable[RecordedGraph]) -> list[dict[str, Any]]:
     """The nodes of recorded graphs, to join rows of Nsight Systems and CUPTI with."""
-    return [{"graph": graph.name, "nodes": graph.table()} for graph in graphs]
+    return [
+        {"graph": graph.name, "device": graph.device.name, "nodes": graph.table()}
+        for graph in graphs
+    ]
 
 
 def write_trace(

@@ -234,6 +234,8 @@ def test_prompts_and_tokens_after_them_have_the_logits_of_one_device(
     engine, split = two
     expected, found = on_both(one, engine, work)
     assert relative_rms(found, expected) < (2e-3 if split == "tensors" else 2e-4)
+    names = {graph.device.name for graph in engine.session.steps.graphs}
+    assert names == {device.name for device in engine.group}
 
 
 @pytest.mark.parametrize("gpus", [2, pytest.param(4, marks=pytest.mark.full)])
