@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from numbers import Real
 from pathlib import Path
+from types import UnionType
 from typing import TYPE_CHECKING
 
 from urdir.model.errors import ModelError
 
 if TYPE_CHECKING:
-    from urdir.model.engine.options import EngineOptions
     from urdir.model.families.config import Config
     from urdir.model.files.low_rank import Adapter
     from urdir.model.files.model_file import ModelFile
@@ -61,29 +62,35 @@ class AdapterPool:
         return tuple((of.st_mtime_ns, of.st_size) for of in found)
 
 
-def open_pool(options: EngineOptions, file: ModelFile, config: Config) -> AdapterPool | None:
-    """That of an engine; None without one. Raises ModelError where the folder is not there."""
-    if options.adapter_folder is None:
+def is_scaled(adapter: object, kind: type | UnionType) -> bool:
+    """Whether an object is a pair of a ``kind`` of name and a scale."""
+    is_pair = isinstance(adapter, tuple | list) and len(adapter) == 2
+    return is_pair and isinstance(adapter[0], kind) and isinstance(adapter[1], Real)
+
+
+def open_pool(
+    folder: str | os.PathLike[str] | None, most: int | None, file: ModelFile, config: Config
+) -> AdapterPool | None:
+    """That of a ``folder``; None without one. Raises ModelError where the folder is not there."""
+    if folder is None:
         return None
-    folder = Path(options.adapter_folder)
+    folder = Path(folder)
     if not folder.is_dir():
         raise ModelError(f"adapter_folder {folder}: no such folder")
-    return AdapterPool(folder, adapter_reader(file, config), options.max_host_adapters)
+    return AdapterPool(folder, adapter_reader(file, config), most)
 
 
 def open_adapters(
-    options: EngineOptions, file: ModelFile, config: Config
+    given: Sequence[tuple[str | os.PathLike[str], float]], file: ModelFile, config: Config
 ) -> list[tuple[Adapter, float]]:
     """The adapters that are given, with their scales."""
-    if not options.adapters:
+    if not given:
         return []
     from urdir.model.files.adapter import open_adapter
     from urdir.model.layers.adaptable import is_interleaved
 
     turned = is_interleaved(config)
-    return [
-        (open_adapter(path, file, interleaved=turned), scale) for path, scale in options.adapters
-    ]
+    return [(open_adapter(path, file, interleaved=turned), scale) for path, scale in given]
 
 
 def adapter_reader(file: ModelFile, config: Config) -> Callable[[str | os.PathLike[str]], Adapter]:

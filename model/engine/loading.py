@@ -205,7 +205,7 @@ def _open_session(
         pair = _checked_pair(pair.at_context(context), len(devices))
         config = pair.config
     config = _with_bytes(config, file, devices[0], options)
-    adapters = open_adapters(options, file, config)
+    adapters = open_adapters(options.adapters, file, config)
     if adapters or options.max_adapters is not None:
         from urdir.model.layers.adaptable import room_for
 
@@ -251,7 +251,8 @@ def _open_session(
         _save_prefixes(session, options.prefix_dir, file)
     if session.adapters is not None:
         session.adapters.load_all(adapters)
-        session.adapters.pool = open_pool(options, file, config)
+        most = options.max_host_adapters
+        session.adapters.pool = open_pool(options.adapter_folder, most, file, config)
     if session.exchange is not None:
         devices.notes.append(session.exchange.describe_faults)
     return EngineParts(

@@ -14,6 +14,7 @@ from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Concatenate, Literal, ParamSpec, TypeVar, get_args
 
+from urdir.model.engine.adapter_pool import is_scaled
 from urdir.model.errors import SettingsError
 from urdir.model.memory.buckets import MOST_CHUNK, MOST_PASSED_CHUNK
 from urdir.model.memory.session_settings import SessionSettings, Split
@@ -172,12 +173,17 @@ class EngineOptions:
             raise SettingsError(
                 f"max_adapter_rank is {self.max_adapter_rank}, without adapters: give max_adapters"
             )
-        self._check_pool()
+        self._check_adapters()
         if not 0 <= self.memory_share <= 1:
             raise SettingsError(f"memory_share is {self.memory_share}: expected 0 (off) to 1")
         self._session(self.context or DEFAULT_CONTEXT, SEQUENCES, MOST_CHUNK)
 
-    def _check_pool(self) -> None:
+    def _check_adapters(self) -> None:
+        if not all(is_scaled(each, str | os.PathLike) for each in self.adapters):
+            given = f"{self.adapters!r:.80}"
+            raise SettingsError(
+                f"adapters are {given}: expected pairs of a file and a scale: [('a.gguf', 1.0)]"
+            )
         room = self.max_adapters, self.max_adapter_rank
         if self.adapter_folder is not None and None in room:
             raise SettingsError(

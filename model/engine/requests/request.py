@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from enum import Enum
-from numbers import Real
 from typing import NamedTuple
 
+from urdir.model.engine.adapter_pool import is_scaled
 from urdir.model.engine.logit_processor import LogitProcessor
 from urdir.model.engine.sampling_settings import DEFAULTS, Bounds, SamplingSettings
 from urdir.model.errors import ModelError, SettingsError
@@ -97,7 +97,7 @@ class Request:
             )
         if not isinstance(self.stops, tuple) or not all(map(_is_stop, self.stops)):
             raise SettingsError(f"stops are {self.stops!r:.80}: expected texts, none empty")
-        if not all(map(_is_scaled, self.adapters or ())):
+        if not all(is_scaled(each, str) for each in self.adapters or ()):
             given = f"{self.adapters!r:.80}"
             raise SettingsError(f"adapters are {given}: expected names, or pairs with a scale")
         if not all(isinstance(each, LogitProcessor) for each in self.processors):
@@ -109,11 +109,6 @@ class Request:
 
 def _is_stop(text: object) -> bool:
     return isinstance(text, str) and bool(text)
-
-
-def _is_scaled(adapter: object) -> bool:
-    is_pair = isinstance(adapter, tuple | list) and len(adapter) == 2
-    return is_pair and isinstance(adapter[0], str) and isinstance(adapter[1], Real)
 
 
 class TokenChoice(NamedTuple):

@@ -35,6 +35,8 @@ def test_a_signature_has_every_option_once(method: Any) -> None:
         ({"chunk": -1}, "chunk is -1"),
         ({"pages": 3}, "pages is 3, page_len is 0"),
         ({"page_len": 24}, "page_len is 24"),
+        ({"adapters": ["a.gguf"]}, "adapters are .*: expected pairs of a file and a scale"),
+        ({"adapters": "a.gguf"}, "adapters are 'a.gguf': expected pairs"),
         ({"max_adapter_rank": 8}, "max_adapter_rank is 8, without adapters: give max_adapters"),
     ],
 )
