@@ -302,9 +302,8 @@ def _open_encoder(
         "weights in host memory": on_host,
     }
     if wanted := [name for name, is_wanted in refused.items() if is_wanted]:
-        raise UnsupportedError(
-            f"embeddings with {', '.join(wanted)} are not supported: leave that out"
-        )
+        made = "filled masks" if config.diffuses else "embeddings"
+        raise UnsupportedError(f"{made} with {', '.join(wanted)} are not supported: leave that out")
     device = devices[0]
     device.limit_memory(options.device_memory)
     settings = EncoderSettings.of(

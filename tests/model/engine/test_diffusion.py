@@ -167,6 +167,8 @@ def test_an_engine_fills_masks(
                 engine.diffusion(prompt, length=length)
         with pytest.raises(UnsupportedError, match="gives no answers"):
             _ = engine.session
+    with pytest.raises(UnsupportedError, match="filled masks with LoRA adapters are not supported"):
+        Engine.open(path, device=device_name, max_adapters=1)
 
 
 def test_an_encoder_makes_no_logits(device_name: str, tmp_path: Path) -> None:
