@@ -64,8 +64,9 @@ class AdapterPool:
 
 def is_scaled(adapter: object, kind: type | UnionType) -> bool:
     """Whether an object is a pair of a ``kind`` of name and a scale."""
-    is_pair = isinstance(adapter, tuple | list) and len(adapter) == 2
-    return is_pair and isinstance(adapter[0], kind) and isinstance(adapter[1], Real)
+    if not isinstance(adapter, tuple | list) or len(adapter) != 2:
+        return False
+    return isinstance(adapter[0], kind) and isinstance(adapter[1], Real)
 
 
 def open_pool(
