@@ -193,8 +193,10 @@ class Engine(Owner):
             if self.config.diffuses:
                 return self.encoder.logits(tokens, range(len(tokens)))
             return logits_of(self.session, tokens)
-        encode = self.tokenize
-        source = self.tokenizer.encode_whole(text) if isinstance(text, str) else encode(text)
+        if isinstance(text, str):
+            source = self.tokenizer.encode_whole(text)
+        else:
+            source = self.tokenize(text)
         if not source:
             raise ModelError("the text is empty: the encoder needs a token to read")
         begun = [of.start] if decoder is None else decoder
