@@ -193,10 +193,7 @@ class Engine(Owner):
             if self.config.diffuses:
                 return self.encoder.logits(tokens, range(len(tokens)))
             return logits_of(self.session, tokens)
-        if isinstance(text, str):
-            source = self.tokenizer.encode_whole(text)
-        else:
-            source = self.tokenize(text)
+        source = self.tokenizer.encode_whole(text) if isinstance(text, str) else self.tokenize(text)
         if not source:
             raise ModelError("the text is empty: the encoder needs a token to read")
         begun = [of.start] if decoder is None else decoder
