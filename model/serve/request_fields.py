@@ -268,7 +268,7 @@ _REFUSED: tuple[tuple[str, tuple[str, ...], str, str, tuple[Any, ...]], ...] = (
     ("structural_tag structured_outputs.structural_tag", ALL, "V",
      "use `tools`, or a grammar", UNSET),
     ("structured_outputs.disable_additional_properties", ALL, "V",
-     "objects are closed unless they have `additionalProperties`", UNSET_OR_TRUE),
+     "objects are closed unless they have `additionalProperties`", (*UNSET, True)),
     ("stream_options.continuous_usage_stats", ALL, "V", "usage comes at the end", UNSET),
     ("suffix", (TEXT,), "OV", "text can only be continued", UNSET),
     ("audio", (CHAT,), "O", "this server answers with text", UNSET),

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from typing import Any
 
 #: Keywords whose value is a schema, or several in a list; and those whose values are, by name.
-_SCHEMAS = frozenset(
-    ("items", "prefixItems", "additionalItems", "contains")
-    + ("additionalProperties", "anyOf", "oneOf")
+_SCHEMAS = (
+    *("items", "prefixItems", "additionalItems", "contains", "additionalProperties"),
+    *("anyOf", "oneOf"),
 )
 _NAMED = ("properties", "patternProperties", "$defs", "definitions")
 #: What says whether further properties may come.
