@@ -151,7 +151,8 @@ _SERVED: tuple[_Row, ...] = (
     ("cache_salt", ALL, "V",
      "up to 256 characters. Prompts share their beginnings with those of the same salt alone"),
     ("response_format", ALL, "OVL",
-     "`text`, `json_object`, `json_schema`, also with llama-server's `schema`; a model may think "
+     "`text`, `json_object`, `json_schema`, whose objects have the named properties alone unless "
+     "`additionalProperties` says otherwise, also with llama-server's `schema`; a model may think "
      "first, or call one of `tools`"),
     ("structured_outputs", ALL, "V",
      "one of `json`, `json_object`, `regex`, `grammar`, `choice`"),
@@ -267,7 +268,7 @@ _REFUSED: tuple[tuple[str, tuple[str, ...], str, str, tuple[Any, ...]], ...] = (
     ("structural_tag structured_outputs.structural_tag", ALL, "V",
      "use `tools`, or a grammar", UNSET),
     ("structured_outputs.disable_additional_properties", ALL, "V",
-     "write `additionalProperties`: false", UNSET),
+     "objects are closed unless they have `additionalProperties`", (*UNSET, True)),
     ("stream_options.continuous_usage_stats", ALL, "V", "usage comes at the end", UNSET),
     ("suffix", (TEXT,), "OV", "text can only be continued", UNSET),
     ("audio", (CHAT,), "O", "this server answers with text", UNSET),

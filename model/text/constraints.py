@@ -15,6 +15,7 @@ from decimal import Decimal
 from typing import Any
 
 from urdir.model.errors import ConstraintError
+from urdir.model.text.closed_objects import closed
 from urdir.model.text.json_spacing import json_options
 
 MAX_BYTES = 128 * 1024  # of grammar text
@@ -56,9 +57,11 @@ class Constraint:
     ) -> Constraint:
         """JSON that matches `schema`; compiling refuses keywords that cannot be enforced.
 
-        oneOf is treated as anyOf. White space is at most one blank after `:` and `,`, unless
-        ``whitespace_pattern`` or the schema's `x-guidance` is given (`json_spacing`). Raises
-        ConstraintError: too large, too deep, not JSON, or an unsupported option.
+        oneOf is treated as anyOf. Objects have the properties that are named alone, unless
+        `additionalProperties` says otherwise (`closed_objects`). White space is at most one blank
+        after `:` and `,`, unless ``whitespace_pattern`` or the schema's `x-guidance` is given
+        (`json_spacing`). Raises ConstraintError: too large, too deep, not JSON, or an unsupported
+        option.
         """
         return cls(f"start: {embedded(schema, whitespace_pattern)}")
 
@@ -84,8 +87,14 @@ class Constraint:
         return cls("".join(_checked(grammar)))
 
 
-def embedded(schema: Mapping[str, Any] | bool, whitespace_pattern: str | None = None) -> str:
-    """`schema` as part of a Lark rule; see `Constraint.json_schema`."""
+def embedded(
+    schema: Mapping[str, Any] | bool,
+    whitespace_pattern: str | None = None,
+    *,
+    closes: bool = True,
+) -> str:
+    """`schema` as part of a Lark rule; see `Constraint.json_schema`. Unless it ``closes`` objects
+    these may have properties that are not named."""
     if not isinstance(schema, Mapping | bool):
         raise ConstraintError("a schema must be an object, true or false")
     if schema is not False:
@@ -99,7 +108,8 @@ def embedded(schema: Mapping[str, Any] | bool, whitespace_pattern: str | None = 
     if _depth(text) > _MAX_JSON_DEPTH:
         raise ConstraintError(f"the schema nests deeper than {_MAX_JSON_DEPTH}")
     # parse again: `schema` may hold Python types that JSON lacks, such as tuples
-    multiples = [Decimal(str(value)) for value in _multiples(json.loads(text)) if value]
+    parsed = json.loads(text)
+    multiples = [Decimal(str(value)) for value in _multiples(parsed) if value]
     lowest = min((value.normalize().as_tuple().exponent for value in multiples), default=0)
     scaled = [abs(int(value.scaleb(-int(lowest)))) for value in multiples]
     if math.lcm(*scaled) > _MAX_MULTIPLE:
@@ -107,7 +117,7 @@ def embedded(schema: Mapping[str, Any] | bool, whitespace_pattern: str | None = 
             f"multipleOf: {', '.join(map(str, multiples))}: numbers with a least common multiple "
             f"over {_MAX_MULTIPLE:,} (in units of the last decimal) are not supported"
         )
-    return f"%json {text}"
+    return f"%json {json.dumps(closed(parsed)) if closes else text}"
 
 
 def _checked(grammar: str) -> Iterator[str]:
@@ -120,7 +130,7 @@ def _checked(grammar: str) -> Iterator[str]:
             schema, after = json.JSONDecoder().raw_decode(grammar, found.end())
         except (ValueError, RecursionError) as error:
             raise ConstraintError(f"the text after %json is not JSON: {error}") from None
-        yield grammar[end : found.start()] + embedded(schema)
+        yield grammar[end : found.start()] + embedded(schema, closes=False)
         end = after
     yield grammar[end:]
 
