@@ -1,4 +1,4 @@
-"""`urdir serve` of several models: which there are, and the flags of each."""
+"""Models of `urdir serve --models-dir` and `--models-preset`, and the flags of each."""
 
 from __future__ import annotations
 
@@ -16,47 +16,11 @@ from urdir.model.commands.options import UsageError
 
 if TYPE_CHECKING:
     from urdir.model.files.models_folder import FolderModel
-    from urdir.model.serve.access import Access
-    from urdir.model.serve.limits import Limits
     from urdir.model.serve.router.spec import ModelSpec, Serve
 
     ServeOne = Callable[..., None]
 
 _MOST_NAME = 256  # characters
-
-
-def is_wanted(args: argparse.Namespace) -> bool:
-    """Whether models are loaded on demand, or one that sleeps is."""
-    return bool(args.models_dir or args.models_preset or args.sleep_idle_seconds >= 0)
-
-
-def serve(
-    args: argparse.Namespace,
-    serve_one: ServeOne,
-    access: Access,
-    limits: Limits,
-    greet: Callable[[str, str, int], None],
-) -> None:
-    """Serve until Ctrl-C. ``serve_one`` serves one model, given its flags and the arguments of
-    `Serve`; picklable. ``greet`` gets what is served, host and port."""
-    from urdir.model.serve.listening import listen
-    from urdir.model.serve.router.server import serve_models
-    from urdir.model.serve.router.spec import RouterSettings
-
-    models = Models(args, serve_one)
-    models.check()
-    if access.tls is not None:
-        access.tls.context()
-    settings = RouterSettings(
-        loaded=args.models_max, autoload=args.models_autoload, memory_share=MEMORY_SHARE
-    )
-    with listen(args.host, args.port) as listener:
-        host, port = listener.getsockname()[:2]
-
-        def begun(count: int) -> None:
-            greet(f"{count} model{'s' * (count != 1)}, loaded on demand", host, port)
-
-        serve_models(models.find, settings, listener, access, limits, begun, args.drain)
 
 
 class Models:

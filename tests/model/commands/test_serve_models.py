@@ -12,8 +12,8 @@ import pytest
 
 from urdir.model import demo_model
 from urdir.model.cli import build_parser
-from urdir.model.commands.serve import _serve_one
 from urdir.model.commands.serve_models import Models
+from urdir.model.commands.serve_several import serve_one as serve_one_model
 from urdir.model.errors import GgufError, SettingsError
 from urdir.model.serve.access import Access
 from urdir.model.serve.limits import Limits
@@ -115,4 +115,4 @@ def test_flags_that_a_model_cannot_have_are_its_error(folder: Path, tmp_path: Pa
     args = flags(found("--models-preset", str(presets))["demo"])
     listener: Any = None
     with pytest.raises(SettingsError, match="--draft-min 9 of --draft-max 3"):
-        _serve_one(Access(), Limits(), LogSettings(), args, listener, lambda: None, 0.5)
+        serve_one_model(Access(), Limits(), LogSettings(), args, listener, lambda: None, 0.5)
