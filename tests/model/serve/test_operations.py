@@ -164,6 +164,13 @@ def test_the_dashboard_has_metrics_that_there_are(server: Any) -> None:
     assert len(queries) > 10
 
 
+def test_every_metric_is_in_the_guide() -> None:
+    guide = (DEPLOY.parent / "README.md").read_text()
+    families = [*ServerMetrics().collect(_metrics())]
+    assert len(families) > 20
+    assert [family.name for family in families if family.name not in guide] == []
+
+
 def _metrics() -> Any:
     from urdir.model.serve.interface import Metrics
 

@@ -423,6 +423,15 @@ def test_kept_responses_are_found(start: Start) -> None:
     assert "can be cancelled" in cancelled.json()["error"]["message"]
     assert http.delete(f"/v1/responses/{first['id']}").json()["deleted"] is True
     assert http.get(f"/v1/responses/{first['id']}").status_code == 404
+    router.toys.service("b").delay = 0.05
+    body = {"model": "b", "input": "Hi", "background": True, "stream": True}
+    with http.stream("POST", "/v1/responses", json=body) as response:
+        line = next(line for line in response.iter_lines() if line.startswith("data: "))
+    name = json.loads(line[6:])["response"]["id"]
+    asked = {"stream": "true", "starting_after": "1"}
+    with http.stream("GET", f"/v1/responses/{name}", params=asked) as response:
+        times = [time.monotonic() for line in response.iter_lines() if line.startswith("event: ")]
+    assert times[-1] - times[0] > 0.1  # each as it came
 
 
 def test_models_come_and_go(start: Start) -> None:
