@@ -58,6 +58,8 @@ class Fleet:
         self._changes = Changes()
         self.room = Room(self.models, settings, self._changes, self._stop)
         self._tasks: set[asyncio.Task[Any]] = set()
+        #: One for each model that writes responses without a connection.
+        self.holding: set[asyncio.Task[Any]] = set()
         self._owners = contextlib.ExitStack()
         self._sockets = Path(
             self._owners.enter_context(tempfile.TemporaryDirectory(prefix="urdir-"))
@@ -129,7 +131,9 @@ class Fleet:
         model.held += 1
         if model.held == 1:
             model.open += 1
-            self._begin(self._hold(model, model.worker, is_busy))
+            task = self._begin(self._hold(model, model.worker, is_busy))
+            self.holding.add(task)
+            task.add_done_callback(self.holding.discard)
 
     async def _hold(
         self, model: Model, worker: AnyWorker | None, is_busy: Callable[[], Awaitable[bool]]

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import gc
 import json
+import signal
 import socket
 import struct
 import time
@@ -36,11 +37,13 @@ def start(toy_texts: Any) -> Iterator[Start]:
             access: Access | None = None,
             memory: int = 100,
             load_seconds: float = 0.0,
+            drain: float | None = None,
             **settings: Any,
         ) -> RunningRouter:
             toys = Toys(toy_texts, access or Access(), load_seconds, memory)
             named = [spec(each) if isinstance(each, str) else each for each in specs]
-            router = running_router(toys, named, RouterSettings(**settings), limits or Limits())
+            bounds = limits or Limits()
+            router = running_router(toys, named, RouterSettings(**settings), bounds, drain)
             return stack.enter_context(router)
 
         yield begin
@@ -600,3 +603,19 @@ def test_responses_in_the_background_are_not_cut_off(start: Start) -> None:
     assert found[0].status_code == 200
     assert router.status("a") == "unloaded"
     assert service.cancelled == 0
+
+
+@pytest.mark.parametrize("drain", [None, 0.2])
+def test_the_end_waits_for_responses_in_the_background(
+    start: Start, monkeypatch: pytest.MonkeyPatch, drain: float | None
+) -> None:
+    monkeypatch.setattr("urdir.model.serve.router.fleet._HOLD_SECONDS", 0.02)
+    router = start("a", "b", drain=drain, end_seconds=0.0)
+    service = router.toys.service("a")
+    service.delay, service.repeat = 0.05, 3 if drain is None else 1000
+    body = {"model": "a", "input": "Hi", "background": True}
+    assert router.client.post("/v1/responses", json=body).json()["status"] == "queued"
+    router.wait_for(lambda: service.running == 1)
+    router.loop.call_soon_threadsafe(router.server._end, signal.SIGTERM)
+    router.wait_for(lambda: not router.toys.workers)
+    assert service.cancelled == (drain is not None)
