@@ -99,8 +99,11 @@ class Fleet:
     # ---- use ----
 
     @contextlib.asynccontextmanager
-    async def use(self, model: Model, loads: bool | None = None) -> AsyncGenerator[AnyWorker, None]:
-        """A worker of a model, for one request; it is not unloaded meanwhile.
+    async def use(
+        self, model: Model, loads: bool | None = None, unloads: bool = False
+    ) -> AsyncGenerator[AnyWorker, None]:
+        """A worker of a model, for one request; it is not unloaded meanwhile, but after it, if the
+        request ``unloads`` it.
 
         A model that is not loaded is, unless ``loads`` (by default `RouterSettings.autoload`) is
         False. Raises ApiError: 400 if it is not loaded then, 503 if it cannot be, or too many
@@ -124,6 +127,8 @@ class Fleet:
             model.open -= 1
             model.used = model.used if is_look else time.monotonic()
             self._changes.notify()
+            if unloads:
+                self.begin_unload(model)
 
     def hold(self, model: Model, is_busy: Callable[[], Awaitable[bool]]) -> None:
         """Keep a model that is in use from being unloaded until it is not busy, which is asked
@@ -193,7 +198,11 @@ class Fleet:
     async def unload(self, model: Model) -> None:
         """Unload a model once its open requests are answered; one that is loading is stopped. It
         goes on if this is cancelled."""
-        await asyncio.wait((self._begin(self._unload(model)),))
+        await asyncio.wait((self.begin_unload(model),))
+
+    def begin_unload(self, model: Model) -> asyncio.Task[None]:
+        """See `unload`."""
+        return self._begin(self._unload(model))
 
     async def _unload(self, model: Model) -> None:
         if model.loading is not None and not model.leaves:
