@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import openai
@@ -10,7 +12,7 @@ import pytest
 
 from urdir.model.errors import BusyError
 from urdir.model.serve.access import Access
-from urdir.model.serve.kept import Store
+from urdir.model.serve.kept import KeepingHere, Store
 
 ANSWER = "2 plus 3 is 5."
 
@@ -130,6 +132,49 @@ def test_there_are_so_many_and_a_server_waits_for_them(start: Any, service: Any)
     time.sleep(0.3)
     assert service.running == 2  # the server waits for them
     server.server.force_exit = True
+
+
+def test_those_that_begin_together_are_counted(
+    start: Any, service: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keep = KeepingHere.keep
+
+    async def later(self: Any, *given: Any) -> Any:
+        await asyncio.sleep(0.02)  # as if another process kept it
+        return await keep(self, *given)
+
+    monkeypatch.setattr(KeepingHere, "keep", later)
+    service.delay, service.repeat = 0.02, 1000
+    server = start(background=2)
+    with ThreadPoolExecutor(8) as pool:
+        asked = [pool.submit(ask, server) for _ in range(8)]
+        errors = [each.exception() for each in asked]
+    assert sum(isinstance(error, openai.RateLimitError) for error in errors) == 6
+    assert errors.count(None) == 2
+    server.server.force_exit = True
+
+
+def test_a_cancel_after_the_end_changes_nothing(
+    server: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keep, late = KeepingHere.keep, []
+
+    async def cancelled(self: Any, action: Any, name: bytes, value: bytes = b"", *of: int) -> Any:
+        found = await keep(self, action, name, value, *of)
+        if b'"status":"completed"' in value.replace(b" ", b"") and action == "put":
+            task = asyncio.current_task()
+            assert task is not None
+            task.cancel()
+            late.append(name)
+            await asyncio.sleep(0)
+        return found
+
+    monkeypatch.setattr(KeepingHere, "keep", cancelled)
+    name = ask(server).id
+    server.wait_for(lambda: late and server.service.running == 0)
+    time.sleep(0.05)
+    found = server.openai().responses.retrieve(name)
+    assert (found.status, found.output_text) == ("completed", ANSWER)
 
 
 def test_another_key_finds_nothing(start: Any) -> None:
