@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from urdir.model.commands import options
 from urdir.model.commands.opening import MEMORY_SHARE
 from urdir.model.commands.options import UsageError
+from urdir.model.commands.serve_opening import makes_embeddings
 
 if TYPE_CHECKING:
     from urdir.model.files.models_folder import FolderModel
@@ -90,9 +91,9 @@ class Models:
 
         args = copy.copy(given)
         others = () if found is None or found.path.is_dir() else (f"{name}.gguf",)
-        if found is not None:
-            args.model, args.file = str(found.path), None
-        path = Path(options.one_model(args) or "")
+        args.model = options.one_model(given) if found is None else str(found.path)
+        args.file = None
+        path = Path(args.model or "")
         status = path.stat() if path.is_file() else None
         args.alias = [name, *(given.alias or ())]
         adapters = adapter_names([path for path, _ in args.adapters])
@@ -101,7 +102,7 @@ class Models:
         return ModelSpec(
             names,
             self._serve(args),
-            partial(_check, str(path)) if found or path.exists() else _no_check,
+            partial(_check, args) if found or path.exists() else _no_check,
             others,
             nbytes=found.nbytes if found else status.st_size if status else 0,
             modified=found.modified if found else status.st_mtime if status else 0.0,
@@ -140,11 +141,12 @@ class Models:
         return partial(self._serve_one, sent)
 
 
-def _check(path: str) -> None:
+def _check(args: argparse.Namespace) -> None:
+    """Raise ModelError for files that cannot be served."""
     from urdir.model.files.source import open_model
 
-    with open_model(path):
-        pass
+    with open_model(args.model):
+        makes_embeddings(args)
 
 
 def _no_check() -> None:

@@ -30,12 +30,15 @@ def is_wanted(args: argparse.Namespace) -> bool:
 
 def serve_several(args: argparse.Namespace) -> None:
     """Serve until Ctrl-C."""
+    from urdir.model.serve import spans
     from urdir.model.serve.listening import listen
     from urdir.model.serve.router.server import serve_models
     from urdir.model.serve.router.spec import RouterSettings
 
     access, limits = serve_settings.access(args), serve_settings.limits(args)
     logs = serve_settings.logs(args)
+    if logs.otlp is not None:
+        spans.check_extra()
     replace(logs, otlp=None).begin()  # spans are those of the models' servers
     alone = replace(access, origins=(), hosts=None, page=False, tls=None)
     models = Models(args, partial(serve_one, alone, limits, replace(logs, requests=False)))

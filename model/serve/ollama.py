@@ -61,13 +61,13 @@ def read_ollama_chat(fields: Fields, model: ServedModel, limits: Limits) -> Aske
 
 def read_generate(fields: Fields, model: ServedModel, limits: Limits) -> Asked | Json:
     """Read a request of /api/generate, as `read_ollama_chat` does. ``context`` are the tokens of an
-    earlier conversation; a ``raw`` prompt has no template."""
+    earlier conversation; a ``raw`` prompt has no template, nor has any if the model has none."""
     refuse_unsupported(fields, OLLAMA_GENERATE)
     prompt, system = fields.text("prompt"), fields.text("system")
     earlier: tuple[int, ...] = ()
     if fields.raw("context") is not None:
         earlier = fields.token_ids("context", model.tokenizer.vocab_size)
-    is_raw = fields.flag("raw")
+    is_raw = fields.flag("raw") or (model.template is None and not system)
     if not prompt:
         check_model(named(fields), model)
         return without_answer(model.names[0], "load", is_chat=False)
