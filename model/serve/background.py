@@ -182,6 +182,7 @@ class Background:
             self._counts.add("background", -1)
             answer.trace(failure)
             ordering.cancel()
+            await asyncio.gather(ordering, return_exceptions=True)  # it fails if the engine is gone
             with contextlib.suppress(Exception):
                 if shape.parameters.stream:
                     await self._kept.append(caller, name, last + _LAST + b"\n\n", length)
