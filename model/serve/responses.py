@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -209,6 +210,8 @@ class ResponseShape(Shape):
         [answer] = self.answers
         is_open = status in ("queued", "in_progress")
         output = [] if is_open else self._output(answer, "incomplete")
+        if output and _is_cut(answer.blocks[-1]):
+            del output[-1]
         response = {**self._head, "status": status, "output": output, "usage": None}
         response |= {"incomplete_details": None, "error": None}
         if error is not None:
@@ -284,6 +287,17 @@ class ResponseShape(Shape):
         event = {"type": kind, "sequence_number": self._number, **more}
         self._number += 1
         return event
+
+
+def _is_cut(block: Block) -> bool:
+    """Whether a block is a call whose arguments are not whole."""
+    if block.kind is not Kind.CALL or block.is_broken:
+        return False
+    try:
+        json.loads(block.text)
+    except (ValueError, RecursionError):
+        return True
+    return False
 
 
 def _status(answer: Answer) -> str:

@@ -9,6 +9,7 @@ import msgspec
 
 CHAT, GENERATE = "/api/chat", "/api/generate"
 _PATHS = (CHAT, GENERATE, "/api/embed")
+_EMPTY = re.compile(rb'\s*(null|\[\s*\]|"")?\s*')
 _NO_TIME = re.compile(r"[+-]?(0+(\.0*)?(ns|us|µs|ms|s|m|h)?)+", re.ASCII)
 
 
@@ -37,7 +38,7 @@ class KeepAlive:
             return
         self.ends = _is_zero(asked.keep_alive)
         text = {CHAT: asked.messages, GENERATE: asked.prompt}.get(path)
-        self.is_empty = text is not None and bytes(text) in (b"", b"null", b"[]", b'""')
+        self.is_empty = text is not None and _EMPTY.fullmatch(text) is not None
 
 
 def _is_zero(value: Any) -> bool:

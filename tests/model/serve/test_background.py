@@ -10,6 +10,7 @@ from typing import Any
 import openai
 import pytest
 
+from tests.model.serve.test_responses import HERMES, TOOLS
 from urdir.model.errors import BusyError
 from urdir.model.serve.access import Access
 from urdir.model.serve.kept import KeepingHere, Store
@@ -93,6 +94,24 @@ def test_a_response_is_cancelled(server: Any, stream: bool) -> None:
         *_, last = found  # the stream ends
         assert last.type == "response.output_text.delta"
     server.wait_for(lambda: server.service.running == 0)
+
+
+def test_a_call_that_is_cut_off_is_left_out(server: Any) -> None:
+    server.service.model.answer_format = HERMES
+    call = '<tool_call>{"name": "weather", "arguments": {"city": "'
+    server.service.delay, server.service.answer = 0.01, "Well." + call + "Ur and " * 300
+    body = {"tools": TOOLS, "stream": True, "max_output_tokens": 500}
+    events = ask(server, **body)
+    name = next(iter(events)).response.id
+    for event in events:
+        if event.type == "response.function_call_arguments.delta":
+            break
+    cancelled = server.openai().responses.cancel(name)
+    events.close()
+    assert [item.type for item in cancelled.output] == ["message"]
+    server.service.answer = ANSWER
+    more = {"model": "toy", "input": "More", "previous_response_id": name}
+    assert server.openai().responses.create(**more).output_text == ANSWER
 
 
 def test_a_response_that_is_deleted_ends(server: Any) -> None:

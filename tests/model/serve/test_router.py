@@ -634,7 +634,13 @@ def test_ollamas_clients_unload_a_model(start: Start) -> None:
         assert answer.pop("created_at")
         assert answer == {"model": "a", **said, "done": True, "done_reason": "unload"}
         assert router.status("a") == "unloaded"
-    http.post("/api/generate", json={"model": "b", "keep_alive": 0})
+    http.post("/api/generate", json={"model": "b", "keep_alive": 0, "prompt": ""})
+    for spelt in (
+        b'{"model": "b", "keep_alive":0, "messages" : [ ] }',
+        b'{"model":"b","keep_alive":"0"}',
+    ):
+        said = http.post("/api/chat", content=spelt, headers={"content-type": "application/json"})
+        assert said.json()["done_reason"] == "unload"
     assert "b" not in router.toys.started
     asked = {"model": "a", "prompt": "Hi", "stream": False}
     assert http.post("/api/generate", json={**asked, "keep_alive": "0s"}).json()["response"]
