@@ -85,7 +85,9 @@ class Forward:
             try:
                 async with ask(worker.path, *_sent(request), body) as reply:
                     if request.url.path == "/v1/responses" and is_background(body):
-                        self._fleet.hold(model, partial(_has_background, worker, self._headers))
+                        self._fleet.holds.hold(
+                            model, partial(_has_background, worker, self._headers)
+                        )
                     await held.aclose()
                     with suppress(BufferError):  # a part is still being sent
                         body.clear()

@@ -45,7 +45,7 @@ def serve_models(
         counts = Counts()
         fleet = Fleet(find, settings, partial(describe, own_headers(access)))
         app = make_router_app(fleet, access, bounds, counts)
-        server = HttpServer(app, access, bounds, counts, drain_seconds, fleet.holding)
+        server = HttpServer(app, access, bounds, counts, drain_seconds, fleet.holds.tasks)
         await fleet.refresh()
         on_start(len(fleet.models))
         keeping = asyncio.create_task(fleet.run())

@@ -150,7 +150,7 @@ class RunningRouter:
             partial(ToyWorker, self.toys),
         )
         app = make_router_app(self.fleet, access, limits, counts)
-        self.server = HttpServer(app, access, limits, counts, self.drain, self.fleet.holding)
+        self.server = HttpServer(app, access, limits, counts, self.drain, self.fleet.holds.tasks)
         await self.fleet.refresh()
         begun.set()
         keeping = asyncio.create_task(self.fleet.run())

@@ -610,7 +610,7 @@ def test_responses_in_the_background_are_not_cut_off(start: Start) -> None:
 def test_the_end_waits_for_responses_in_the_background(
     start: Start, monkeypatch: pytest.MonkeyPatch, drain: float | None
 ) -> None:
-    monkeypatch.setattr("urdir.model.serve.router.fleet._HOLD_SECONDS", 0.02)
+    monkeypatch.setattr("urdir.model.serve.router.holds._LOOK_SECONDS", 0.02)
     router = start("a", "b", drain=drain, end_seconds=0.0)
     service = router.toys.service("a")
     service.delay, service.repeat = 0.05, 3 if drain is None else 1000
