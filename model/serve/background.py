@@ -26,7 +26,7 @@ from urdir.model.serve.json_response import JsonResponse
 from urdir.model.serve.kept import Kept, Part
 from urdir.model.serve.limits import Limits
 from urdir.model.serve.prefix_scope import CALLER
-from urdir.model.serve.responses import ResponseShape
+from urdir.model.serve.response_shape import ResponseShape
 from urdir.model.serve.stream import NAMED, AnswerResponse
 
 log = logging.getLogger("urdir.serve")
