@@ -8,7 +8,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from urdir.model.commands import options, prompts, serve, values
+from urdir.model.commands import options, prompts, serve_flags, serve_opening, values
 from urdir.model.commands.options import UsageError
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def add_parser(commands: options.Subparsers) -> None:
     parser.add_argument(
         "answers", metavar="OUT.jsonl", type=Path, help="answers, each as soon as it is there"
     )
-    serve.add_opening_flags(parser)
+    serve_flags.add_opening_flags(parser)
     parser.add_argument(
         "--at-once",
         type=values.whole_number(1, 1024),
@@ -39,7 +39,7 @@ def add_parser(commands: options.Subparsers) -> None:
         metavar="N",
         help="requests in flight (256)",
     )
-    serve.add_request_flags(parser)
+    serve_flags.add_request_flags(parser)
     parser.set_defaults(file=None, share_prefixes=True)
     parser.read_variables()
 
@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
     """Answer all requests. The exit code is 1 if one failed. Raises DeviceLostError."""
     from urdir.model.serve.loops import run_in_loop
 
-    serve.check_extra()
+    serve_opening.check_extra()
     if args.answers.is_file() and args.answers.stat().st_size:
         raise UsageError(f"{args.answers} is not empty: the answers need a file of their own")
     template = prompts.given_template(args)
@@ -78,6 +78,6 @@ def run(args: argparse.Namespace) -> int:
             finally:
                 await service.close()
 
-        count, failed = run_in_loop(answer_all(serve.open_service(args, template)))
+        count, failed = run_in_loop(answer_all(serve_opening.open_service(args, template)))
     print(f"{count - failed:,} of {count:,} requests answered")
     return 1 if failed else 0

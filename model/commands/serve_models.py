@@ -1,4 +1,4 @@
-"""`urdir serve` of several models: which there are, and the flags of each."""
+"""Models of `urdir serve --models-dir` and `--models-preset`, and the flags of each."""
 
 from __future__ import annotations
 
@@ -13,50 +13,15 @@ from typing import TYPE_CHECKING
 from urdir.model.commands import options
 from urdir.model.commands.opening import MEMORY_SHARE
 from urdir.model.commands.options import UsageError
+from urdir.model.commands.serve_opening import makes_embeddings
 
 if TYPE_CHECKING:
     from urdir.model.files.models_folder import FolderModel
-    from urdir.model.serve.access import Access
-    from urdir.model.serve.limits import Limits
     from urdir.model.serve.router.spec import ModelSpec, Serve
 
     ServeOne = Callable[..., None]
 
 _MOST_NAME = 256  # characters
-
-
-def is_wanted(args: argparse.Namespace) -> bool:
-    """Whether models are loaded on demand, or one that sleeps is."""
-    return bool(args.models_dir or args.models_preset or args.sleep_idle_seconds >= 0)
-
-
-def serve(
-    args: argparse.Namespace,
-    serve_one: ServeOne,
-    access: Access,
-    limits: Limits,
-    greet: Callable[[str, str, int], None],
-) -> None:
-    """Serve until Ctrl-C. ``serve_one`` serves one model, given its flags and the arguments of
-    `Serve`; picklable. ``greet`` gets what is served, host and port."""
-    from urdir.model.serve.listening import listen
-    from urdir.model.serve.router.server import serve_models
-    from urdir.model.serve.router.spec import RouterSettings
-
-    models = Models(args, serve_one)
-    models.check()
-    if access.tls is not None:
-        access.tls.context()
-    settings = RouterSettings(
-        loaded=args.models_max, autoload=args.models_autoload, memory_share=MEMORY_SHARE
-    )
-    with listen(args.host, args.port) as listener:
-        host, port = listener.getsockname()[:2]
-
-        def begun(count: int) -> None:
-            greet(f"{count} model{'s' * (count != 1)}, loaded on demand", host, port)
-
-        serve_models(models.find, settings, listener, access, limits, begun, args.drain)
 
 
 class Models:
@@ -126,9 +91,9 @@ class Models:
 
         args = copy.copy(given)
         others = () if found is None or found.path.is_dir() else (f"{name}.gguf",)
-        if found is not None:
-            args.model, args.file = str(found.path), None
-        path = Path(options.one_model(args) or "")
+        args.model = options.one_model(given) if found is None else str(found.path)
+        args.file = None
+        path = Path(args.model or "")
         status = path.stat() if path.is_file() else None
         args.alias = [name, *(given.alias or ())]
         adapters = adapter_names([path for path, _ in args.adapters])
@@ -137,7 +102,7 @@ class Models:
         return ModelSpec(
             names,
             self._serve(args),
-            partial(_check, str(path)) if found or path.exists() else _no_check,
+            partial(_check, args) if found or path.exists() else _no_check,
             others,
             nbytes=found.nbytes if found else status.st_size if status else 0,
             modified=found.modified if found else status.st_mtime if status else 0.0,
@@ -176,11 +141,12 @@ class Models:
         return partial(self._serve_one, sent)
 
 
-def _check(path: str) -> None:
+def _check(args: argparse.Namespace) -> None:
+    """Raise ModelError for files that cannot be served."""
     from urdir.model.files.source import open_model
 
-    with open_model(path):
-        pass
+    with open_model(args.model):
+        makes_embeddings(args)
 
 
 def _no_check() -> None:

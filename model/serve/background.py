@@ -26,7 +26,7 @@ from urdir.model.serve.json_response import JsonResponse
 from urdir.model.serve.kept import Kept, Part
 from urdir.model.serve.limits import Limits
 from urdir.model.serve.prefix_scope import CALLER
-from urdir.model.serve.responses import ResponseShape
+from urdir.model.serve.response_shape import ResponseShape
 from urdir.model.serve.stream import NAMED, AnswerResponse
 
 log = logging.getLogger("urdir.serve")
@@ -70,18 +70,29 @@ class Background:
         standing = shape.standing("queued")
         name, is_streamed = standing["response"]["id"], shape.parameters.stream
         opening = b"".join(map(NAMED.write, shape.opening())) if is_streamed else b""
-        await self._kept.put(caller, name, standing)
-        await self._kept.append(caller, name, opening, 0)
-        for part in (Part.WHOLE, Part.EVENTS):
-            if await self._kept.part(caller, name, part, _FAR) is None:
-                raise ApiError("the response is too large to be kept", param="background")
-        await self._say_alive(caller, name)
+        self._counts.add("background", 1)  # before others look at it
+        try:
+            await self._keep_queued(caller, name, standing, opening)
+        except BaseException:
+            self._counts.add("background", -1)
+            raise
         task = asyncio.create_task(self._write(caller, name, answer, shape, len(opening)))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         if not is_streamed:
             return JsonResponse(standing["response"])
         return self._stream(caller, name, -1)
+
+    async def _keep_queued(self, caller: bytes, name: str, standing: Json, opening: bytes) -> None:
+        """Keep a response that is queued, and its first events. Raises ApiError for what is too
+        large."""
+        await self._kept.put(caller, name, standing)
+        await self._kept.append(caller, name, opening, 0)
+        for part in (Part.WHOLE, Part.EVENTS):
+            if await self._kept.part(caller, name, part, _FAR) is None:
+                await self._kept.drop(caller, name, Part.WHOLE, Part.EVENTS)
+                raise ApiError("the response is too large to be kept", param="background")
+        await self._say_alive(caller, name)
 
     # ---- endpoints ----
 
@@ -126,11 +137,15 @@ class Background:
         found: Json = (await self._kept.get(caller, name))["response"]
         if found["status"] not in _OPEN:
             return found
-        alive = await self._kept.part(caller, name, Part.ALIVE)
-        if alive is None or time.monotonic() - float(alive) > _ALIVE_SECONDS:
+        if not await self._is_written(caller, name):
             error = {"code": "server_error", "message": "the process that wrote it has ended"}
             found |= {"status": "failed", "error": error}
         return found
+
+    async def _is_written(self, caller: bytes, name: str) -> bool:
+        """Whether a process writes a response."""
+        alive = await self._kept.part(caller, name, Part.ALIVE)
+        return alive is not None and time.monotonic() - float(alive) <= _ALIVE_SECONDS
 
     # ---- writing ----
 
@@ -140,7 +155,6 @@ class Background:
         """Write a response to its end, an error's, or that of an order, whose events have
         ``length`` bytes so far."""
         ordering = asyncio.create_task(self._obey(caller, name, asyncio.current_task()))
-        self._counts.add("background", 1)
         last = b""
         failure: BaseException | None = None
         try:
@@ -155,8 +169,9 @@ class Background:
                         length += len(data)
         except asyncio.CancelledError as error:
             failure = error
-            with contextlib.suppress(Exception):  # the engine is gone
-                await self._kept.put(caller, name, shape.standing("cancelled"))
+            if not answer.is_complete:  # else it is kept as it is
+                with contextlib.suppress(Exception):  # the engine is gone
+                    await self._kept.put(caller, name, shape.standing("cancelled"))
         except Exception as error:
             log.error("an answer failed: %s", error, exc_info=error)
             failure, told = error, api_error(error)
@@ -167,6 +182,7 @@ class Background:
             self._counts.add("background", -1)
             answer.trace(failure)
             ordering.cancel()
+            await asyncio.gather(ordering, return_exceptions=True)  # it fails if the engine is gone
             with contextlib.suppress(Exception):
                 if shape.parameters.stream:
                     await self._kept.append(caller, name, last + _LAST + b"\n\n", length)
@@ -206,7 +222,7 @@ class Background:
             skipped -= len(found)
             if len(found) < len(events):
                 return
-            if not data and (await self._standing(caller, name))["status"] == "failed":
+            if not data and not await self._is_written(caller, name):
                 return
             if time.monotonic() - silent > self._limits.pulse_seconds:
                 yield NAMED.pulse

@@ -7,6 +7,7 @@ import time
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Literal
 
 from urdir.model.engine.requests.request import Piece, TokenChoice
 from urdir.model.serve.answer import Answer, Block, Event, Kind, Reason, text_of
@@ -51,7 +52,7 @@ def read_ollama_chat(fields: Fields, model: ServedModel, limits: Limits) -> Aske
     refuse_unsupported(fields, OLLAMA_CHAT)
     if fields.raw("messages") in (None, []):
         check_model(named(fields), model)
-        return _loaded(model) | {"message": {"role": "assistant", "content": ""}}
+        return without_answer(model.names[0], "load", is_chat=True)
     messages = read_messages(fields, template_of(model).source, limits)
     tools = read_tools(fields, limits)
     chat = make_conversation(fields, model, messages, tools, _read_thinking(fields))
@@ -60,16 +61,16 @@ def read_ollama_chat(fields: Fields, model: ServedModel, limits: Limits) -> Aske
 
 def read_generate(fields: Fields, model: ServedModel, limits: Limits) -> Asked | Json:
     """Read a request of /api/generate, as `read_ollama_chat` does. ``context`` are the tokens of an
-    earlier conversation; a ``raw`` prompt has no template."""
+    earlier conversation; a ``raw`` prompt has no template, nor has any if the model has none."""
     refuse_unsupported(fields, OLLAMA_GENERATE)
     prompt, system = fields.text("prompt"), fields.text("system")
     earlier: tuple[int, ...] = ()
     if fields.raw("context") is not None:
         earlier = fields.token_ids("context", model.tokenizer.vocab_size)
-    is_raw = fields.flag("raw")
+    is_raw = fields.flag("raw") or (model.template is None and not system)
     if not prompt:
         check_model(named(fields), model)
-        return _loaded(model) | {"response": ""}
+        return without_answer(model.names[0], "load", is_chat=False)
     source: Conversation | str = prompt
     if not is_raw:
         messages = [Message("system", system)] if system else []
@@ -227,10 +228,13 @@ def _nanoseconds(seconds: float) -> int:
     return round(1e9 * seconds)
 
 
-def _loaded(model: ServedModel) -> Json:
+def without_answer(model: str, reason: Literal["load", "unload"], *, is_chat: bool) -> Json:
+    """The response to a request without a text, by which clients load or unload a model."""
+    message: Json = {"message": {"role": "assistant", "content": ""}}
     return {
-        "model": model.names[0],
+        "model": model,
         "created_at": iso_time(time.time()),
+        **(message if is_chat else {"response": ""}),
         "done": True,
-        "done_reason": "load",
+        "done_reason": reason,
     }

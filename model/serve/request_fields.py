@@ -341,7 +341,8 @@ _NO_EFFECT: tuple[_Row, ...] = (
     ("model", (TOKENS, DETOKENIZE), "V", "there is one; of several models it says which"),
     ("samplers n_indent t_max_prompt_ms t_max_predict_ms cache_prompt id_slot n_cache_reuse",
      (INFILL,), "L", "matters of speed, which editors send"),
-    ("keep_alive", _OLLAMA, "M", "the server's flags say how long a model stays"),
+    ("keep_alive", (*_OLLAMA, OLLAMA_EMBED), "M",
+     "the server's flags say how long a model stays; of several models 0 unloads it"),
     ("numa num_ctx num_batch num_gpu main_gpu low_vram logits_all vocab_only use_mmap use_mlock "
      "embedding_only num_thread num_keep", (OLLAMA_OPTIONS,), "M",
      "flags of the server decide how a model is loaded"),
@@ -360,8 +361,7 @@ _NO_EFFECT: tuple[_Row, ...] = (
     ("priority", _POOLED, "V", "large requests take turns with others"),
     ("request_id cache_salt", _POOLED, "V", "nothing is kept between requests"),
     ("mm_processor_kwargs", _POOLED, "V", "of images and sound"),
-    ("keep_alive options", (OLLAMA_EMBED,), "M",
-     "flags of the server decide how a model is loaded"),
+    ("options", (OLLAMA_EMBED,), "M", "flags of the server decide how a model is loaded"),
 )  # fmt: skip
 
 

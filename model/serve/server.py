@@ -104,6 +104,7 @@ class HttpServer(uvicorn.Server):
         self._background = background
         self._tls = access.tls.context() if access.tls is not None else None
         self.is_interrupted = False  # by a second signal
+        self._deadline: asyncio.TimerHandle | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start on the listening socket."""
@@ -126,6 +127,8 @@ class HttpServer(uvicorn.Server):
         await super().shutdown(sockets)
         while self._background and not self.force_exit:
             await asyncio.wait(self._background, timeout=0.1)
+        if self._deadline is not None:
+            self._deadline.cancel()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -161,7 +164,8 @@ class HttpServer(uvicorn.Server):
         if number == signal.SIGINT:
             print("\nfinishing open requests; press Ctrl-C again to abort them", file=sys.stderr)
         if self._drain_seconds is not None:
-            asyncio.get_running_loop().call_later(self._drain_seconds, self._abort)
+            loop = asyncio.get_running_loop()
+            self._deadline = loop.call_later(self._drain_seconds, self._abort)
 
     def _abort(self) -> None:
         log.warning("requests are open after %g s: they are aborted", self._drain_seconds)

@@ -42,18 +42,26 @@ _SETTINGS = {
 }
 
 
+def check_extra() -> None:
+    """Raise UnsupportedError if the packages of the extra are not installed."""
+    try:
+        import opentelemetry.exporter.otlp.proto.http.trace_exporter
+        import opentelemetry.sdk.trace.export  # noqa: F401
+    except ImportError as error:
+        raise UnsupportedError(f"{error}: pip install 'urdir[otel]'") from None
+
+
 def begin(endpoint: str, exporter: SpanExporter | None = None) -> None:
     """Record spans from now on, and send them to a collector by OTLP over HTTP: to ``endpoint``,
     or its /v1/traces if that has no path. `OTEL_...` variables are read by the SDK. Raises
     UnsupportedError without it."""
     global _tracer
-    try:
-        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-        from opentelemetry.sdk.resources import SERVICE_NAME, OTELResourceDetector, Resource
-        from opentelemetry.sdk.trace import TracerProvider
-        from opentelemetry.sdk.trace.export import BatchSpanProcessor, SimpleSpanProcessor
-    except ImportError as error:
-        raise UnsupportedError(f"{error}: pip install 'urdir[otel]'") from None
+    check_extra()
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+    from opentelemetry.sdk.resources import SERVICE_NAME, OTELResourceDetector, Resource
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor, SimpleSpanProcessor
+
     named = Resource({SERVICE_NAME: "urdir"}).merge(OTELResourceDetector().detect())
     provider = TracerProvider(resource=Resource.create(named.attributes))
     if exporter is not None:

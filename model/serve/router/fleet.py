@@ -12,7 +12,7 @@ import logging
 import os
 import tempfile
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from typing import Any
 from urdir.model.errors import ModelError
 from urdir.model.serve.errors import ApiError
 from urdir.model.serve.router.changes import Changes
+from urdir.model.serve.router.holds import Holds
 from urdir.model.serve.router.model import AnyWorker, Model
 from urdir.model.serve.router.room import Room, busy
 from urdir.model.serve.router.spec import ModelSpec, RouterSettings
@@ -30,7 +31,6 @@ log = logging.getLogger("urdir.serve")
 
 #: Seconds between looks whether models are idle.
 _LEAST_TICK, _MOST_TICK = 0.05, 1.0
-_HOLD_SECONDS = 1.0  # between looks whether a model writes without a connection
 
 
 class Fleet:
@@ -57,6 +57,7 @@ class Fleet:
         self._turn = asyncio.Lock()  # of loads
         self._changes = Changes()
         self.room = Room(self.models, settings, self._changes, self._stop)
+        self.holds = Holds(self._changes, self._begin)
         self._tasks: set[asyncio.Task[Any]] = set()
         self._owners = contextlib.ExitStack()
         self._sockets = Path(
@@ -97,8 +98,11 @@ class Fleet:
     # ---- use ----
 
     @contextlib.asynccontextmanager
-    async def use(self, model: Model, loads: bool | None = None) -> AsyncGenerator[AnyWorker, None]:
-        """A worker of a model, for one request; it is not unloaded meanwhile.
+    async def use(
+        self, model: Model, loads: bool | None = None, unloads: bool = False
+    ) -> AsyncGenerator[AnyWorker, None]:
+        """A worker of a model, for one request; it is not unloaded meanwhile, but after it, if the
+        request ``unloads`` it.
 
         A model that is not loaded is, unless ``loads`` (by default `RouterSettings.autoload`) is
         False. Raises ApiError: 400 if it is not loaded then, 503 if it cannot be, or too many
@@ -122,29 +126,8 @@ class Fleet:
             model.open -= 1
             model.used = model.used if is_look else time.monotonic()
             self._changes.notify()
-
-    def hold(self, model: Model, is_busy: Callable[[], Awaitable[bool]]) -> None:
-        """Keep a model that is in use from being unloaded until it is not busy, which is asked
-        every second."""
-        model.held += 1
-        if model.held == 1:
-            model.open += 1
-            self._begin(self._hold(model, model.worker, is_busy))
-
-    async def _hold(
-        self, model: Model, worker: AnyWorker | None, is_busy: Callable[[], Awaitable[bool]]
-    ) -> None:
-        try:
-            while model.worker is worker:
-                held = model.held
-                await asyncio.sleep(_HOLD_SECONDS)
-                if not await is_busy() and model.held == held:  # no more came meanwhile
-                    return
-        finally:
-            model.held = 0
-            model.open -= 1
-            model.used = time.monotonic()
-            self._changes.notify()
+            if unloads:
+                self.begin_unload(model)
 
     async def _wait_until_loaded(self, model: Model) -> None:
         """Wait for a load, which goes on if this is cancelled. Raises ApiError."""
@@ -189,7 +172,11 @@ class Fleet:
     async def unload(self, model: Model) -> None:
         """Unload a model once its open requests are answered; one that is loading is stopped. It
         goes on if this is cancelled."""
-        await asyncio.wait((self._begin(self._unload(model)),))
+        await asyncio.wait((self.begin_unload(model),))
+
+    def begin_unload(self, model: Model) -> asyncio.Task[None]:
+        """See `unload`."""
+        return self._begin(self._unload(model))
 
     async def _unload(self, model: Model) -> None:
         if model.loading is not None and not model.leaves:

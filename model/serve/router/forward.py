@@ -16,9 +16,11 @@ from urdir.model.serve.access import Access
 from urdir.model.serve.bodies import Bodies
 from urdir.model.serve.errors import ApiError, error_body
 from urdir.model.serve.guard import REQUEST_ID
-from urdir.model.serve.json_response import encode_json
+from urdir.model.serve.json_response import JsonResponse, encode_json
 from urdir.model.serve.limits import Limits
+from urdir.model.serve.ollama import without_answer
 from urdir.model.serve.router.fleet import Fleet
+from urdir.model.serve.router.keep_alive import CHAT, KeepAlive
 from urdir.model.serve.router.model import AnyWorker, Model
 from urdir.model.serve.router.model_field import is_background, model_field
 from urdir.model.serve.router.upstream import GoneError, Headers, Reply, ask
@@ -72,11 +74,20 @@ class Forward:
     ) -> None:
         """Pass a request on; ``held`` is the room of its body, until the answer begins."""
         model, loads = await self._choose(request, body)
-        async with self._fleet.use(model, loads) as worker:
+        keep_alive = KeepAlive(request.url.path, body)
+        if keep_alive.ends and keep_alive.is_empty:
+            await self._fleet.unload(model)
+            is_chat = request.url.path == CHAT
+            response = JsonResponse(without_answer(model.name, "unload", is_chat=is_chat))
+            await response(request.scope, request.receive, send)
+            return
+        async with self._fleet.use(model, loads, keep_alive.ends) as worker:
             try:
                 async with ask(worker.path, *_sent(request), body) as reply:
                     if request.url.path == "/v1/responses" and is_background(body):
-                        self._fleet.hold(model, partial(_has_background, worker, self._headers))
+                        self._fleet.holds.hold(
+                            model, partial(_has_background, worker, self._headers)
+                        )
                     await held.aclose()
                     with suppress(BufferError):  # a part is still being sent
                         body.clear()

@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from urdir.model.serve.counts import Counts
 from urdir.model.serve.metrics import Collected
 from urdir.model.serve.router.fleet import Fleet
-from urdir.model.serve.router.model import Model
+from urdir.model.serve.router.model import AnyWorker
 from urdir.model.serve.router.upstream import GoneError, Headers, ask
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
@@ -22,8 +22,9 @@ _SECONDS = 5.0  # for a model to tell its metrics
 
 async def metrics_text(fleet: Fleet, counts: Counts, headers: Headers) -> bytes:
     """All metrics in Prometheus's text format. A model that does not answer is left out."""
-    loaded = [model for model in fleet.models.values() if model.status == "loaded"]
-    texts = await asyncio.gather(*(_of_model(model, headers) for model in loaded))
+    loaded = fleet.room.with_status("loaded")
+    workers = [model.worker for model in loaded if model.worker is not None]
+    texts = await asyncio.gather(*(_of_worker(worker, headers) for worker in workers))
     families: dict[str, Metric] = {}
     for model, text in zip(loaded, texts, strict=True):
         for family in text_string_to_metric_families(text):
@@ -39,13 +40,12 @@ async def metrics_text(fleet: Fleet, counts: Counts, headers: Headers) -> bytes:
     return generate_latest(registry)
 
 
-async def _of_model(model: Model, headers: Headers) -> str:
+async def _of_worker(worker: AnyWorker, headers: Headers) -> str:
     """The metrics of a model's server; asking for them does not count as a request."""
-    assert model.worker is not None
     try:
         async with (
             asyncio.timeout(_SECONDS),
-            ask(model.worker.path, "GET", b"/metrics", headers) as reply,
+            ask(worker.path, "GET", b"/metrics", headers) as reply,
         ):
             return (await reply.whole()).decode()
     except (GoneError, TimeoutError):

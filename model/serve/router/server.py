@@ -32,7 +32,8 @@ def serve_models(
     drain_seconds: float | None = None,
 ) -> None:
     """Answer requests with the models that ``find`` finds until SIGINT or SIGTERM, then finish open
-    ones, within ``drain_seconds``, and end all models. ``on_start`` gets their number.
+    ones and responses in the background, within ``drain_seconds``, and end all models.
+    ``on_start`` gets their number.
 
     A second signal aborts what is open and raises KeyboardInterrupt. Raises ModelError if no file
     can be opened for connections.
@@ -44,7 +45,7 @@ def serve_models(
         counts = Counts()
         fleet = Fleet(find, settings, partial(describe, own_headers(access)))
         app = make_router_app(fleet, access, bounds, counts)
-        server = HttpServer(app, access, bounds, counts, drain_seconds)
+        server = HttpServer(app, access, bounds, counts, drain_seconds, fleet.holds.tasks)
         await fleet.refresh()
         on_start(len(fleet.models))
         keeping = asyncio.create_task(fleet.run())

@@ -64,7 +64,7 @@ async function answer(parent, begun = null, asked = null) {
   const control = new AbortController();
   running = { control, chat: within };
   byId("send").textContent = "Stop";
-  if (server?.models.length && server.model.status.value !== "loaded") say(`Loading ${server.model.id}`, true);
+  if (server && isAway(server.model)) say(`Loading ${server.model.id}`, true);
   else say("Answering");
   const saving = setInterval(() => kept(within), 3000);
   let isFailed = false;
@@ -86,7 +86,7 @@ async function answer(parent, begun = null, asked = null) {
     }
   }
   kept(within);
-  if (server?.models.length && !server.props) nameModel(); // it is loaded now, or failed
+  if (server && !server.props) nameModel(); // it is loaded now, or failed
   if (running?.control === control) {
     running = null;
     byId("send").textContent = "Send";
@@ -147,6 +147,11 @@ function showContext(used) {
   meter.setAttribute("aria-label", words);
 }
 
+// Whether a model is loaded on demand, and was not when the server was asked.
+function isAway({ status }) {
+  return status !== undefined && status.value !== "loaded";
+}
+
 // The models to choose from, with what is to know of each before.
 function showModels({ model, models }) {
   const box = byId("models");
@@ -166,7 +171,7 @@ async function nameModel() {
   const found = await describe(wanted).catch(() => null);
   if (found === LOADING) {
     byId("model").textContent = "loading …";
-    setTimeout(nameModel, 1000);
+    nameModelLater();
     return;
   }
   server = found;
@@ -185,6 +190,12 @@ async function nameModel() {
     element("dd", card, typeof value === "number" ? value.toLocaleString() : String(value));
   }
   showContext(shownPath(chat).findLast((node) => node.used)?.used ?? 0);
+  if (server.model.status?.value === "loading") nameModelLater();
+}
+
+function nameModelLater() {
+  clearTimeout(nameModel.timer);
+  nameModel.timer = setTimeout(nameModel, 1000);
 }
 
 // ---- keys and buttons ----

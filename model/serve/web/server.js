@@ -15,6 +15,10 @@ async function reason(response) {
   }
 }
 
+async function codeOf(response) {
+  return response.json().then(({ error }) => error.code, () => null);
+}
+
 async function* events(response) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let text = "";
@@ -53,8 +57,7 @@ const LOADING = {};
 async function describe(wanted) {
   const listed = await fetch("v1/models", { headers: headers() });
   if (listed.status === 401) byId("settings").showModal(); // it has the field for the key
-  if (listed.status === 503) return LOADING;
-  if (!listed.ok) return null;
+  if (!listed.ok) return (await codeOf(listed)) === "loading" ? LOADING : null;
   const { data } = await listed.json();
   if (!data.length) return null;
   const models = data.length > 1 ? data.filter((each) => each.status) : []; // one model's names have none

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.model.serve.conftest import ToyModel, ToyService
-from urdir.model.commands import serve
+from urdir.model.commands import serve_opening
 from urdir.model.engine.requests.device_lost import DeviceLostError
 from urdir.model.serve.offline import answer_lines
 
@@ -59,7 +59,7 @@ def test_lines(
         template = ChatTemplate.of(gguf, tokenizer)
     with template:
         service = ToyService(ToyModel(tokenizer, template), delay=0.001)
-        monkeypatch.setattr(serve, "open_service", lambda args, template: service)
+        monkeypatch.setattr(serve_opening, "open_service", lambda args, template: service)
         code, out, _ = cli("batch", str(source), str(answers), "--at-once", "3")
     assert (code, out) == (1, "4 of 15 requests answered\n")
     assert service.ended == ["closed"]
@@ -106,7 +106,7 @@ def test_a_lost_device_ends_the_batch(
 
     source, answers, service = tmp_path / "in.jsonl", tmp_path / "out.jsonl", Lost()
     source.write_text("{\n" * 9)
-    monkeypatch.setattr(serve, "open_service", lambda *_: service)
+    monkeypatch.setattr(serve_opening, "open_service", lambda *_: service)
     code, _, err = cli("batch", str(source), str(answers))
     assert (code, service.ended) == (1, True)
     assert ("the device is lost" in err) is not is_sound

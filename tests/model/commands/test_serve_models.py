@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import pickle
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.model.engine.test_diffusion import write_as
 from urdir.model import demo_model
 from urdir.model.cli import build_parser
-from urdir.model.commands.serve import _serve_one
 from urdir.model.commands.serve_models import Models
-from urdir.model.errors import GgufError, SettingsError
+from urdir.model.commands.serve_several import serve_one as serve_one_model
+from urdir.model.errors import GgufError, SettingsError, UnsupportedError
 from urdir.model.serve.access import Access
 from urdir.model.serve.limits import Limits
 from urdir.model.serve.logs import LogSettings
@@ -75,6 +77,13 @@ def test_models_have_names_files_and_flags(folder: Path, tmp_path: Path) -> None
         specs["broken"].check()
 
 
+def test_what_cannot_be_served_makes_no_room(folder: Path) -> None:
+    write_as("llada", demo_model(), folder / "filler.gguf")
+    specs = found("--models-dir", str(folder))
+    with pytest.raises(UnsupportedError, match="fill masked tokens, which is not served"):
+        specs["filler"].check()
+
+
 def test_one_model_that_sleeps(folder: Path) -> None:
     path = str(folder / "demo.gguf")
     (spec,) = found(path, "--sleep-idle-seconds", "5").values()
@@ -108,6 +117,13 @@ def test_what_does_not_go_together(
     assert error in errors
 
 
+def test_spans_need_their_extra(cli: Cli, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "opentelemetry", None)
+    endpoint = ("--otlp-endpoint", "http://localhost:4318")
+    code, _, errors = cli("serve", "--models-dir", str(folder), *endpoint)
+    assert (code, "pip install 'urdir[otel]'" in errors) == (1, True)
+
+
 def test_flags_that_a_model_cannot_have_are_its_error(folder: Path, tmp_path: Path) -> None:
     presets = tmp_path / "p.toml"
     rows = 'spec-type = "ngram-simple"\ndraft-min = 9\ndraft-max = 3\n'
@@ -115,4 +131,4 @@ def test_flags_that_a_model_cannot_have_are_its_error(folder: Path, tmp_path: Pa
     args = flags(found("--models-preset", str(presets))["demo"])
     listener: Any = None
     with pytest.raises(SettingsError, match="--draft-min 9 of --draft-max 3"):
-        _serve_one(Access(), Limits(), LogSettings(), args, listener, lambda: None, 0.5)
+        serve_one_model(Access(), Limits(), LogSettings(), args, listener, lambda: None, 0.5)

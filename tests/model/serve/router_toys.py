@@ -108,8 +108,7 @@ class ToyWorker:
             self.server.force_exit = True
             await self.server.shutdown([self._listener])
             self._listener.close()
-            for connection in list(self.server.server_state.connections):
-                connection.transport.abort()
+            await self.server.hang_up()
         self._toys.workers.pop(self.name, None)
         if not self.ended.done():
             self.ended.set_result(failure)
@@ -118,11 +117,18 @@ class ToyWorker:
 class RunningRouter:
     """A router at work."""
 
-    def __init__(self, toys: Toys, specs: list[ModelSpec], settings: RouterSettings) -> None:
+    def __init__(
+        self,
+        toys: Toys,
+        specs: list[ModelSpec],
+        settings: RouterSettings,
+        drain: float | None = None,
+    ) -> None:
         self.toys = toys
         self.specs = specs
         self.unreadable: str | None = None
         self.settings = settings
+        self.drain = drain
         self.fleet: Fleet
         self.loop: asyncio.AbstractEventLoop
         self.server: HttpServer
@@ -144,7 +150,7 @@ class RunningRouter:
             partial(ToyWorker, self.toys),
         )
         app = make_router_app(self.fleet, access, limits, counts)
-        self.server = HttpServer(app, access, limits, counts)
+        self.server = HttpServer(app, access, limits, counts, self.drain, self.fleet.holds.tasks)
         await self.fleet.refresh()
         begun.set()
         keeping = asyncio.create_task(self.fleet.run())
@@ -188,10 +194,14 @@ class RunningRouter:
 
 @contextlib.contextmanager
 def running_router(
-    toys: Toys, specs: list[ModelSpec], settings: RouterSettings, limits: Limits
+    toys: Toys,
+    specs: list[ModelSpec],
+    settings: RouterSettings,
+    limits: Limits,
+    drain: float | None = None,
 ) -> Iterator[RunningRouter]:
     """A router on a free port, in a thread."""
-    router, begun = RunningRouter(toys, specs, settings), threading.Event()
+    router, begun = RunningRouter(toys, specs, settings, drain), threading.Event()
     with listen("127.0.0.1", 0) as listener:
         router.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         thread = threading.Thread(target=lambda: asyncio.run(router.run(listener, limits, begun)))

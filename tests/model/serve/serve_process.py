@@ -17,7 +17,7 @@ import importlib.util, sys
 from pathlib import Path
 from urdir.model import demo_model
 from urdir.model.cli import main
-from urdir.model.commands import serve
+from urdir.model.commands import serve_opening
 from urdir.model.engine.requests.device_lost import DeviceLostError
 from urdir.model.files.gguf import Gguf
 from urdir.model.text.chat import ChatTemplate
@@ -33,7 +33,7 @@ with ChatTemplate.of(gguf, tokenizer) as template:
     service = toys.ToyService(
         toys.ToyModel(tokenizer, template), delay=float(sys.argv[2]), lost=lost
     )
-    serve.open_service = lambda args, template: service
+    serve_opening.open_service = lambda args, template: service
     code = main(["serve", "--port", "0", "--api-workers", "0", *sys.argv[4:]])
 print(code, *service.ended, service.cancelled)
 """

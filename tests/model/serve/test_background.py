@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import openai
 import pytest
 
+from tests.model.serve.test_responses import HERMES, TOOLS
 from urdir.model.errors import BusyError
 from urdir.model.serve.access import Access
-from urdir.model.serve.kept import Store
+from urdir.model.serve.kept import KeepingHere, Store
 
 ANSWER = "2 plus 3 is 5."
 
@@ -93,6 +96,24 @@ def test_a_response_is_cancelled(server: Any, stream: bool) -> None:
     server.wait_for(lambda: server.service.running == 0)
 
 
+def test_a_call_that_is_cut_off_is_left_out(server: Any) -> None:
+    server.service.model.answer_format = HERMES
+    call = '<tool_call>{"name": "weather", "arguments": {"city": "'
+    server.service.delay, server.service.answer = 0.01, "Well." + call + "Ur and " * 300
+    body = {"tools": TOOLS, "stream": True, "max_output_tokens": 500}
+    events = ask(server, **body)
+    name = next(iter(events)).response.id
+    for event in events:
+        if event.type == "response.function_call_arguments.delta":
+            break
+    cancelled = server.openai().responses.cancel(name)
+    events.close()
+    assert [item.type for item in cancelled.output] == ["message"]
+    server.service.answer = ANSWER
+    more = {"model": "toy", "input": "More", "previous_response_id": name}
+    assert server.openai().responses.create(**more).output_text == ANSWER
+
+
 def test_a_response_that_is_deleted_ends(server: Any) -> None:
     server.service.delay, server.service.repeat = 0.02, 1000
     name = ask(server).id
@@ -130,6 +151,49 @@ def test_there_are_so_many_and_a_server_waits_for_them(start: Any, service: Any)
     time.sleep(0.3)
     assert service.running == 2  # the server waits for them
     server.server.force_exit = True
+
+
+def test_those_that_begin_together_are_counted(
+    start: Any, service: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keep = KeepingHere.keep
+
+    async def later(self: Any, *given: Any) -> Any:
+        await asyncio.sleep(0.02)  # as if another process kept it
+        return await keep(self, *given)
+
+    monkeypatch.setattr(KeepingHere, "keep", later)
+    service.delay, service.repeat = 0.02, 1000
+    server = start(background=2)
+    with ThreadPoolExecutor(8) as pool:
+        asked = [pool.submit(ask, server) for _ in range(8)]
+        errors = [each.exception() for each in asked]
+    assert sum(isinstance(error, openai.RateLimitError) for error in errors) == 6
+    assert errors.count(None) == 2
+    server.server.force_exit = True
+
+
+def test_a_cancel_after_the_end_changes_nothing(
+    server: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keep, late = KeepingHere.keep, []
+
+    async def cancelled(self: Any, action: Any, name: bytes, value: bytes = b"", *of: int) -> Any:
+        found = await keep(self, action, name, value, *of)
+        if b'"status":"completed"' in value.replace(b" ", b"") and action == "put":
+            task = asyncio.current_task()
+            assert task is not None
+            task.cancel()
+            late.append(name)
+            await asyncio.sleep(0)
+        return found
+
+    monkeypatch.setattr(KeepingHere, "keep", cancelled)
+    name = ask(server).id
+    server.wait_for(lambda: late and server.service.running == 0)
+    time.sleep(0.05)
+    found = server.openai().responses.retrieve(name)
+    assert (found.status, found.output_text) == ("completed", ANSWER)
 
 
 def test_another_key_finds_nothing(start: Any) -> None:

@@ -20,7 +20,7 @@ import pytest
 
 from tests.model.serve.serve_process import CHAT, HI, Process
 from urdir.model.cli import main
-from urdir.model.commands import serve as command
+from urdir.model.commands import serve_opening as command
 from urdir.model.engine.options import EngineOptions
 from urdir.model.engine.requests import async_service
 from urdir.model.serve.access import Access
@@ -58,7 +58,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> list[EngineOptions]:
         return contextlib.nullcontext()
 
     monkeypatch.setattr(command, "load", load)
-    monkeypatch.setattr(command, "_makes_embeddings", lambda args: False)
+    monkeypatch.setattr(command, "makes_embeddings", lambda args: False)
     monkeypatch.setattr(command, "begin_warm_up", lambda loading, seconds: None)
     monkeypatch.setattr("urdir.model.engine.engine.Engine", lambda loading: ENGINE)
     return opened
@@ -195,7 +195,7 @@ def test_names_of_the_server(
 
     monkeypatch.setattr("urdir.model.serve.server.serve", serve)
     monkeypatch.setattr("urdir.model.serve.listening.listen", lambda *where: socket.socket())
-    monkeypatch.setattr("urdir.model.commands.serve.open_service", lambda *more: None)
+    monkeypatch.setattr("urdir.model.commands.serve_opening.open_service", lambda *more: None)
     assert main(["serve", "--api-workers", "0", *flags]) == 0
     assert found == [Access((), (), None if hosts is None else frozenset(hosts))]
 

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from urdir.driver import bindings
-from urdir.model.commands import serve as command
+from urdir.model.commands import serve_one, serve_opening
 from urdir.model.engine.engine import Engine
 from urdir.model.engine.requests.async_service import AsyncService
 from urdir.model.serve.access import Access
@@ -89,8 +89,8 @@ def test_the_command_ends(
         client[0].start()
 
     client: list[threading.Thread] = []
-    monkeypatch.setattr(command, "open_service", lambda *_: open_service())
-    monkeypatch.setattr(command, "_greet", lose)
+    monkeypatch.setattr(serve_opening, "open_service", lambda *_: open_service())
+    monkeypatch.setattr(serve_one, "greet_at", lose)
     code, out, err = cli("serve", "--port", "0", "--api-workers", "0", "--exit-on-device-loss")
     client[0].join(20)
     assert statuses == [200, 200, 503]

@@ -84,6 +84,11 @@ def test_a_conversation_goes_on_from_its_tokens(server: Any) -> None:
     assert last["context"][: len(second)] == list(second)
     post(server, "/api/generate", prompt="2 plus", raw=True)
     assert server.service.requests[-1].prompt == tuple(tokenizer.encode("2 plus", add_bos=True))
+    server.service.model.template = None
+    post(server, "/api/generate", prompt="3 plus")
+    assert server.service.requests[-1].prompt == tuple(tokenizer.encode("3 plus", add_bos=True))
+    refused = post(server, "/api/generate", system="Be brief.")
+    assert "no chat template" in refused.json()["error"]
 
 
 def test_thinking_and_calls(server: Any) -> None:

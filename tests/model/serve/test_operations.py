@@ -211,9 +211,9 @@ def test_a_client_that_shakes_no_hands_does_not_hold_up_the_end() -> None:
 
 def test_flags_of_the_log() -> None:
     from urdir.model.cli import build_parser
-    from urdir.model.commands.serve import _logs
+    from urdir.model.commands.serve_settings import logs as logs_of
 
     words = ["serve", "-v", "--log-format", "json", "--otlp-endpoint", "http://localhost:4318"]
-    logs = _logs(build_parser("serve").parse(words))
+    logs = logs_of(build_parser("serve").parse(words))
     assert logs == LogSettings("json", None, verbose=True, otlp="http://localhost:4318")
-    assert _logs(build_parser("serve").parse(["serve"])) == LogSettings()
+    assert logs_of(build_parser("serve").parse(["serve"])) == LogSettings()

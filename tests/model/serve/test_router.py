@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import gc
 import json
+import signal
 import socket
 import struct
 import time
@@ -20,6 +21,7 @@ from tests.model.serve.router_toys import RunningRouter, Toys, running_router, s
 from urdir.model.errors import ModelError
 from urdir.model.serve.access import Access
 from urdir.model.serve.limits import Limits
+from urdir.model.serve.router.keep_alive import KeepAlive
 from urdir.model.serve.router.spec import ModelSpec, RouterSettings
 
 Start = Callable[..., RunningRouter]
@@ -36,11 +38,13 @@ def start(toy_texts: Any) -> Iterator[Start]:
             access: Access | None = None,
             memory: int = 100,
             load_seconds: float = 0.0,
+            drain: float | None = None,
             **settings: Any,
         ) -> RunningRouter:
             toys = Toys(toy_texts, access or Access(), load_seconds, memory)
             named = [spec(each) if isinstance(each, str) else each for each in specs]
-            router = running_router(toys, named, RouterSettings(**settings), limits or Limits())
+            bounds = limits or Limits()
+            router = running_router(toys, named, RouterSettings(**settings), bounds, drain)
             return stack.enter_context(router)
 
         yield begin
@@ -600,3 +604,62 @@ def test_responses_in_the_background_are_not_cut_off(start: Start) -> None:
     assert found[0].status_code == 200
     assert router.status("a") == "unloaded"
     assert service.cancelled == 0
+
+
+@pytest.mark.parametrize("drain", [None, 0.2])
+def test_the_end_waits_for_responses_in_the_background(
+    start: Start, monkeypatch: pytest.MonkeyPatch, drain: float | None
+) -> None:
+    monkeypatch.setattr("urdir.model.serve.router.holds._LOOK_SECONDS", 0.02)
+    router = start("a", "b", drain=drain, end_seconds=0.0)
+    service = router.toys.service("a")
+    service.delay, service.repeat = 0.05, 3 if drain is None else 1000
+    body = {"model": "a", "input": "Hi", "background": True}
+    assert router.client.post("/v1/responses", json=body).json()["status"] == "queued"
+    router.wait_for(lambda: service.running == 1)
+    router.loop.call_soon_threadsafe(router.server._end, signal.SIGTERM)
+    router.wait_for(lambda: not router.toys.workers)
+    assert service.cancelled == (drain is not None)
+
+
+def test_ollamas_clients_unload_a_model(start: Start) -> None:
+    router = start("a", "b")
+    http = router.client
+    for path, said in (
+        ("/api/generate", {"response": ""}),
+        ("/api/chat", {"message": {"role": "assistant", "content": ""}}),
+    ):
+        router.text("a")
+        answer = http.post(path, json={"model": "a:latest", "keep_alive": 0}).json()
+        assert answer.pop("created_at")
+        assert answer == {"model": "a", **said, "done": True, "done_reason": "unload"}
+        assert router.status("a") == "unloaded"
+    http.post("/api/generate", json={"model": "b", "keep_alive": 0, "prompt": ""})
+    for spelt in (
+        b'{"model": "b", "keep_alive":0, "messages" : [ ] }',
+        b'{"model":"b","keep_alive":"0"}',
+    ):
+        said = http.post("/api/chat", content=spelt, headers={"content-type": "application/json"})
+        assert said.json()["done_reason"] == "unload"
+    assert "b" not in router.toys.started
+    asked = {"model": "a", "prompt": "Hi", "stream": False}
+    assert http.post("/api/generate", json={**asked, "keep_alive": "0s"}).json()["response"]
+    router.wait_for(lambda: router.status("a") == "unloaded")
+    assert http.post("/api/generate", json={"model": "b", "keep_alive": "x"}).status_code == 200
+    assert router.status("b") == "loaded"  # a request without a text loads it
+
+
+@pytest.mark.parametrize(
+    ("value", "ends"),
+    [
+        (0, True), (0.0, True), ("0", True), ("0s", True), ("0h0m0.0s", True), ("-0m", True),
+        (-1, False), (300, False), ("10m", False), ("", False), ("s", False), (None, False),
+        (False, False), ([0], False), ({"a": 0}, False), ("0x", False),
+    ],
+)  # fmt: skip
+def test_which_keep_alive_is_zero(value: Any, ends: bool) -> None:
+    body = json.dumps({"model": "a", "keep_alive": value, "messages": ["x"]}).encode()
+    for path in ("/api/chat", "/api/embed"):
+        assert (KeepAlive(path, body).ends, KeepAlive(path, body).is_empty) == (ends, False)
+    assert not KeepAlive("/v1/completions", body).ends
+    assert not KeepAlive("/api/chat", b'{"keep_alive": 0').ends

@@ -57,3 +57,15 @@ def test_models_are_chosen_from(browser: Browser, router: RunningRouter) -> None
 def test_one_model_is_not_chosen(page: Browser) -> None:
     assert page.run("byId('models').hidden")
     assert page.run("server.models.length") == 0
+
+
+def test_a_model_that_is_loading(browser: Browser, toy_texts: Any) -> None:
+    toys = Toys(toy_texts, load_seconds=2.0)
+    with running_router(toys, [spec("a", any_name=True)], RouterSettings(), Limits()) as router:
+        browser.open(router.url)
+        browser.wait_for(lambda: browser.text("#model") == "a")
+        assert browser.run("isAway(server.model)")
+        router.client.post("/models/load", json={"model": "a"})
+        browser.run("nameModel()")
+        browser.wait_for(lambda: browser.run("server.model.status.value") == "loading")
+        browser.wait_for(lambda: browser.run("server.props !== null && !isAway(server.model)"))
