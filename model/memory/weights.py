@@ -197,16 +197,19 @@ class Weights(Owner):
         stop = stop or threading.Event()
         with Progress("loading", total, shown=is_first) as progress:
 
+            def add_powers(kept: Iterable[Stored]) -> None:
+                repacking.add_powers(
+                    (self._layouts[of], self._place(of), self._arena.get(scales_name(of)))
+                    for of in kept
+                    if isinstance(of, StoredMatrix)
+                )
+
             def fill(kept: Sequence[Stored]) -> None:
                 pieces = self._pieces(gguf, repacking, sources, kept)
                 nbytes = sum(map(nbytes_of, kept))
                 upload(self.device, pieces, nbytes, progress=progress.advance, stop=stop)
                 if not stop.is_set():
-                    repacking.add_powers(
-                        (self._layouts[of], self._place(of), self._arena.get(scales_name(of)))
-                        for of in kept
-                        if isinstance(of, StoredMatrix)
-                    )
+                    add_powers(kept)
 
             fill([of for of in self._kept if of not in self.streamed])
             if self.streamed.files:
@@ -217,15 +220,17 @@ class Weights(Owner):
                 progress.advance(sum(map(nbytes_of, saved)))
             for group in self.streamed.groups:
                 if not stop.is_set():
-                    self._fill_streamed(group, fill, stop)
+                    self._fill_streamed(group, fill, add_powers, stop)
 
     def _fill_streamed(
         self,
         group: Sequence[StoredMatrix],
         fill: Callable[[Sequence[Stored]], None],
+        add_powers: Callable[[Iterable[Stored]], None],
         stop: threading.Event,
     ) -> None:
-        """Fill matrices that slots hold together, where they are kept, and the caches of them."""
+        """Fill matrices that slots hold together, where they are kept, and what stays on the device
+        of them: caches of experts, and row scales."""
         saved = [of for of in group if self.streamed.is_saved(of)]
         left = [of for of in group if of not in saved]
         if left:
@@ -234,9 +239,12 @@ class Weights(Owner):
         if stop.is_set():
             return
         self.streamed.save(left)
-        if not self.expert_caches.keys().isdisjoint(group):
-            if saved:
-                self.streamed.restore(saved)
+        has_caches = not self.expert_caches.keys().isdisjoint(group)
+        needed = [of for of in saved if has_caches or scales_name(of) in self._arena]
+        if needed:
+            self.streamed.restore(needed)
+            add_powers(needed)
+        if has_caches:
             self._fill_caches(group)
 
     def _in_files(self) -> dict[StoredMatrix, int]:

@@ -273,6 +273,21 @@ def test_layers_in_files(
     assert counts == [0, every, every // 2]
 
 
+def test_row_scales_of_matrices_that_are_in_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prompts multiply them as bytes: their scales stay on the device, whoever wrote the files."""
+    monkeypatch.setattr("urdir.ptxgen.kernels.linear.bytes_choice.LEAST_ROWS", 9)
+    wanted: dict[str, Any] = {"device": "emulator", "context": 32, "cache_folder": None}
+    wanted |= {"prompt_arithmetic": "int8", "placement": Placement(gpu_layers=0)}
+    found = []
+    for _ in ("written", "there"):
+        with Engine.open(NANO, host_memory=0, stream_dir=tmp_path, **wanted) as engine:
+            assert engine.config.as_bytes
+            found.append(logits_of(engine.session, tokens_of(256)[:16]))
+    same(found[1:], found[:1])
+
+
 def test_gpus_that_work_together_read_no_files(tmp_path: Path) -> None:
     wanted: dict[str, Any] = {"device": "emulator", "context": 64, "gpus": 2, "host_memory": 0}
     wanted |= {"placement": Placement(gpu_layers=0), "stream_dir": tmp_path}
