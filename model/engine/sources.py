@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Self, cast
 
 from urdir.driver import execute
 from urdir.driver.context import close_all
+from urdir.driver.parallel import completed
 from urdir.driver.plan import Plan
 from urdir.model.engine.text_steps import EncodeShape, kinds_of, row_bucket, rows_of, text_bucket
 from urdir.model.families.config import Config
@@ -26,7 +27,7 @@ from urdir.model.owner import Owner
 
 if TYPE_CHECKING:
     from urdir.driver.device import Device
-    from urdir.driver.graph import RecordedGraph
+    from urdir.driver.execute import Recorded
     from urdir.driver.stream import Stream
     from urdir.model.engine.runner import Observer
     from urdir.model.lower.parts import StepParts
@@ -96,7 +97,7 @@ class SourceEncoder(Owner):
     ) -> None:
         device, self._config = parts.device, encoder_of(parts.config)
         self._stream, self._observer, self._budget = stream, observer, budget
-        self._graphs: dict[EncodeShape, RecordedGraph] = {}
+        self._graphs: dict[EncodeShape, Recorded] = {}
         with ExitStack() as owners:
             dtype = _dtype(budget.exact)
             keys = TextKeys(device, self._config, budget.state.rows, dtype)
@@ -150,13 +151,13 @@ class SourceEncoder(Owner):
         plan.add_transfers()
         return plan
 
-    def _graph(self, shape: EncodeShape) -> RecordedGraph:
+    def _graph(self, shape: EncodeShape) -> Recorded:
         """The recorded graph of a shape, made at first use."""
         graph = self._graphs.pop(shape, None)
         if graph is None:
             plan, device = self._plan(shape), self._parts.device
             device.load_all(plan.kernels())
-            graph = execute.record(plan, device)
+            graph = completed(execute.recording(plan, device))
         self._graphs[shape] = graph
         if len(self._graphs) > _MOST_GRAPHS:
             self._graphs.pop(next(iter(self._graphs))).close()

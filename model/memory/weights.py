@@ -197,19 +197,12 @@ class Weights(Owner):
         stop = stop or threading.Event()
         with Progress("loading", total, shown=is_first) as progress:
 
-            def add_powers(kept: Iterable[Stored]) -> None:
-                repacking.add_powers(
-                    (self._layouts[of], self._place(of), self._arena.get(scales_name(of)))
-                    for of in kept
-                    if isinstance(of, StoredMatrix)
-                )
-
             def fill(kept: Sequence[Stored]) -> None:
                 pieces = self._pieces(gguf, repacking, sources, kept)
                 nbytes = sum(map(nbytes_of, kept))
                 upload(self.device, pieces, nbytes, progress=progress.advance, stop=stop)
                 if not stop.is_set():
-                    add_powers(kept)
+                    self._add_powers(repacking, kept)
 
             fill([of for of in self._kept if of not in self.streamed])
             if self.streamed.files:
@@ -220,13 +213,13 @@ class Weights(Owner):
                 progress.advance(sum(map(nbytes_of, saved)))
             for group in self.streamed.groups:
                 if not stop.is_set():
-                    self._fill_streamed(group, fill, add_powers, stop)
+                    self._fill_streamed(group, fill, repacking, stop)
 
     def _fill_streamed(
         self,
         group: Sequence[StoredMatrix],
         fill: Callable[[Sequence[Stored]], None],
-        add_powers: Callable[[Iterable[Stored]], None],
+        repacking: Repacking,
         stop: threading.Event,
     ) -> None:
         """Fill matrices that slots hold together, where they are kept, and what stays on the device
@@ -243,9 +236,17 @@ class Weights(Owner):
         needed = [of for of in saved if has_caches or scales_name(of) in self._arena]
         if needed:
             self.streamed.restore(needed)
-            add_powers(needed)
+            self._add_powers(repacking, needed)
         if has_caches:
             self._fill_caches(group)
+
+    def _add_powers(self, repacking: Repacking, kept: Iterable[Stored]) -> None:
+        """What is computed of matrices that are on the device: powers of rows, and scales."""
+        repacking.add_powers(
+            (self._layouts[of], self._place(of), self._arena.get(scales_name(of)))
+            for of in kept
+            if isinstance(of, StoredMatrix)
+        )
 
     def _in_files(self) -> dict[StoredMatrix, int]:
         """The matrices that stay in files, with the bytes of each expert of those with caches."""

@@ -23,6 +23,7 @@ from urdir.model.engine.sampling_settings import GREEDY
 from urdir.model.engine.session import Session
 from urdir.model.errors import ContextFullError, ModelError, SettingsError, UnsupportedError
 from urdir.model.families.config import Config
+from urdir.model.families.placement import Placement
 from urdir.model.files.pretrained.model import SafetensorsModel
 from urdir.model.memory.draft_settings import DraftSettings
 from urdir.model.memory.session_settings import SessionSettings
@@ -181,6 +182,21 @@ def test_a_graph_is_its_launches(golden: Golden) -> None:
     weights, settings = golden.engine.weights, SessionSettings(64, chunk=32, sequences=2)
     with Session(golden.engine.device, weights, settings, observer=Eager()) as session:
         assert answered(session, requests) == recorded
+
+
+@of_each
+def test_layers_in_files_of_what_sources_become(
+    golden: Golden, device_name: str, tmp_path: Path
+) -> None:
+    """The keys of cross attention are products of layers that are read between launches."""
+    path = golden.engine.file.path
+    wanted: dict[str, Any] = {"device": device_name, "context": 64, "chunk": 32, "exact": True}
+    wanted |= {"kv_dtype": "f32", "host_memory": 0, "stream_dir": tmp_path}
+    with Engine.open(path, placement=Placement(gpu_layers=0), **wanted) as engine:
+        assert len(engine.weights.streamed.in_files) > 10
+        found = engine.logits(golden.source[:2], decoder=golden.tokens[:1])
+    expected = golden.engine.logits(golden.source[:2], decoder=golden.tokens[:1])
+    np.testing.assert_array_equal(found, expected)
 
 
 @of_each
