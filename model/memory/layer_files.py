@@ -104,16 +104,20 @@ class LayerFile:
         return self._file is not None
 
     def open(self, folder: Path, key: str) -> None:
-        """Open the file of a ``key`` in a folder, if a whole one is there."""
+        """Open the file of a ``key`` in a folder, if a whole one is there. Raises ModelError for
+        one that cannot be read."""
         self._path, self._key = folder / f"{key}.weights", key.encode()
-        if not self._path.exists():
-            return
-        file, end = OpenFile(self._path, "a file of weights", ModelError), len(self._pieces)
-        if len(file) == self.nbytes + _DIGEST * (end + 1):
-            text = file.read(self.nbytes, len(file)).tobytes()
-            digests = [text[at : at + _DIGEST] for at in range(0, len(text), _DIGEST)]
-            if digests.pop() == self._digest_of(digests):
-                self._file, self._digests = file, digests
+        whole = self.nbytes + _DIGEST * (len(self._pieces) + 1)
+        try:
+            if self._path.stat().st_size != whole:
+                return
+        except OSError:
+            return  # what writing it meets is told then
+        file = OpenFile(self._path, "a file of weights", ModelError)
+        text = file.read(self.nbytes, whole).tobytes()
+        digests = [text[at : at + _DIGEST] for at in range(0, len(text), _DIGEST)]
+        if digests.pop() == self._digest_of(digests):
+            self._file, self._digests = file, digests
 
     def write(self, places: Mapping[Stored, Region]) -> None:
         """Write the matrices from the device, and open the file. Raises ModelError."""

@@ -288,6 +288,26 @@ def test_row_scales_of_matrices_that_are_in_files(
     same(found[1:], found[:1])
 
 
+def test_files_of_a_model_that_has_changed(device: Device, tmp_path: Path) -> None:
+    """In one byte in the middle of a matrix: its layers are written again, with that byte."""
+    path, folder = tmp_path / NANO.name, tmp_path / "layers"
+    path.write_bytes(NANO.read_bytes())
+    name = "blk.1.ffn_down.weight"
+    with Gguf(path) as gguf:
+        begin = gguf.tensors[name].offset
+    values = []
+    for number in range(2):
+        with opened(device, path, Placement(gpu_layers=0), folder) as weights:
+            of = next(of for of in weights.streamed if of.name == name)
+            weights.streamed.restore([of])
+            values.append(weights.streamed[of].download(np.uint8))
+        assert len(files_in(folder)) == 2 + 2 * number
+        data = bytearray(path.read_bytes())
+        data[begin + 5000] ^= 1
+        path.write_bytes(data)
+    assert 0 < np.count_nonzero(values[0] != values[1]) < 9
+
+
 def test_gpus_that_work_together_read_no_files(tmp_path: Path) -> None:
     wanted: dict[str, Any] = {"device": "emulator", "context": 64, "gpus": 2, "host_memory": 0}
     wanted |= {"placement": Placement(gpu_layers=0), "stream_dir": tmp_path}
