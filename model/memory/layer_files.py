@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from urdir.driver.host_work import Access, HostParam, HostWork, HostWorkError
+from urdir.driver.errors import HostWorkError
+from urdir.driver.host_work import Access, HostParam, HostWork
 from urdir.driver.memory import Region
 from urdir.model.errors import ModelError
 from urdir.model.files.open_file import OpenFile
@@ -186,7 +187,8 @@ class FileReader(Owner):
     def use(self) -> Iterator[None]:
         """A failure within ends the reader. Raises DriverError, also of an earlier one."""
         if self._failed is not None:
-            raise HostWorkError(f"weights could not be read before: {self._failed}")
+            why = str(self._failed) or type(self._failed).__name__
+            raise HostWorkError(f"weights could not be read before: {why}")
         try:
             yield
         except ModelError as error:

@@ -12,10 +12,10 @@ import pytest
 
 from urdir.driver.device import Device
 from urdir.driver.diff import trace
-from urdir.driver.errors import LaunchError, LifetimeError
+from urdir.driver.errors import HostWorkError, LaunchError, LifetimeError
 from urdir.driver.execute import bind, evaluate, profile, record, recording, run
 from urdir.driver.graph import RecordedParts
-from urdir.driver.host_work import Access, HostParam, HostWork, HostWorkError
+from urdir.driver.host_work import Access, HostParam, HostWork
 from urdir.driver.memory import Region
 from urdir.driver.operation import Memory
 from urdir.driver.parallel import completed

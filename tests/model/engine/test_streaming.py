@@ -18,7 +18,6 @@ from urdir.driver import bindings
 from urdir.driver.device import Device
 from urdir.driver.errors import DriverError, OutOfMemoryError
 from urdir.driver.group import Group
-from urdir.driver.host_work import HostWorkError
 from urdir.driver.streamed import is_transfer
 from urdir.model.engine import placing
 from urdir.model.engine.batch import Output, StepShape
@@ -26,6 +25,7 @@ from urdir.model.engine.budget import RESERVE_BYTES
 from urdir.model.engine.engine import Engine
 from urdir.model.engine.fitting import Place
 from urdir.model.engine.placing import Ranks, fitting_names
+from urdir.model.engine.requests.device_lost import DeviceLostError
 from urdir.model.engine.session import Session
 from urdir.model.errors import ModelError, SettingsError, UnsupportedError
 from urdir.model.families.config import Config
@@ -345,7 +345,7 @@ def test_a_file_that_changes_ends_the_answer(tmp_path: Path) -> None:
         for path in tmp_path.iterdir():
             path.write_bytes(b"nothing")
         for words in ("was changed while", "could not be read before"):
-            with pytest.raises(HostWorkError, match=words):
+            with pytest.raises(DeviceLostError, match=f"open the model again: .*{words}"):
                 answer(engine.session, [3, 5, 7], 3)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from urdir.driver.device import Device
-from urdir.driver.host_work import HostWorkError
+from urdir.driver.errors import HostWorkError
 from urdir.driver.memory import Region
 from urdir.model.errors import ModelError
 from urdir.model.families.stored import StoredMatrix
