@@ -420,6 +420,15 @@ def test_as_much_is_streamed_as_does_not_fit(demo_file: Path, device: Device) ->
     assert layers_of(names) != set(range(counts[1]))  # evenly
 
 
+def test_layers_that_are_no_more_than_slots_stay(
+    device: Device, reference_file: Callable[[str], Path]
+) -> None:
+    """The two layers of a model differ: two slots for the larger one would take more."""
+    with Gguf(reference_file("rwkv7-dense")) as gguf:
+        ranks, config = Ranks(gguf, [device]), Config.of(gguf)
+        assert not fitting_names(ranks, config, frozenset(), [0])
+
+
 def test_experts_of_all_layers_are_streamed_and_cached(device: Device) -> None:
     """Of a model with 48 layers, even where those of a few would do: a token uses few of each.
     Fewer layers where the host's memory ends; more than experts where caches do not fit."""
