@@ -113,7 +113,7 @@ class LayerFile:
             if self._path.stat().st_size != whole:
                 return
         except OSError:
-            return  # what writing it meets is told then
+            return  # writing it reports what is wrong
         file = OpenFile(self._path, "a file of weights", ModelError)
         text = file.read(self.nbytes, whole).tobytes()
         digests = [text[at : at + _DIGEST] for at in range(0, len(text), _DIGEST)]

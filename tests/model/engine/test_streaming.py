@@ -276,7 +276,7 @@ def test_layers_in_files(
 def test_row_scales_of_matrices_that_are_in_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Prompts multiply them as bytes: their scales stay on the device, whoever wrote the files."""
+    """Prompts multiply them as bytes: their scales stay on the device, also of earlier files."""
     monkeypatch.setattr("urdir.ptxgen.kernels.linear.bytes_choice.LEAST_ROWS", 9)
     wanted: dict[str, Any] = {"device": "emulator", "context": 32, "cache_folder": None}
     wanted |= {"prompt_arithmetic": "int8", "placement": Placement(gpu_layers=0)}
