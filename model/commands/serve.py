@@ -19,7 +19,7 @@ from urdir.model.commands.opening import begin_warm_up, load, service_options
 from urdir.model.commands.options import UsageError
 from urdir.model.commands.parser import Parser
 from urdir.model.commands.report import print_engine, print_room
-from urdir.model.errors import UnsupportedError
+from urdir.model.errors import SettingsError, UnsupportedError
 
 if TYPE_CHECKING:
     import socket
@@ -211,7 +211,7 @@ def _serve_several(args: argparse.Namespace) -> None:
     access = _access(args)
     limits = Limits(stalled_seconds=args.timeout, silent_seconds=args.timeout)
     logs = _logs(args)
-    logs.begin()
+    replace(logs, otlp=None).begin()  # spans are those of the models' servers
     alone = replace(access, origins=(), hosts=None, page=False, tls=None)
     serve_one = partial(_serve_one, alone, limits, replace(logs, requests=False))
 
@@ -233,11 +233,14 @@ def _serve_one(
     """Serve one model of several in this process, behind the router's."""
     args.gpu_memory_share = args.gpu_memory_share or memory_share
     args.exit_on_device_loss = True  # another process takes its place
-    template = prompts.given_template(args)
-    args.model = options.one_model(args)
     logs.begin()
-    server = partial(open_service, args, template), access, limits
-    _serve_at(args, listener, server, logs, partial(_greet_router, greet))
+    try:
+        template = prompts.given_template(args)
+        args.model = options.one_model(args)
+        server = partial(open_service, args, template), access, limits
+        _serve_at(args, listener, server, logs, partial(_greet_router, greet))
+    except UsageError as error:  # of its table
+        raise SettingsError(str(error)) from None
 
 
 def _greet_router(greet: Callable[[], None], name: str, context: int) -> None:
@@ -496,7 +499,7 @@ def _logs(args: argparse.Namespace) -> LogSettings:
         raise UsageError(
             f"--otlp-endpoint {endpoint}: expected a URL such as http://localhost:4318"
         )
-    return LogSettings(args.log_format, args.log_file, args.verbose, endpoint)
+    return LogSettings(args.log_format, args.log_file, args.verbose, otlp=endpoint)
 
 
 def _hosts(args: argparse.Namespace) -> frozenset[str] | None:

@@ -177,8 +177,7 @@ def _attention(of: Attention) -> Facts:
         selects_as_before=of.follows_indexer,
         norm_of_result=_norm(of.norm),
         to_encoder=of.cross is not None,
-        **({} if compression is None else _compression(compression)),
-    )
+    ) | ({} if compression is None else _compression(compression))
 
 
 def _compression(of: Compression) -> Facts:

@@ -91,6 +91,11 @@ class ServerMetrics:
         ):
             buckets, total = times.buckets()
             yield HistogramMetricFamily(name, help_text, buckets=buckets, sum_value=total)
+        yield GaugeMetricFamily(
+            "urdir_background",
+            "Responses being written without a connection.",
+            counts.open("background"),
+        )
         responses = CounterMetricFamily(
             "urdir_http_responses", "Responses.", labels=["route", "status"]
         )

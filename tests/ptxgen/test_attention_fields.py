@@ -103,6 +103,7 @@ def check(device: Device, spec: Any, inputs: Inputs) -> Any:
 # ---- the softmax ----
 
 
+@pytest.mark.turns(5)
 @every_kind
 @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16", "q8_0"])
 def test_one_key_gives_its_value(device: Device, kind: str, dtype: Any) -> None:
@@ -174,6 +175,7 @@ def test_idle_rows_read_nothing(device: Device, kind: str) -> None:
 # ---- which keys ----
 
 
+@pytest.mark.turns(5)
 @every_kind
 @pytest.mark.parametrize("window", [1, 20, 32, 33, 63, 64, 65, 1000])
 def test_windows(device: Device, kind: str, window: int) -> None:
@@ -270,6 +272,7 @@ def as_ring(spec: Any, ring: Any, inputs: Inputs, oldest: int, end: int) -> Inpu
     return others
 
 
+@pytest.mark.turns(5)
 @every_kind
 @pytest.mark.parametrize("pages", [(0, 0), (16, 7)])
 @pytest.mark.parametrize("end", [20, 63, 64, 65, 90, 128, 130, 200])
@@ -334,6 +337,7 @@ def test_a_prompt_wraps_around_a_ring(device: Device) -> None:
 # ---- widths ----
 
 
+@pytest.mark.turns(5)
 @every_kind
 @pytest.mark.parametrize("dims", [(192, 128), (128, 192), (72, 24), (512, 256), (64, 512), (8, 16)])
 def test_values_of_another_width(device: Device, kind: str, dims: tuple[int, int]) -> None:
@@ -353,6 +357,7 @@ def test_head_dims_and_types(device: Device, kind: str, dim: int, dtype: Any) ->
     check(device, spec, inputs_at(spec, [17, 37]))
 
 
+@pytest.mark.turns(2)
 @every_kind
 @pytest.mark.parametrize(
     ("group", "dim"),
@@ -364,6 +369,7 @@ def test_group_sizes(device: Device, kind: str, group: int, dim: int) -> None:
     check(device, spec, inputs_at(spec, [9, 22]))
 
 
+@pytest.mark.turns(5)
 @pytest.mark.parametrize("target", ["sm_75", "sm_80"])
 @pytest.mark.parametrize("dims", [(512, 512), (192, 128)])
 @every_kind

@@ -134,6 +134,7 @@ def test_it_equals_separate_kernels_on_older_targets(target: str, spec: Spec) ->
 
 
 # 128 dims: 16 keys a pass, two passes a step (one in f32), two steps in flight at first.
+@pytest.mark.turns(4)
 @pytest.mark.parametrize("position", [0, 1, 15, 16, 17, 31, 32, 33, 63, 64, 65, 95, 96, 97, 130])
 @pytest.mark.parametrize("dtype", KV_DTYPES)
 def test_every_place_in_a_step(device: Device, position: int, dtype: Any) -> None:
@@ -149,6 +150,7 @@ def test_every_place_in_a_step(device: Device, position: int, dtype: Any) -> Non
         assert changed.sum() == 1
 
 
+@pytest.mark.turns(3)
 @pytest.mark.parametrize("position", [0, 15, 16, 31, 32, 47, 99])
 @pytest.mark.parametrize("window", [0, 20])
 @pytest.mark.parametrize("dtype", ["f16", "q8_0"])

@@ -64,6 +64,7 @@ def test_random_numbers_of_rows(device: Device, dtype: Any, head_dim: int, run: 
         check(device, spec, rows, seed)
 
 
+@pytest.mark.turns(2)
 @pytest.mark.parametrize(
     "scores",
     [
@@ -146,6 +147,7 @@ def test_it_equals_single_rows(device: Device) -> None:
     np.testing.assert_allclose(out, wanted, rtol=0, atol=2 * shared.rtol * np.abs(wanted).max())
 
 
+@pytest.mark.turns(5)
 @pytest.mark.parametrize("dtype", ["f16", "bf16", "q8_0"])
 @pytest.mark.parametrize(("head_dim", "run"), [(64, 4), (128, 4), (192, 2), (256, 2)])
 def test_no_spills(dtype: Any, head_dim: int, run: int) -> None:

@@ -168,6 +168,7 @@ CUTS: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.turns(2)
 @pytest.mark.parametrize(
     ("fmt", "cut"),
     [  # three cuts with every format, all of them with --full

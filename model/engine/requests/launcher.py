@@ -111,15 +111,16 @@ class Launcher(Owner):
         for number, slot in plan.admitted:
             with self._answers.alone(number):
                 self._begin(number, slot)
-        self._begin_sources(plan)
         masks = self._masks(plan)
         given = self._given(plan, masks)
+        admitted = plan.admitted
         step = self._shaped(plan.of(self._answers))
         if step is None:
             return False
         plan = step.plan
         plans, shape = self._repeated(step)
         try:
+            self._begin_sources(admitted)
             for _, missed in plan.missed:
                 self._catch_up(missed)
             rows = _of_sequences(plan, masks), _of_sequences(plan, given)
@@ -215,10 +216,10 @@ class Launcher(Owner):
         complete = self._scheduler.complete(number)
         self._session.begin_drafts(slot, complete, request.draft_p_min)
 
-    def _begin_sources(self, plan: StepPlan) -> None:
+    def _begin_sources(self, admitted: Sequence[tuple[int, int]]) -> None:
         """Queue the encoding of the sources of requests that have been given a sequence."""
-        admitted = [(slot, self._answers.get(number)) for number, slot in plan.admitted]
-        sources = {slot: of.request.source for slot, of in admitted if of and of.request.source}
+        answers = [(slot, self._answers.get(number)) for number, slot in admitted]
+        sources = {slot: of.request.source for slot, of in answers if of and of.request.source}
         self._session.begin_sources(sources)
 
     def _shaped(self, plan: StepPlan) -> _Step | None:

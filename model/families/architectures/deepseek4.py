@@ -30,7 +30,7 @@ from urdir.model.families.mixtures import expert_width, limited, shared_count
 from urdir.model.families.nextn import NextnKind
 from urdir.model.families.parts import head_dims, heads, rms_norm
 from urdir.model.families.reader import Reader
-from urdir.model.families.rope import RopeConfig, read_base, read_rope
+from urdir.model.families.rope import RopeConfig, read_base, read_rope, windowed_rope
 from urdir.model.families.scored_experts import scored_experts
 from urdir.ptxgen.kernels.attention.index_scores import MOST_DIM, MOST_HEADS
 from urdir.ptxgen.kernels.attention.select_keys import MOST_KEYS
@@ -123,6 +123,9 @@ def _attention(file: Reader, layer: int, ratio: int) -> Attention:
         raise ConfigError(
             f"{count} heads in {groups} groups ({file.key('attention.output_group_count')})"
         )
+    stored = file.stored.get(f"blk.{layer}.attn_output_a.weight", ())
+    of_groups = (groups * rank,) if len(stored) == 2 else (groups, rank)
+    shape = *of_groups, count // groups * dim
     low, rope = file.size("attention.q_lora_rank"), _rope(file, dim, bool(ratio))
     return Attention(
         heads=count,
@@ -142,9 +145,7 @@ def _attention(file: Reader, layer: int, ratio: int) -> Attention:
             q_norm=file.norm("attn_q_a_norm", layer, norm, low),
             head_norm=weightless(norm),
             k_norm=file.norm("attn_kv_a_norm", layer, norm, dim),
-            o_down=file.linear(
-                "attn_output_a", layer, groups, rank, count // groups * dim, bias="absent"
-            ),
+            o_down=file.linear("attn_output_a", layer, *shape, bias="absent"),
             groups=groups,
             blocks=_compressor(file, "attn", layer, ratio, dim) if ratio else None,
             index=_indexer(file, layer, ratio, rope) if _RATIOS.get(ratio) else None,
@@ -159,6 +160,8 @@ def _rope(file: Reader, dim: int, compressed: bool) -> RopeConfig:
         raise UnsupportedError(
             f"{file.key('rope.dimension_count')} is {rope.dim}: multiples of 8 are supported"
         )
+    if file.of_folder:
+        return rope if compressed else windowed_rope(file, rope, dim, scaled=False)
     if not compressed:
         return replace(rope, scaling=RopeScaling.none())
     base, scaling = read_base(file, "attention.compress_rope_freq_base", 1e4), rope.scaling

@@ -56,6 +56,23 @@ def read_rope(fields: Fields, found: Found, family: Family, head_dim: int) -> No
     found.pop("own.short_factors", None)
 
 
+def read_two_ropes(fields: Fields, found: Found, dim: int) -> None:
+    """The rotation of layers with compressed blocks, which has the context extension, and that of
+    other layers (DeepSeek V4), of ``dim`` values each. Magnitudes are 1 in spite of YaRN."""
+    given = fields.given("rope_parameters", dict, {}) | fields.given("rope_scaling", dict, {})
+    bases = fields.given("rope_theta", float, 1e4), fields.given("compress_rope_theta", float, 16e4)
+    full = dict(given["compress"]) if isinstance(given.get("compress"), dict) else given
+    plain = dict(given["main"]) if isinstance(given.get("main"), dict) else {}
+    full = {name: of for name, of in full.items() if name != "partial_rotary_factor"}
+    plain = {name: of for name, of in plain.items() if name != "partial_rotary_factor"}
+    if full.get("rope_type", full.get("type")) == "yarn":
+        full.setdefault("attention_factor", 1.0)
+    found |= {"rope.dimension_count": dim, "rope.dimension_count_swa": dim}
+    found |= {"own.rope_style": "interleaved", "own.local_rope": True}
+    _Rope(fields, found, "", dim, bases[1], None, None).read(full)
+    _Rope(fields, found, "_swa", dim, bases[0], None, None).read(plain)
+
+
 class _Rope:
     """One rotation of a configuration."""
 

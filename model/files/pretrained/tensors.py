@@ -32,9 +32,15 @@ from urdir.model.files.tensor_types import type_number
 #: Tensors that become F32: vectors in the description, whatever their stored rank, and routers.
 _F32 = re.compile(
     r"_norm\.weight$|\.bias$|\.ffn_gate_inp\.weight$|\.ssm_(a|d|conv1d\w*)(\.weight)?$"
+    r"|(^|\.)(output_)?hc_\w+\.weight$|_compressor_ape\.weight$"
     r"|\.xielu\.|\.shortconv\.conv\.weight$|\.ffn_norm$|attn_sinks\.weight$|\.scale$|layer_output_scale"
     r"|attn_rel_b\.weight$"
 )
+
+
+#: Tables of integers, which become F32, and the types of these.
+_INTEGERS = re.compile(r"\.ffn_gate_tid2eid\.weight$")
+_INTEGER_TYPES = {"I64": "<i8", "I32": "<i4"}
 
 
 def make_tensors(
@@ -59,6 +65,9 @@ def make_tensors(
     tensors = {}
     orders: dict[str, NDArray[np.intp]] = {}
     for name, place in places.items():
+        if _INTEGERS.search(name):
+            tensors[name] = _integers(name, stored[place.parts[0]], path)
+            continue
         parts = _alike([stored[part] for part in place.parts], path)
         tensors[name] = tensor = _tensor(name, parts, place.layout, keys, wanted, path)
         if parts[0].order is not None:
@@ -109,6 +118,17 @@ def vector(name: str, values: NDArray[Any]) -> Tensor:
     data = array.reshape(-1).view(np.uint8)
     data.flags.writeable = False
     return Tensor(name, GGML_TYPES["F32"], array.shape, 0, data.nbytes, data)
+
+
+def _integers(name: str, part: StoredTensor, path: Path) -> Tensor:
+    """A table of integers as an F32 tensor."""
+    if part.dtype not in _INTEGER_TYPES:
+        raise UnsupportedError(
+            f"{path}: tensor '{part.name}' has dtype {part.dtype}; supported: "
+            f"{', '.join(_INTEGER_TYPES)}"
+        )
+    raw = np.ascontiguousarray(part.data[:]).reshape(-1).view(_INTEGER_TYPES[part.dtype])
+    return vector(name, raw.reshape(part.shape))
 
 
 def _alike(parts: list[StoredTensor], path: Path) -> tuple[StoredTensor, ...]:

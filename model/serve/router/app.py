@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
-from http import HTTPStatus
-
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -22,12 +19,12 @@ from urdir.model.serve.ollama_model import VERSION
 from urdir.model.serve.page import page
 from urdir.model.serve.protocols import ANSWERED, EMBEDDED, FIXED, JOBS
 from urdir.model.serve.router.fleet import Fleet
-from urdir.model.serve.router.forward import Forward, own_headers, passed, target_of
+from urdir.model.serve.router.forward import Forward, ForwardKept, own_headers
 from urdir.model.serve.router.listing import model_json, running_json, tag_json
 from urdir.model.serve.router.model import Model
 from urdir.model.serve.router.model_field import model_field
 from urdir.model.serve.router.router_metrics import CONTENT_TYPE, metrics_text
-from urdir.model.serve.router.upstream import GoneError, Headers, ask
+from urdir.model.serve.router.upstream import Headers
 from urdir.model.serve.stream import while_connected
 
 _MOST_NAMED = 20  # models in an error
@@ -37,7 +34,8 @@ _MOST_NAME = 256  # characters of a name in an error
 def make_router_app(fleet: Fleet, access: Access, limits: Limits, counts: Counts) -> ASGIApp:
     """Build the application that answers with the models of ``fleet``."""
     router = Router(fleet, access, limits, counts)
-    forward = Forward(fleet, router.bodies, limits, router.named)
+    forward = Forward(fleet, router.bodies, limits, router.named, router.headers)
+    kept = ForwardKept(fleet, router.named)
     own = [
         *([Route("/", page)] if access.page else []),
         Route("/health", router.health),
@@ -52,8 +50,8 @@ def make_router_app(fleet: Fleet, access: Access, limits: Limits, counts: Counts
         Route("/api/ps", router.running),
         Route("/api/version", router.version),
         Route("/api/show", router.show, methods=["POST"]),
-        Route("/v1/responses/{name}", router.response, methods=["GET", "DELETE"]),
-        Route("/v1/responses/{name}/cancel", router.response, methods=["POST"]),
+        Route("/v1/responses/{name}", kept, methods=["GET", "DELETE"]),
+        Route("/v1/responses/{name}/cancel", kept, methods=["POST"]),
     ]
     posts = [*ANSWERED, *EMBEDDED, *JOBS, "/slots/{slot}"]
     passed = [
@@ -173,29 +171,6 @@ class Router:
         unknown |= {"details": tag_json(model)["details"], "model_info": {}}
         unknown |= {"capabilities": ["completion"], "modified_at": iso_time(model.spec.modified)}
         return JsonResponse(model.info.get("show", unknown))
-
-    async def response(self, request: Request) -> Response:
-        """GET and DELETE /v1/responses/NAME, and its cancel: of the loaded model that keeps it."""
-        name = request.query_params.get("model")
-        asked = [await self.named(name)] if name else [*self.fleet.models.values()]
-        method, target = request.method, target_of(request.scope)
-        for model in asked:
-            if model.status != "loaded":
-                continue
-            with suppress(GoneError):
-                async with (
-                    self.fleet.use(model, loads=False) as worker,
-                    ask(worker.path, method, target, passed(request.scope)) as reply,
-                ):
-                    if reply.status != HTTPStatus.NOT_FOUND:
-                        kind = dict(reply.headers).get(b"content-type", b"").decode()
-                        return Response(await reply.whole(), reply.status, media_type=kind)
-        raise ApiError(
-            f"there is no response {request.path_params['name']!r}",
-            status=404,
-            kind="not_found_error",
-            code="response_not_found",
-        )
 
     async def _model_of_body(self, request: Request) -> Model:
         """The model that a small body names."""

@@ -12,7 +12,7 @@ import logging
 import os
 import tempfile
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ log = logging.getLogger("urdir.serve")
 
 #: Seconds between looks whether models are idle.
 _LEAST_TICK, _MOST_TICK = 0.05, 1.0
+_HOLD_SECONDS = 1.0  # between looks whether a model writes without a connection
 
 
 class Fleet:
@@ -103,7 +104,8 @@ class Fleet:
         False. Raises ApiError: 400 if it is not loaded then, 503 if it cannot be, or too many
         requests wait.
         """
-        while model.status != "loaded" or model.leaves:
+        is_look = loads is False  # at a model that may be about to leave; no reason to stay
+        while model.status != "loaded" or (model.leaves and not is_look):
             if not (self.settings.autoload if loads is None else loads) and not model.loading:
                 raise ApiError(
                     f"the model {model.name!r} is not loaded: POST /models/load",
@@ -118,6 +120,29 @@ class Fleet:
             yield worker
         finally:
             model.open -= 1
+            model.used = model.used if is_look else time.monotonic()
+            self._changes.notify()
+
+    def hold(self, model: Model, is_busy: Callable[[], Awaitable[bool]]) -> None:
+        """Keep a model that is in use from being unloaded until it is not busy, which is asked
+        every second."""
+        model.held += 1
+        if model.held == 1:
+            model.open += 1
+            self._begin(self._hold(model, model.worker, is_busy))
+
+    async def _hold(
+        self, model: Model, worker: AnyWorker | None, is_busy: Callable[[], Awaitable[bool]]
+    ) -> None:
+        try:
+            while model.worker is worker:
+                held = model.held
+                await asyncio.sleep(_HOLD_SECONDS)
+                if not await is_busy() and model.held == held:  # no more came meanwhile
+                    return
+        finally:
+            model.held = 0
+            model.open -= 1
             model.used = time.monotonic()
             self._changes.notify()
 
@@ -130,10 +155,13 @@ class Fleet:
             raise self._not_loaded(model)
         task = self.load(model)
         self.waiting += 1
+        model.awaited += 1
         try:
             await asyncio.wait((task,))
         finally:
             self.waiting -= 1
+            model.awaited -= 1
+            self._changes.notify()
         if not task.cancelled() and isinstance(task.exception(), ApiError):
             raise task.exception()  # type: ignore[misc]
         if task.cancelled() or task.exception() is not None:
@@ -183,6 +211,8 @@ class Fleet:
 
         try:
             await self._changes.until(is_settled)
+            if model.status == "loaded":
+                return  # it was not to leave after all
             async with self._turn:
                 await self._changes.until(is_settled)
                 if model.status == "unloaded":

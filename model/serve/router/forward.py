@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
+from functools import partial
+from http import HTTPStatus
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Scope, Send
@@ -17,7 +20,7 @@ from urdir.model.serve.json_response import encode_json
 from urdir.model.serve.limits import Limits
 from urdir.model.serve.router.fleet import Fleet
 from urdir.model.serve.router.model import AnyWorker, Model
-from urdir.model.serve.router.model_field import model_field
+from urdir.model.serve.router.model_field import is_background, model_field
 from urdir.model.serve.router.upstream import GoneError, Headers, Reply, ask
 from urdir.model.serve.stream import log, while_connected
 
@@ -26,13 +29,14 @@ _NOT_PASSED = frozenset(
     b"connection keep-alive te trailer transfer-encoding upgrade proxy-authorization host expect "
     b"content-length date server x-request-id request-id accept-encoding".split()
 )
+Named = Callable[[str | None, str], Awaitable[Model]]
 _REPLY_KEEPS = frozenset({b"content-length"})
 
 
 class Forward:
     """An ASGI application that passes requests to the model they name, and its answers back.
 
-    ``named`` finds the model of a name and a path.
+    ``named`` finds the model of a name and a path. ``headers`` are of the router's own requests.
     """
 
     def __init__(
@@ -40,12 +44,14 @@ class Forward:
         fleet: Fleet,
         bodies: Bodies,
         limits: Limits,
-        named: Callable[[str | None, str], Awaitable[Model]],
+        named: Named,
+        headers: Headers,
     ) -> None:
         self._fleet = fleet
         self._bodies = bodies
         self._limits = limits
         self._named = named
+        self._headers = headers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request. Raises ApiError before the response begins."""
@@ -68,15 +74,13 @@ class Forward:
         model, loads = await self._choose(request, body)
         async with self._fleet.use(model, loads) as worker:
             try:
-                async with ask(
-                    worker.path,
-                    "GET" if request.method == "HEAD" else request.method,
-                    target_of(request.scope),
-                    passed(request.scope),
-                    body,
-                ) as reply:
+                async with ask(worker.path, *_sent(request), body) as reply:
+                    if request.url.path == "/v1/responses" and is_background(body):
+                        self._fleet.hold(model, partial(_has_background, worker, self._headers))
                     await held.aclose()
-                    await self._pass(reply, request, send)
+                    with suppress(BufferError):  # a part is still being sent
+                        body.clear()
+                    await _pass(reply, request, send)
             except GoneError:
                 raise await _gone(model, worker) from None
 
@@ -90,25 +94,67 @@ class Forward:
         model = await self._named(model_field(body, self._limits) or name, path)
         return model, {"true": True, "false": False}.get(query.get("autoload", ""))
 
-    async def _pass(self, reply: Reply, request: Request, send: Send) -> None:
-        """Pass an answer on as it comes."""
-        headers = [
-            (name, value)
-            for name, value in reply.headers
-            if name not in _NOT_PASSED or name in _REPLY_KEEPS
-        ]
-        await send({"type": "http.response.start", "status": reply.status, "headers": headers})
-        try:
-            async for part in reply.parts():
-                await send({"type": "http.response.body", "body": part, "more_body": True})
-        except GoneError as error:
-            log.error("an answer was cut off: %s", error)
-            kind = dict(headers).get(b"content-type", b"")
-            last = _last_event(kind, request.url.path)
-            if last is None:  # the length is known: the connection ends before
-                return
-            await send({"type": "http.response.body", "body": last, "more_body": True})
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+class ForwardKept:
+    """An ASGI application of /v1/responses/NAME: passes requests to the loaded model that keeps the
+    response, or to the one that the query names."""
+
+    def __init__(self, fleet: Fleet, named: Named) -> None:
+        self._fleet = fleet
+        self._named = named
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request. Raises ApiError before the response begins."""
+        with suppress(ClientDisconnect):
+            await while_connected(receive, self._answer(Request(scope, receive), send))
+
+    async def _answer(self, request: Request, send: Send) -> None:
+        name = request.query_params.get("model")
+        models = self._fleet.models.values()
+        for model in [await self._named(name, request.url.path)] if name else [*models]:
+            if model.status != "loaded":
+                continue
+            async with self._fleet.use(model, loads=False) as worker:
+                with suppress(GoneError):
+                    async with ask(worker.path, *_sent(request)) as reply:
+                        if reply.status != HTTPStatus.NOT_FOUND:
+                            await _pass(reply, request, send)
+                            return
+        raise ApiError(
+            f"there is no response {request.path_params['name']!r}",
+            status=404,
+            kind="not_found_error",
+            code="response_not_found",
+        )
+
+
+async def _pass(reply: Reply, request: Request, send: Send) -> None:
+    """Pass an answer on as it comes."""
+    headers = [
+        (name, value)
+        for name, value in reply.headers
+        if name not in _NOT_PASSED or name in _REPLY_KEEPS
+    ]
+    await send({"type": "http.response.start", "status": reply.status, "headers": headers})
+    try:
+        async for part in reply.parts():
+            await send({"type": "http.response.body", "body": part, "more_body": True})
+    except GoneError as error:
+        log.error("an answer was cut off: %s", error)
+        last = _last_event(dict(headers).get(b"content-type", b""), request.url.path)
+        if last is None:  # the length is known: the connection ends before
+            return
+        await send({"type": "http.response.body", "body": last, "more_body": True})
+    await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def _has_background(worker: AnyWorker, headers: Headers) -> bool:
+    """Whether a model writes responses without a connection."""
+    try:
+        async with ask(worker.path, "GET", b"/metrics", headers) as reply:
+            return re.search(rb"^urdir_background [^0]", await reply.whole(), re.M) is not None
+    except GoneError:
+        return False
 
 
 async def _gone(model: Model, worker: AnyWorker) -> ApiError:
@@ -135,17 +181,17 @@ def _last_event(kind: bytes, path: str) -> bytes | None:
     return said + b"\n" if kind.startswith(b"application/x-ndjson") else None
 
 
-def target_of(scope: Scope) -> bytes:
-    """The path and query of a request as they came."""
-    raw: bytes = scope.get("raw_path") or scope["path"].encode()
+def _sent(request: Request) -> tuple[str, bytes, Headers]:
+    """A request as its model gets it: method, path with query, headers."""
+    scope = request.scope
+    target: bytes = scope.get("raw_path") or scope["path"].encode()
     query: bytes = scope["query_string"]
-    return raw + b"?" + query if query else raw
-
-
-def passed(scope: Scope) -> Headers:
-    """The headers of a request for its model."""
     named = [(name, value) for name, value in scope["headers"] if name not in _NOT_PASSED]
-    return [*named, (b"x-request-id", scope[REQUEST_ID])]
+    return (
+        "GET" if request.method == "HEAD" else request.method,
+        target + b"?" + query if query else target,
+        [*named, (b"x-request-id", scope[REQUEST_ID])],
+    )
 
 
 def own_headers(access: Access) -> Headers:

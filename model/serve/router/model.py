@@ -31,18 +31,20 @@ class AnyWorker(Protocol):
 class Model:
     """A model and where it stands.
 
-    ``open`` requests are being answered, ``used`` is when the last one ended. ``cause`` says why
-    the last load failed or the process ended. ``info`` is what its server said of it when it was
-    loaded last. A model that ``leaves`` gets no new requests until it is loaded again.
+    ``open`` requests are being answered, ``used`` is when the last one ended; ``awaited`` is how
+    many wait for its load. ``cause`` says why the last load failed or the process ended. ``info``
+    is what its server said of it when it was loaded last. A model that ``leaves`` gets no new
+    requests until it is loaded again.
     """
 
     def __init__(self, spec: ModelSpec) -> None:
         self.spec = spec
         self.status: Status = "unloaded"
         self.worker: AnyWorker | None = None
-        self.open = 0
+        self.open = self.awaited = 0
         self.used = 0.0
         self.leaves = False
+        self.held = 0  # by so many responses that are written without a connection, in all
         self.cause: str | None = None
         self.failed_at = -float("inf")
         self.info: dict[str, Any] = {}
@@ -56,5 +58,6 @@ class Model:
 
     @property
     def is_idle(self) -> bool:
-        """Whether it is loaded, without a request."""
-        return self.status == "loaded" and not self.open
+        """Whether it is loaded, without a request, also without one that it was loaded for."""
+        is_wanted = self.open or (self.awaited and not self.leaves)
+        return self.status == "loaded" and not is_wanted

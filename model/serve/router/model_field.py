@@ -1,4 +1,4 @@
-"""The model that a request names."""
+"""The model that a request names, and whether it is written without a connection."""
 
 from __future__ import annotations
 
@@ -14,6 +14,10 @@ class _Named(msgspec.Struct):
 
     model: str | None = None
     name: str | None = None
+
+
+class _Background(msgspec.Struct):
+    background: bool = False
 
 
 _decoder = msgspec.json.Decoder(_Named)
@@ -32,3 +36,11 @@ def model_field(body: bytes | bytearray, limits: Limits) -> str | None:
         fields = Fields(parse_body(body, limits))
         return fields.text("model") or fields.text("name") or None
     return named.model or named.name or None
+
+
+def is_background(body: bytes | bytearray) -> bool:
+    """Whether a request to /v1/responses wants its response written without a connection."""
+    try:
+        return msgspec.json.decode(body, type=_Background).background
+    except (msgspec.DecodeError, RecursionError):
+        return False

@@ -42,40 +42,43 @@ class Room:
         if not self.with_status("unloading"):
             if not self.with_status("loaded"):
                 return False
-            if (idle := await self._idlest()) is not None:
-                self.evictions += 1
-                self._stop(idle)
+            await self._evict_one()
         await self._changes.until(lambda: not self.with_status("unloading"))
         return True
 
-    async def _idlest(self) -> Model | None:
-        """The idle model that was used longest ago, once there is one; None if all are gone
-        meanwhile. See `evict`."""
-
-        def find() -> Model | None:
-            return min(
-                (model for model in self.with_status("loaded") if not model.open),
-                key=lambda model: model.used,
-                default=None,
-            )
+    async def _evict_one(self) -> None:
+        """See `evict`."""
 
         def is_over() -> bool:
-            return find() is not None or not self.with_status("loaded")
+            return self._idlest() is not None or not self.with_status("loaded")
 
         patience, most = self._settings.patience_seconds, self._settings.room_seconds
-        if not await self._changes.until(is_over, patience):
-            leaving = min(self.with_status("loaded"), key=lambda model: model.used)
-            leaving.leaves = True
-            try:
-                if not await self._changes.until(is_over, max(0.0, most - patience)):
-                    raise busy(
-                        "all models that are loaded have open requests: there is no room "
-                        "for another one yet"
-                    )
-            finally:
-                leaving.leaves = False
-                self._changes.notify()
-        return find()
+        if await self._changes.until(is_over, patience):
+            self._stop_idlest()
+            return
+        leaving = min(self.with_status("loaded"), key=lambda model: model.used)
+        leaving.leaves = True
+        try:
+            if not await self._changes.until(is_over, max(0.0, most - patience)):
+                raise busy(
+                    "all models that are loaded have open requests: there is no room for another "
+                    "one yet"
+                )
+            self._stop_idlest()
+        finally:
+            leaving.leaves = False
+            self._changes.notify()
+
+    def _idlest(self) -> Model | None:
+        """The idle model that was used longest ago."""
+        idle = [model for model in self._models.values() if model.is_idle]
+        return min(idle, key=lambda model: model.used, default=None)
+
+    def _stop_idlest(self) -> None:
+        """Begin to unload it, unless all are gone meanwhile."""
+        if (idle := self._idlest()) is not None:
+            self.evictions += 1
+            self._stop(idle)
 
     def with_status(self, status: Status) -> list[Model]:
         """The models of a status."""

@@ -12,8 +12,12 @@ import pytest
 
 from urdir.model import demo_model
 from urdir.model.cli import build_parser
+from urdir.model.commands.serve import _serve_one
 from urdir.model.commands.serve_models import Models
-from urdir.model.errors import GgufError
+from urdir.model.errors import GgufError, SettingsError
+from urdir.model.serve.access import Access
+from urdir.model.serve.limits import Limits
+from urdir.model.serve.logs import LogSettings
 from urdir.model.serve.router.spec import ModelSpec
 
 Cli = Callable[..., tuple[int, str, str]]
@@ -102,3 +106,13 @@ def test_what_does_not_go_together(
     code, _, errors = cli("serve", *(word.format(folder) for word in words))
     assert code in (1, 2)
     assert error in errors
+
+
+def test_flags_that_a_model_cannot_have_are_its_error(folder: Path, tmp_path: Path) -> None:
+    presets = tmp_path / "p.toml"
+    rows = 'spec-type = "ngram-simple"\ndraft-min = 9\ndraft-max = 3\n'
+    presets.write_text(f'[demo]\nmodel = "{demo_model()}"\n{rows}')
+    args = flags(found("--models-preset", str(presets))["demo"])
+    listener: Any = None
+    with pytest.raises(SettingsError, match="--draft-min 9 of --draft-max 3"):
+        _serve_one(Access(), Limits(), LogSettings(), args, listener, lambda: None, 0.5)

@@ -197,6 +197,7 @@ def test_rows_of_one_step_have_adapters_of_their_own(engine: Engine, two: Any, m
         assert relative_rms(row, wanted) < 2e-6, sequence
 
 
+@pytest.mark.turns(2)
 @pytest.mark.parametrize("tokens", [3, 12])
 def test_prompts_and_rounded_activations(
     base: Path,
@@ -268,6 +269,7 @@ def test_products_that_compute_a_x_themselves(
         assert relative_rms(np.array(found[sequence]), wanted) < 3e-3
 
 
+@pytest.mark.turns(2)
 @pytest.mark.parametrize(
     ("exact", "tokens", "slots"),
     [(True, 2, None), (False, 2, None), (False, 12, None), (True, 2, 2)],
@@ -407,6 +409,7 @@ def test_a_folder_of_adapters_is_read_as_they_are_named(
         Engine.open(base, adapter_folder=tmp_path / "x", max_adapters=1, max_adapter_rank=4)
 
 
+@pytest.mark.turns(2)
 @pytest.mark.parametrize("split", ["tensors", "layers"])
 def test_several_devices(
     base: Path, two: Any, merged: Any, device_name: str, needs_gpus: Any, split: Any

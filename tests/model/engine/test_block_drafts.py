@@ -132,6 +132,7 @@ of_each = pytest.mark.references(
 )
 
 
+@pytest.mark.turns(2)
 @of_each
 def test_exact_logits_are_llama_cpp_s(block: Opened) -> None:
     count = len(block.tokens) if block.whole else FEW

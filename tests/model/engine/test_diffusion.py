@@ -1,6 +1,6 @@
 """Models that fill masked tokens: Dream, LLaDA, its mixture and RND1.
 
-Their layers are those of models that llama.cpp's logits verify, but for attention to both sides:
+Their layers are those of models that llama.cpp's logits verify, with attention to both sides:
 the goldens of these, under other names, are compared with the numpy reference.
 """
 
@@ -102,7 +102,7 @@ def test_logits_are_those_of_the_reference(filler: Filler) -> None:
 def test_layers_are_those_of_a_decoder(
     filler: Filler, reference_file: Callable[[str], Path]
 ) -> None:
-    """But for attention, and that the weights of LLaDA's experts do not sum to 1."""
+    """Except for attention, and that the weights of LLaDA's experts do not sum to 1."""
     config = filler.engine.config
     with Gguf(reference_file(SOURCES[config.architecture])) as file:
         decoder = Config.of(file)

@@ -108,7 +108,7 @@ def answers(
 
 
 ALONE = replace(PLAIN, sequences=1)
-REQUESTS = [Request(prompt=(3, 1, 4, 1, 5, 9), settings=GREEDY, limit=60, ignore_end=True)]
+REQUESTS = [Request(prompt=(3, 1, 4, 1, 5, 9), settings=GREEDY, limit=52, ignore_end=True)]
 
 
 @pytest.fixture(scope="module")

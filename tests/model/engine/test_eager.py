@@ -136,7 +136,7 @@ def test_a_graph_has_a_node_for_every_launch(eager: EagerSteps) -> None:
         assert eager.session.steps.graph(shape).node_count == len(eager.session.steps.bound(shape))
 
 
-@pytest.mark.turns(3)
+@pytest.mark.turns(5)
 @pytest.mark.slow
 @pytest.mark.parametrize("exact", [False, True])
 @pytest.mark.parametrize("kv_dtype", ["f16", "bf16", "q8_0", "f32"])

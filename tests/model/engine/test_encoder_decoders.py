@@ -24,6 +24,7 @@ from urdir.model.engine.session import Session
 from urdir.model.errors import ContextFullError, ModelError, SettingsError, UnsupportedError
 from urdir.model.families.config import Config
 from urdir.model.families.placement import Placement
+from urdir.model.families.stored import MOST_DISTANCE, RelativeBias, StoredVector
 from urdir.model.files.pretrained.model import SafetensorsModel
 from urdir.model.memory.draft_settings import DraftSettings
 from urdir.model.memory.session_settings import SessionSettings
@@ -79,7 +80,13 @@ def test_exact_logits_are_llama_cpp_s(golden: Golden) -> None:
 
 
 @of_each
-@pytest.mark.parametrize("pages", [{}, {"page_len": 16}], ids=["whole", "pages"])
+@pytest.mark.parametrize(
+    "pages",
+    [
+        pytest.param({}, marks=pytest.mark.full, id="whole"),
+        pytest.param({"page_len": 16}, id="pages"),
+    ],
+)
 def test_default_logits_are_at_least_as_near_as_llama_cpp_s(
     golden: Golden, pages: dict[str, Any]
 ) -> None:
@@ -257,6 +264,22 @@ def test_embeddings_are_those_of_the_encoder(golden: Golden, device_name: str) -
         alone = engine.embed(texts[1:], pooling="none", normalize=False)
     assert states.shape == (len(golden.source) + 5, golden.engine.config.hidden)
     np.testing.assert_allclose(states[-5:], alone, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("buckets", [8, 32, 64])
+def test_buckets_of_distances_are_transformers(buckets: int, causal: bool) -> None:
+    """`T5Attention._relative_position_bucket`, in its f32."""
+    bias = RelativeBias(StoredVector.whole("b", buckets, 1), buckets, 1, causal)
+    (found,) = bias.table(np.arange(buckets, dtype=np.float32))
+    distance = np.arange(-MOST_DISTANCE, 1 if causal else MOST_DISTANCE + 1)
+    count = buckets if causal else buckets // 2
+    near, away = count // 2, np.maximum(np.abs(distance), 1).astype(np.float32)
+    scale = np.float32(count - near) / np.float32(np.log(MOST_DISTANCE / near))
+    far = near + (np.log(away / np.float32(near)) * scale + np.float32(1e-6)).astype(np.int64)
+    wanted = np.where(np.abs(distance) < near, np.abs(distance), np.minimum(far, count - 1))
+    wanted += (distance > 0) * count
+    np.testing.assert_array_equal(found[: len(wanted)], wanted)
 
 
 #: Modules of transformers' T5 by their names in GGUF files.

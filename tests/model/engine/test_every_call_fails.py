@@ -27,8 +27,8 @@ from urdir.model.memory.weights import Weights
 
 #: Functions of the default run; --full takes all.
 SAMPLE = (
-    "cuMemAlloc", "cuModuleLoadData", "cuStreamCreate", "cuMemcpyHtoDAsync", "cuEventRecord",
-    "cuLaunchKernelEx", "cuGraphInstantiate", "cuGraphLaunch", "cuGraphExecDestroy", "cuMemFree",
+    "cuMemAlloc", "cuModuleLoadData", "cuStreamCreate", "cuMemcpyHtoDAsync",
+    "cuLaunchKernelEx", "cuGraphInstantiate", "cuGraphLaunch", "cuMemFree",
 )  # fmt: skip
 #: Nobody is told where what is unreachable, or goes with its context, cannot be ended.
 SILENT = {"cuGraphDestroy", "cuModuleUnload", "cuCtxGetCurrent", "cuCtxSetCurrent"}

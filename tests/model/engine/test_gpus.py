@@ -450,7 +450,11 @@ def test_a_step_that_was_queued_in_part_is_done_again(api: Any, function: str) -
 
 @pytest.mark.parametrize(
     ("split", "nth", "in_prompt"),
-    [("tensors", 5, True), ("tensors", 5, False), ("layers", 20, False)],
+    [
+        pytest.param("tensors", 5, True, marks=pytest.mark.full),
+        ("tensors", 5, False),
+        ("layers", 20, False),
+    ],
 )
 def test_a_fault_on_a_rank_ends_the_engine(api: Any, split: str, nth: int, in_prompt: bool) -> None:
     with open_nano(2, split) as engine, EagerSteps(engine.session) as eager:

@@ -257,6 +257,7 @@ def test_a_layer_token_by_token(made: Made, in_place: bool) -> None:
         assert layers.lengths == [[0], [5]]
 
 
+@pytest.mark.turns(2, which=1)
 def test_a_layer_of_several_sequences(made: Made) -> None:
     """A prompt of three tokens of one sequence, then a token each of three."""
     with made.layers(max_len=32, sequences=3, tokens=3, page_len=16) as layers:
@@ -293,6 +294,7 @@ def test_a_prompt_on_tensor_cores(qwen2: Made) -> None:
             transformer_layer_workspace(layers, 0)
 
 
+@pytest.mark.turns(2)
 def test_all_layers_recorded(made: Made) -> None:
     """One graph of both layers: equal to eager bit for bit, one node a launch."""
     reference, rows, found = made.reference(), made.hidden(4), []
@@ -358,6 +360,7 @@ def open_steps(
         yield eager
 
 
+@pytest.mark.turns(2, which=1)
 def test_forward_gpu_resident(made: Made) -> None:
     """Logits of every token; recorded and eager are equal bit for bit."""
     reference, found = made.reference(), []
@@ -376,6 +379,7 @@ def test_forward_gpu_resident(made: Made) -> None:
     assert observer.launches == [launches] * 4
 
 
+@pytest.mark.turns(2)
 def test_forward_gpu_resident_to_token_id(made: Made) -> None:
     """On the device and on the host, in two sequences, the caller free to go on otherwise."""
     references = [made.reference(), made.reference()]

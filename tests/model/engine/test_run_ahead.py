@@ -195,9 +195,9 @@ def test_several_steps_take_what_room_there_is_in_pages(device: Device, weights:
     settings = SessionSettings(64, sequences=2, page_len=16, pages=2)
     with Session(device, weights, settings) as session:
         prepare_all(session, StepShape(1, 256, Output.GREEDY, AT_ONCE))
-        found = answer(session, [1] * 14)
-        assert len(found) == 2 * 16 - 14 + 1
-        assert found == single_steps(session, [1] * 14, len(found))
+        found = answer(session, [1] * 22)
+        assert len(found) == 2 * 16 - 22 + 1
+        assert found == single_steps(session, [1] * 22, len(found))
 
 
 @pytest.mark.slow

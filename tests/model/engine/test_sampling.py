@@ -102,6 +102,7 @@ def test_the_distribution(options: SamplingSettings) -> None:
         assert sorted(probabilities, reverse=True) == list(probabilities)
 
 
+@pytest.mark.turns(3, which=1)
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [OFF, SamplingSettings(), replace(OFF, top_k=9)], ids=str)
 def test_draws_follow_the_distribution(options: SamplingSettings) -> None:

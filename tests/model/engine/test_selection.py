@@ -215,7 +215,8 @@ def test_scores_of_a_long_prompt_are_made_in_parts(
         found = eager.logits()[0]
         plan = build_plan(eager.session.parts, StepShape(12, 64, Output.LOGITS, prompt=12))
     labels = [op.label for op in plan if isinstance(op, Launch) and "select" in op.label]
-    layer = 1 if weights.config.architecture == WINDOWED.arch else 0
+    mixers = enumerate(weights.config.attentions)
+    layer = next(i for i, of in mixers if of.indexer is not None or of.compression is not None)
     assert labels == [f"blk.{layer}.indexer.select rows {first}" for first in (0, 4, 8)]
     assert (
         relative_rms(found, reference_model(narrow, weights.config).logits(TOKENS[:11])[-1]) < CLOSE

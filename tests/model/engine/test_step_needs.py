@@ -25,7 +25,7 @@ from urdir.ptxgen.spec import ceil_div
 FAMILIES = (
     *("llama-dense", "gemma2-dense", "gemma4-e", "falcon-dense", "gpt-oss-moe", "qwen3moe-moe"),
     *("deepseek2-moe", "qwen35moe-moe", "falcon-h1-dense", "mamba-dense", "lfm2-dense"),
-    *("kimi-linear-moe", "kimi-k3-moe", "minimax-01-moe"),
+    *("kimi-linear-moe", "kimi-k3-moe", "minimax-01-moe", "deepseek4"),
 )
 
 

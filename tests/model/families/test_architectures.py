@@ -18,6 +18,7 @@ from urdir.model.families.reader import Reader
 from urdir.model.families.registry import describe
 from urdir.model.families.stages import staged
 from urdir.model.families.stored import Linear, stored_in
+from urdir.model.families.summary import summary
 from urdir.model.files.metadata import Metadata
 from urdir.model.graph.attention import Attend
 from urdir.model.graph.evaluation import Evaluation
@@ -499,3 +500,38 @@ def test_hunyuan_4_selects_as_the_layer_before_or_not_at_all(changed: Any) -> No
     assert "blk.0.indexer.proj.weight" in dense.unused_tensors
     with pytest.raises(ConfigError, match="layer 0, the first with attention, has no indexer"):
         described_by(changed("hy_v4", {"attention.indexer.types": None}))
+
+
+def test_blocks_of_tokens_are_described(changed: Any) -> None:
+    text = summary(described_by(changed("deepseek4")))
+    for fact in (
+        "window 20",
+        "tokens of a block 4, blocks selected 8, index heads 8",
+        "tokens of a block 128",
+        "output groups 2",
+        "weighted sum of streams",
+    ):
+        assert fact in text
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("attention.compress_ratios", np.array([0, 4, 64, 4]), "compress_ratios has 64: 0, 4, 128"),
+        ("attention.compress_ratios", np.array([0, 4]), "compress_ratios' has 2 values for 4"),
+        ("attention.head_count_kv", 2, "head_count_kv is 2, with keys of 64"),
+        ("attention.value_length", 32, "values of 32: one head of a multiple of 8 values"),
+        ("attention.output_group_count", 3, "4 heads in 3 groups"),
+        ("attention.indexer.top_k", 1 << 13, "selects 8192 blocks"),
+        ("attention.indexer.key_length", 16, "is 16, but 32 values rotate"),
+        ("rope.dimension_count", 12, "rope.dimension_count is 12: multiples of 8"),
+        ("expert_gating_func", 2, "expert_gating_func is 2: 4"),
+        ("hash_layer_count", 5, "hash_layer_count is 5 of 4 layers"),
+        ("hyper_connection.count", 2, "hyper_connection.count is 2: 4 streams"),
+    ],
+)
+def test_numbers_of_blocks_that_are_refused(
+    changed: Any, key: str, value: Any, message: str
+) -> None:
+    with pytest.raises((ConfigError, UnsupportedError), match=message):
+        described_by(changed("deepseek4", {key: value}))

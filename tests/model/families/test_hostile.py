@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.model.families.conftest import RENAMED
 from urdir.model.errors import ConfigError, UnsupportedError
 from urdir.model.families.attention import Attention
 from urdir.model.families.config import Config
@@ -33,7 +34,7 @@ from urdir.model.files.metadata import Metadata, StringArray
 DATA = Path(__file__).parents[2] / "data"
 KINDS = ("families", "encoders", "encoder_decoders")
 FILES = sorted(path for kind in KINDS for path in DATA.glob(f"{kind}/*.gguf.xz"))
-NAMES = [path.name.removesuffix(".gguf.xz") for path in FILES]
+NAMES = [*(path.name.removesuffix(".gguf.xz") for path in FILES), *RENAMED]
 #: How many of them are part of the quick run.
 QUICK = 4
 #: In the default run each golden takes one of so many values of a key that `COMMON` goldens have.

@@ -38,6 +38,7 @@ UNUSED = {
     "nemotron_h": {"rope.dimension_count"},
     "deepseek2": _HEADS,
     "deepseek32": _HEADS,
+    "deepseek4": {"feed_forward_length"},
     "kimi-linear": _HEADS - {"attention.head_count_kv"},
 }
 #: As published; of qwen3.5-4b only the sum with its vision tower is.
@@ -51,6 +52,7 @@ PARAMETERS = {
     "nemotron-h-8b": 8.1e9,
     "deepseek-v2-lite": 15.7e9,
     "deepseek-v3.2-share": 10_602_490_624,
+    "deepseek-v4-flash-share": 7_540_675_893,
     "kimi-linear-48b-a3b": 49.1e9,
     "qwen3-next-80b-a3b": 80e9,
     "qwen3.5-35b-a3b": 35e9,

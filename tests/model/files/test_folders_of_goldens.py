@@ -20,6 +20,8 @@ import pytest
 from urdir.model.families.config import Config
 from urdir.model.files.gguf import Gguf
 from urdir.model.files.pretrained.model import SafetensorsModel
+from urdir.model.memory.weights import vector_values
+from urdir.ptxgen.kernels.rotation import RopeScaling, frequencies
 
 Array = np.ndarray[Any, Any]
 Values = dict[str, Array]
@@ -124,6 +126,48 @@ def _with_indexers(values: Values) -> Values:
         base, _, suffix = rest.partition(".")
         found[f"{head}{mark}{names[base]}.{suffix}" if mark else name] = of
     return found
+
+
+_V4 = {
+    "token_embd": "embed", "output_norm": "norm", "output": "head", "attn_norm": "attn_norm",
+    "ffn_norm": "ffn_norm", "ffn_gate_inp": "ffn.gate", "exp_probs_b": "ffn.gate",
+    "experts": "ffn.experts", "attn_q_a": "attn.wq_a", "attn_q_a_norm": "attn.q_norm",
+    "attn_q_b": "attn.wq_b", "attn_kv": "attn.wkv", "attn_kv_a_norm": "attn.kv_norm",
+    "attn_output_a": "attn.wo_a", "attn_output_b": "attn.wo_b", "attn_sinks": "attn.attn_sink",
+    "indexer": "attn.indexer",
+    **{f"ffn_{n}_shexp": f"ffn.shared_experts.{w}"
+       for n, w in (("gate", "w1"), ("down", "w2"), ("up", "w3"))},
+    **{f"{a}_compressor_{n}": f"{b}.compressor.{w}" for a, b in (("attn", "attn"),
+       ("indexer", "attn.indexer")) for n, w in (("kv", "wkv"), ("gate", "wgate"), ("ape", "ape"),
+       ("norm", "norm"))},
+}  # fmt: skip
+
+
+def _as_matrices(values: Values) -> Values:
+    """Products of groups one below the other; without biases that nothing reads."""
+    found = {name: of for name, of in values.items() if "_b_vl" not in name}
+    return {
+        name: of.reshape(-1, of.shape[-1]) if "attn_output_a" in name else of
+        for name, of in found.items()
+    }
+
+
+def _of_deepseek_v4(name: str) -> str:
+    """As DeepSeek publishes it, whose names transformers changes as it loads."""
+    inner = name.removeprefix("blk.")
+    prefix = "" if inner == name else f"layers.{inner.partition('.')[0]}."
+    base, _, suffix = (inner.partition(".")[2] if prefix else name).partition(".")
+    if base.startswith(("hc_", "output_hc_")):
+        return prefix + base.replace("output_hc", "hc_head")
+    named = f"{prefix}{_V4[base]}.{suffix}"
+    if base == "attn_output_a":
+        return named
+    for stored, published in (("attn_q_b", "wq_b"), ("indexer.proj", "indexer.weights_proj"),
+                              *((f"{n}_proj", w) for n, w in (("gate", "w1"), ("down", "w2"),
+                                                              ("up", "w3")))):  # fmt: skip
+        named = named.replace(stored, published)
+    alone = base.endswith(("_ape", "attn_sinks"))
+    return named.removesuffix(".weight") if alone else named
 
 
 def _logs(values: Values) -> Values:
@@ -356,6 +400,22 @@ CASES = [
     _case("glm-dsa-shared", "glm_moe_dsa", _SPARSE, _sparse, _SPARSE_KEYS, qk_nope_head_dim=64,
           indexer_types=["full", "shared", "full"], layer_types=3 * ["indexed_attention"],
           tolerance=3e-5),
+    _case("deepseek4", "deepseek_v4", _of_deepseek_v4,
+          lambda values: _apart(_as_matrices(values)),
+          {**_RMS, "n_routed_experts": "expert_count", "num_experts_per_tok": "expert_used_count",
+           "q_lora_rank": "attention.q_lora_rank", "n_shared_experts": "expert_shared_count",
+           "moe_intermediate_size": "expert_feed_forward_length", "norm_topk_prob":
+           "expert_weights_norm", "routed_scaling_factor": "expert_weights_scale",
+           "qk_rope_head_dim": "rope.dimension_count", "index_n_heads":
+           "attention.indexer.head_count", "index_head_dim": "attention.indexer.key_length",
+           "index_topk": "attention.indexer.top_k", "compress_ratios":
+           "attention.compress_ratios", "compress_rope_theta": "attention.compress_rope_freq_base",
+           "sliding_window": "attention.sliding_window", "o_groups":
+           "attention.output_group_count", "o_lora_rank": "attention.output_lora_rank",
+           "hc_mult": "hyper_connection.count", "hc_sinkhorn_iters":
+           "hyper_connection.sinkhorn_iterations", "hc_eps": "hyper_connection.epsilon",
+           "swiglu_limit": "swiglu_clamp_exp", "num_hash_layers": "hash_layer_count"},
+          scoring_func="sqrtsoftplus"),
     _case("qwen3next-moe", "qwen3_next", _names(**_NEXT), _by_key_head,
           {**_RMS, **_EXPERTS, "moe_intermediate_size": "expert_feed_forward_length",
            "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
@@ -392,15 +452,8 @@ def _published(values: Values, names: Callable[[str], str]) -> Iterator[tuple[st
         yield stored, ("F32", np.ascontiguousarray(of, np.float32))
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_logits_are_llama_cpp_s(
-    case: Case,
-    reference_file: Callable[[str], Path],
-    make_folder: Callable[..., Path],
-    reference_model: Any,
-    data: Path,
-) -> None:
-    path = reference_file(case.golden)
+def _folder_of(case: Case, path: Path) -> tuple[dict[str, Any], Values]:
+    """config.json and the tensors of a golden's folder."""
     stored = {
         tensor.name: np.asarray(reference.quants.dequantize(tensor.data, tensor.tensor_type))
         for tensor in reference.GGUFReader(path).tensors
@@ -412,10 +465,46 @@ def test_logits_are_llama_cpp_s(
         }
     said = {n: np.asarray(v).tolist() for n, v in found.items() if v is not None}
     said |= {"model_type": case.model_type, "tie_word_embeddings": False, **case.fields}
-    folder = make_folder(said, dict(_published(case.change(stored), case.names)))
+    return said, dict(_published(case.change(stored), case.names))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_logits_are_llama_cpp_s(
+    case: Case,
+    reference_file: Callable[[str], Path],
+    make_folder: Callable[..., Path],
+    reference_model: Any,
+    data: Path,
+) -> None:
+    folder = make_folder(*_folder_of(case, reference_file(case.golden)))
     with np.load(data / "families" / f"{case.golden}.npz") as golden:
         saved = dict(golden)
     with SafetensorsModel(folder) as model:
         logits = reference_model(model, Config.of(model), CONTEXT).logits(saved["tokens"])
     error = np.sqrt(np.mean((logits - saved["logits"]) ** 2)) / saved["logits"].std()
     assert error < case.tolerance
+
+
+def test_deepseek_v4_has_experts_by_token_and_two_rotations(
+    reference_file: Callable[[str], Path], make_folder: Callable[..., Path]
+) -> None:
+    (case,) = (param.values[0] for param in CASES if param.id == "deepseek_v4")
+    said, tensors = _folder_of(case, reference_file(case.golden))
+    table = np.random.default_rng(2).integers(0, 4, (128, 2))
+    tensors["layers.0.ffn.gate.tid2eid"] = "I64", table
+    del tensors["layers.0.ffn.gate.bias"]
+    yarn = {"type": "yarn", "factor": 16, "original_max_position_embeddings": 64}
+    said |= {"num_hash_layers": 1, "rope_scaling": {**yarn, "beta_fast": 32, "beta_slow": 1}}
+    with SafetensorsModel(make_folder(said, tensors)) as model:
+        config = Config.of(model)
+        routers = [layer.mixtures[0].router for layer in config.layers]
+        assert [router.by_token is not None for router in routers] == [True, False, False, False]
+        assert routers[0].by_token is not None
+        stored = model.tensors[routers[0].by_token.name]
+        np.testing.assert_array_equal(vector_values(routers[0].by_token, stored), table.ravel())
+        plain, extended = config.ropes
+        factors = vector_values(extended.factors, model.tensors[extended.factors.name])
+        assert (plain.rotation.magnitude, extended.rotation.magnitude) == (1.0, 1.0)
+        wanted = frequencies(32, 160000.0, RopeScaling.yarn(16.0, 64))[0]
+        np.testing.assert_allclose(extended.frequencies(factors), wanted, rtol=1e-6)
+        np.testing.assert_allclose(plain.frequencies(None), frequencies(32, 10000.0)[0])

@@ -80,6 +80,7 @@ def test_layer_norm_gelu_and_biases(bench: LinearBench, allowed: float) -> None:
         assert kernels == ["gemv", "gemv"]
 
 
+@pytest.mark.turns(4)
 @every_mode
 @pytest.mark.parametrize("biases", [(False, False), (True, True), (True, False)])
 def test_gated_by_another_activation(

@@ -70,7 +70,7 @@ class ToyWorker:
         self.ended: asyncio.Future[Failure | None]
         self.name = spec.name
         self._toys = toys
-        self._task: asyncio.Task[None] | None = None
+        self.server: Server | None = None
         toys.started.append(spec.name)
         toys.shares.append(share)
 
@@ -87,35 +87,29 @@ class ToyWorker:
                 self.ended.set_result(failure)
             raise LoadError(failure)
         self._toys.workers[self.name] = self
-        listener = socket.socket(socket.AF_UNIX)
-        listener.bind(str(self.path))
-        listener.listen()
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(str(self.path))
+        self._listener.listen()
         service = self._toys.service(self.name)
         self.server = Server(service, replace(self._toys.access, hosts=None), Limits())
-        self._task = asyncio.create_task(self._serve(listener))
-
-    async def _serve(self, listener: socket.socket) -> None:
-        with listener:
-            await self.server.serve([listener])
+        self.server.config.load()
+        self.server.lifespan = self.server.config.lifespan_class(self.server.config)
+        await self.server.startup([self._listener])  # without the loop that looks for signals
 
     async def end(self, seconds: float) -> None:
-        if self._task is not None:
-            self.server.should_exit = True
-            if not seconds:
-                self.server.force_exit = True
-                await self.server.hang_up()
-            await self._task
-        self._finish(None)
+        await self._finish(None)
 
     async def crash(self) -> None:
         """End as if killed."""
-        for connection in list(self.server.server_state.connections):
-            connection.transport.abort()
-        self.server.should_exit = self.server.force_exit = True
-        await self._task
-        self._finish(Failure("its process has ended: killed by SIGKILL"))
+        await self._finish(Failure("its process has ended: killed by SIGKILL"))
 
-    def _finish(self, failure: Failure | None) -> None:
+    async def _finish(self, failure: Failure | None) -> None:
+        if self.server is not None:
+            self.server.force_exit = True
+            await self.server.shutdown([self._listener])
+            self._listener.close()
+            for connection in list(self.server.server_state.connections):
+                connection.transport.abort()
         self._toys.workers.pop(self.name, None)
         if not self.ended.done():
             self.ended.set_result(failure)

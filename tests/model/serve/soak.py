@@ -45,7 +45,8 @@ CONTEXT = 256
 SHORT = (1, 2, 3, 4, 7, 30)
 #: What a process may have more of in the last third of the rounds. The emulator keeps registers of
 #: each kernel that it has run, which a step of a new shape adds to.
-GROWTH = {"bytes": 64 << 20, "files": 2, "threads": 2, "tasks": 2}
+GROWTH = {"bytes": 256 << 20, "files": 2, "threads": 2, "tasks": 2}
+RESPONSES = "/v1/responses"
 SCHEMA = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"]}
 #: Of every Python process of the server: writes its number of asyncio tasks on SIGUSR1.
 _TASKS = """
@@ -53,9 +54,9 @@ import asyncio, gc, os, signal
 from pathlib import Path
 
 def count(*_):
-    tasks = sum(isinstance(each, asyncio.Task) for each in gc.get_objects())
+    tasks = [each for each in gc.get_objects() if isinstance(each, asyncio.Task)]
     path = Path(os.environ["URDIR_SOAK_DIR"], f"{os.getpid()}.new")
-    path.write_text(str(tasks))
+    path.write_text(str(sum(not each.done() for each in tasks)))
     path.rename(path.with_suffix(".tasks"))
 
 signal.signal(signal.SIGUSR1, count)
@@ -80,7 +81,7 @@ class Load:
         """Until so many seconds are over and all is answered."""
         self._end = time.monotonic() + seconds
         url = f"http://{self._server.host}:{self._server.port}"
-        async with httpx.AsyncClient(base_url=url, timeout=300, trust_env=False) as self._http:
+        async with httpx.AsyncClient(base_url=url, timeout=3600, trust_env=False) as self._http:
             await asyncio.gather(*(self._client() for _ in range(CLIENTS)))
 
     async def _client(self) -> None:
@@ -93,6 +94,7 @@ class Load:
             self._constrained: 1,
             self._refused: 1,
             self._hostile: 4,
+            self._background: 2,
         }
         while time.monotonic() < self._end:
             way = self._rng.choices([*ways], [*ways.values()])[0]
@@ -138,6 +140,25 @@ class Load:
         text = self._ends.setdefault(short, choice["text"])
         if (choice["finish_reason"], tokens, choice["text"]) != ("length", short + 1, text):
             self.wrong.append((short, answer))
+
+    async def _background(self, question: dict[str, Any]) -> None:
+        """A response that is asked for later, or cancelled."""
+        asked = {"input": question["messages"], "background": True, "temperature": 0}
+        asked["stream"] = False
+        found = (await self._http.post(RESPONSES, json=asked)).json()
+        path = f"{RESPONSES}/{found['id']}"
+        if self._rng.random() < 0.3:
+            found = (await self._http.post(f"{path}/cancel", json={})).json()
+        while found["status"] in ("queued", "in_progress"):
+            await asyncio.sleep(0.2)
+            found = (await self._http.get(path)).json()
+        if found["status"] == "completed":
+            text = found["output"][-1]["content"][0]["text"]
+            if text != question["expected"]:
+                self.wrong.append((question["id"], text))
+        elif found["status"] != "cancelled":
+            self.wrong.append(found)
+        await self._http.delete(path)
 
     async def _hostile(self, question: dict[str, Any]) -> None:
         """What is refused, whoever else is served."""
@@ -290,7 +311,7 @@ def serving(device: str, workers: int, folder: Path) -> Iterator[tuple[int, Http
             time.sleep(0.2)
         yield process.pid, HttpServer.parse(found[0])
         process.send_signal(signal.SIGTERM)
-        if process.wait(60):
+        if process.wait(600):
             raise RuntimeError(f"exit code {process.returncode}: {log.read_text()}")
     finally:
         process.kill()

@@ -164,6 +164,13 @@ def test_the_dashboard_has_metrics_that_there_are(server: Any) -> None:
     assert len(queries) > 10
 
 
+def test_every_metric_is_in_the_guide() -> None:
+    guide = (DEPLOY.parent / "README.md").read_text()
+    families = [*ServerMetrics().collect(_metrics())]
+    assert len(families) > 20
+    assert [family.name for family in families if family.name not in guide] == []
+
+
 def _metrics() -> Any:
     from urdir.model.serve.interface import Metrics
 
@@ -200,3 +207,13 @@ def test_a_client_that_shakes_no_hands_does_not_hold_up_the_end() -> None:
                 assert await asyncio.get_running_loop().sock_recv(client, 1) == b""
 
     asyncio.run(run())
+
+
+def test_flags_of_the_log() -> None:
+    from urdir.model.cli import build_parser
+    from urdir.model.commands.serve import _logs
+
+    words = ["serve", "-v", "--log-format", "json", "--otlp-endpoint", "http://localhost:4318"]
+    logs = _logs(build_parser("serve").parse(words))
+    assert logs == LogSettings("json", None, verbose=True, otlp="http://localhost:4318")
+    assert _logs(build_parser("serve").parse(["serve"])) == LogSettings()

@@ -36,6 +36,7 @@ class Served:
             stderr=subprocess.PIPE,
             text=True,
             env={**os.environ, "URDIR_DEVICE": "emulator"},
+            start_new_session=True,  # a group of processes, as in a terminal
         )
         assert self.process.stderr is not None
         self.greeting = self.process.stderr.readline()
@@ -68,7 +69,7 @@ class Served:
             time.sleep(0.05)
 
     def end(self) -> tuple[int, str]:
-        self.process.terminate()
+        os.killpg(self.process.pid, signal.SIGINT)
         _, errors = self.process.communicate(timeout=60)
         return self.process.returncode, errors
 
@@ -129,13 +130,16 @@ def test_a_folder_of_models(serve: Callable[..., Served], tmp_path: Path) -> Non
             == "its process has ended: killed by SIGKILL"
         )
     )
-    (tmp_path / "encoder.gguf").unlink()
-    body = {"model": "encoder", "input": "a"}
-    assert server.http.post("/v1/embeddings", json=body).status_code in (404, 500)
+    (tmp_path / "demo.gguf").unlink()
+    assert server.ask("demo").status_code == 404
+    again = server.http.post("/v1/embeddings", json={"model": "encoder", "input": "a"})
+    assert again.json()["data"] == embedded["data"]
+    encoders = server.descendants
     code, errors = server.end()
     assert code == 0, errors
+    assert not alive(encoders)
     assert "Traceback" not in errors
-    assert errors.count("anyone who reaches this address may ask") == 0
+    assert errors.count("finishing open requests") == 1
 
 
 def test_one_model_sleeps_and_ends_with_its_router(

@@ -9,7 +9,7 @@ import numpy as np
 from urdir.model.files.limits import HEADS
 from urdir.model.files.pretrained.family import Found, Step
 from urdir.model.files.pretrained.fields import Fields
-from urdir.model.files.pretrained.rope import is_usual, magnitude
+from urdir.model.files.pretrained.rope import is_usual, magnitude, read_two_ropes
 from urdir.model.files.pretrained.steps.common import (
     FULL,
     flag,
@@ -219,3 +219,39 @@ def minicpm_scales(fields: Fields, found: Found) -> None:
     found["attention.value_length"] = found.pop("attention.value_length_mla")
     for name, value in (("scale_emb", 12), ("scale_depth", 1.4), ("dim_model_base", 256)):
         fields.fix(name, (value, float(value)))
+
+
+_RATIOS = {
+    "sliding_attention": 0,
+    "compressed_sparse_attention": 4,
+    "heavily_compressed_attention": 128,
+}
+
+
+def compressed_blocks(fields: Fields, found: Found) -> None:
+    """Tokens of a block in each layer, the layers whose experts are those of a token, and both
+    rotations (DeepSeek V4)."""
+    layers = layers_of(fields, found)
+    kinds, ratios = fields.items("layer_types", str), fields.items("compress_ratios", int)
+    if kinds is not None:
+        if other := set(kinds) - _RATIOS.keys():
+            raise fields.refused("layer_types", f"{min(other)!r}: {', '.join(_RATIOS)}")
+        ratios = [_RATIOS[kind] for kind in kinds]
+    if ratios is None or len(ratios) < layers:
+        raise fields.wrong("compress_ratios", f"{len(ratios or ())} values for {layers} layers")
+    found["attention.compress_ratios"] = np.array(ratios[:layers], np.int32)
+    found["attention.sliding_window"] = fields.size("sliding_window", 128)
+    of_tokens = fields.given("num_hash_layers", int, 3)
+    if (networks := fields.items("mlp_layer_types", str)) is not None:
+        of_tokens = networks.count("hash_moe")
+        if networks != ["hash_moe"] * of_tokens + ["moe"] * (layers - of_tokens):
+            raise fields.refused("mlp_layer_types", "hash_moe layers, then moe layers")
+    found["hash_layer_count"] = min(layers, of_tokens)
+    turning, share = (
+        fields.take("qk_rope_head_dim", int),
+        fields.given("partial_rotary_factor", float, 0.125),
+    )
+    if not 0.0 < share <= 1.0:
+        raise fields.wrong("partial_rotary_factor", share)
+    dim = number(found, "attention.key_length")
+    read_two_ropes(fields, found, int(share * dim) if turning is None else turning)

@@ -9,6 +9,7 @@ from urdir.model.files.pretrained.family import Family
 from urdir.model.files.pretrained.layouts import Layout, column, exp, negated_exp
 from urdir.model.files.pretrained.steps.common import flag
 from urdir.model.files.pretrained.steps.mixtures import (
+    compressed_blocks,
     grouped,
     indexer_kinds,
     latent_heads,
@@ -68,6 +69,31 @@ _JOIN = {
     for hc in ("hc_", "hc_head_")
     for of in ("fn", "base", "scale")
 }
+_COMPRESSOR = {"wkv": "kv", "wgate": "gate", "norm": "norm", "ape": "ape.weight"}
+_DEEPSEEK_V4 = {
+    **{f"attn.{stored}": f"attn_{name}" for stored, name in (
+        *(("wq_a", "q_a"), ("q_norm", "q_a_norm"), ("wq_b", "q_b"), ("wkv", "kv")),
+        *(("kv_norm", "kv_a_norm"), ("wo_a", "output_a"), ("wo_b", "output_b")),
+        ("attn_sink", "sinks.weight"),
+    )},
+    **{f"attn.compressor.{a}": f"attn_compressor_{b}" for a, b in _COMPRESSOR.items()},
+    **{f"attn.indexer.compressor.{a}": f"indexer_compressor_{b}" for a, b in _COMPRESSOR.items()},
+    **{"attn.indexer.wq_b": "indexer.attn_q_b.weight", "attn_norm": "attn_norm"},
+    **{"attn.indexer.weights_proj": "indexer.proj.weight", "ffn_norm": "ffn_norm"},
+    **{f"hc_{a}_{b}": f"hc_{a}_{b}.weight" for a in ("attn", "ffn")
+       for b in ("fn", "base", "scale")},
+    **{"ffn.gate.bias": "exp_probs_b.bias", "ffn.gate.tid2eid": "ffn_gate_tid2eid.weight"},
+}  # fmt: skip
+_DEEPSEEK_V4_KEYS = {
+    **_EXPERTS,
+    **{f"index_{a}": f"attention.indexer.{b}" for a, b in (
+        ("n_heads", "head_count"), ("head_dim", "key_length"), ("topk", "top_k"))},
+    **{f"hc_{a}": f"hyper_connection.{b}" for a, b in (
+        ("mult", "count"), ("sinkhorn_iters", "sinkhorn_iterations"), ("eps", "epsilon"))},
+    **{"o_groups": "attention.output_group_count", "o_lora_rank": "attention.output_lora_rank"},
+    **{"q_lora_rank": "attention.q_lora_rank", "swiglu_limit": "swiglu_clamp_exp"},
+    "intermediate_size": "",
+}  # fmt: skip
 FAMILIES: Mapping[str, Family] = {
     "deepseek_v2": Family(
         "deepseek2",
@@ -112,6 +138,31 @@ FAMILIES: Mapping[str, Family] = {
         steps=(latent_heads, mlp_layers, weights_norm, indexer_kinds),
         ignored=frozenset({"learnable_sink_init", "layer_types"}),
         rope="half",
+    ),
+    "deepseek_v4": Family(
+        "deepseek4",
+        names=_DEEPSEEK_V4,
+        keys=_DEEPSEEK_V4_KEYS,
+        implied={"expert_gating_func": 4},
+        defaults={
+            "scoring_func": "sqrtsoftplus",
+            "norm_topk_prob": True,
+            "hc_mult": 4,
+            "use_sliding_window": False,
+        },
+        fixed={
+            "scoring_func": ("sqrtsoftplus",),
+            "compress_rates.compressed_sparse_attention": (4,),
+            "compress_rates.heavily_compressed_attention": (128,),
+        },
+        ignored=frozenset({"topk_method", "qk_rope_head_dim", "partial_rotary_factor"}),
+        steps=(compressed_blocks, weights_norm),
+        ends={
+            "embed": "token_embd",
+            "head": "output",
+            **{f"hc_head_{of}": f"output_hc_{of}.weight" for of in ("fn", "base", "scale")},
+        },
+        rope=None,
     ),
     "kimi_k2": DEEPSEEK_V3,
     "glm4_moe_lite": DEEPSEEK_V3,

@@ -126,7 +126,9 @@ def test_processors_come_in_order_and_before_the_settings(engine: Engine) -> Non
     assert second.logits[0] - first.logits[0] == pytest.approx(bias[None], abs=1e-4)
 
 
-@pytest.mark.parametrize("output", [Output.GREEDY, Output.LOGPROBS])
+@pytest.mark.parametrize(
+    "output", [Output.GREEDY, pytest.param(Output.LOGPROBS, marks=pytest.mark.full)]
+)
 def test_halves_are_the_step_bit_for_bit(engine: Engine, output: Output) -> None:
     """Tokens, logits and log-probabilities, of answers and of a prompt beside one."""
     drawn = SamplingSettings(temperature=1.0, seed=5, logprobs=2)

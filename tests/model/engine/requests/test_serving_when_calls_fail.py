@@ -37,10 +37,7 @@ from urdir.model.text.constraints import Constraint
 from urdir.model.text.tokenizer import Tokenizer
 
 #: Functions of the default run; --full takes all, and every call of them.
-WHILE_SERVING = (
-    "cuMemcpyHtoDAsync", "cuMemcpyDtoDAsync", "cuGraphLaunch", "cuEventRecord",
-    "cuEventSynchronize", "cuEventCreate",
-)  # fmt: skip
+WHILE_SERVING = ("cuMemcpyHtoDAsync", "cuGraphLaunch", "cuEventRecord", "cuEventSynchronize")
 FROM_OPEN_TO_CLOSE = ("cuMemHostAlloc", "cuGraphInstantiate", "cuStreamDestroy")
 #: Nobody is told where what is unreachable, or goes with its context, cannot be ended.
 SILENT = {"cuGraphDestroy", "cuModuleUnload", "cuCtxGetCurrent", "cuCtxSetCurrent"}
