@@ -71,7 +71,7 @@ class Dependencies:
     def add(self, declared: Sequence[Use]) -> Sequence[Edge]:
         """The edges that lead to the next operation, ordered by ``before``."""
         index = len(self._ancestors)
-        uses = [use for use in declared if use.start < use.stop]
+        uses = [use for use in declared if use.start < use.stop and (use.reads or use.writes)]
         found = self._memory.conflicts(uses)
         kept = []
         before = 0

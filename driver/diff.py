@@ -32,7 +32,8 @@ class Difference:
 def trace(
     plan: Plan | BoundPlan, device: Device, stream: Stream, stop_after: StopAfter = None
 ) -> Iterator[Difference]:
-    """Run a plan step by step; after each launch, compare every output with the reference.
+    """Run a plan step by step; after each launch, compare every output with the reference. Copies,
+    fills and work of the host have none.
 
     Each reference reads the device's memory before the launch, and the device continues with its
     own results: each launch is judged separately, and errors do not accumulate. Inexact results
@@ -41,7 +42,7 @@ def trace(
     """
     bound = bind(plan, device)
     for index, (operation, loaded) in enumerate(bound.steps(stop_after)):
-        if not isinstance(operation, Launch):
+        if not isinstance(operation, Launch) or operation.is_on_host:
             queue(operation, loaded, stream)
             continue
         kernel, regions = operation.kernel, operation.packed.regions

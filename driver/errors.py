@@ -34,6 +34,11 @@ class GroupError(DriverError):
     """A device of a group has failed, which makes all of them unusable."""
 
 
+class HostWorkError(DriverError):
+    """The host could not do its part of a plan, of which what was queued before runs: memory of the
+    device may not have what later plans rely on."""
+
+
 class TransferError(DriverError):
     """A copy does not fit: outside its buffer, wrong type, wrong shape, or not contiguous."""
 
@@ -142,8 +147,10 @@ class CudaError(DriverError):
 
 
 def loses_device(error: BaseException) -> bool:
-    """Whether ``error`` makes its device or group unusable."""
-    return isinstance(error, GroupError) or (isinstance(error, CudaError) and error.sticky)
+    """Whether ``error`` makes its device or group, or what is in its memory, unusable."""
+    if isinstance(error, CudaError):
+        return error.sticky
+    return isinstance(error, GroupError | HostWorkError)
 
 
 class OutOfMemoryError(CudaError):

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Self
 from urdir.driver.context import OpenDevice, Owned, close_all
 from urdir.driver.dependencies import Edge, find_edges, missing_edges
 from urdir.driver.errors import CudaError, DriverTooOldError, LaunchError, LifetimeError, check
+from urdir.driver.interrupts import deferred_interrupts
 from urdir.driver.kernel import signature
 from urdir.driver.launch import Argument
 from urdir.driver.node import (
@@ -347,13 +348,17 @@ class RecordedParts:
         return sum(graph.nbytes for graph in self.graphs)
 
     def launch(self, stream: Stream) -> None:
-        """Queue one run on ``stream``, and do the host's part of it. Raises DriverError."""
+        """Queue one run on ``stream``, and do the host's part of it. Raises DriverError.
+
+        Ctrl-C waits until all is queued: later runs take what the host has left half done as done.
+        """
         _ = self.handle
-        for part in self._parts:
-            if isinstance(part, Launch):
-                part.perform(stream)
-            else:
-                part.launch(stream)
+        with deferred_interrupts():
+            for part in self._parts:
+                if isinstance(part, Launch):
+                    part.perform(stream)
+                else:
+                    part.launch(stream)
 
     def close(self) -> None:
         """Free the graphs. Idempotent."""

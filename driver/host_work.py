@@ -17,10 +17,6 @@ if TYPE_CHECKING:
     from urdir.driver.stream import Stream
 
 
-class HostWorkError(DriverError):
-    """The host could not do its part of a plan: what was queued before it runs."""
-
-
 class Access(Enum):
     """Access of work to its memory."""
 

@@ -10,11 +10,11 @@ from typing import Any
 import cuda.bindings.driver as cuda
 
 from urdir.driver.emulator.calls import Refused, driver_call, handle, uint
-from urdir.driver.emulator.interrupts import deferred_interrupts
 from urdir.driver.emulator.machine.faults import ILLEGAL_ADDRESS, LAUNCH_FAILED, KernelFault
 from urdir.driver.emulator.machine.memory import MemoryRangeError
 from urdir.driver.emulator.scheduler import Event, Mark, Queue, Task
 from urdir.driver.emulator.state import Driver
+from urdir.driver.interrupts import deferred_interrupts
 
 #: Capacity of a stream: queueing one more task waits, as in the real driver.
 QUEUE_LENGTH = 1024
@@ -49,7 +49,8 @@ def enqueue(driver: Driver, queue: Queue, task: Task, after: tuple[Task, ...] = 
 
 
 def wait(driver: Driver, run: Any, *args: Any) -> Any:
-    """Call a function of the scheduler that runs work; a fault poisons the context."""
+    """Call a function of the scheduler that runs work; a fault poisons the context. Ctrl-C waits:
+    a kernel stopped in the middle would leave the device in a state that no GPU can have."""
     try:
         with deferred_interrupts():
             try:

@@ -125,10 +125,13 @@ class Ranks:
         shares = self.shares(config)
         return sum(streamed_nbytes(self.file, share, in_files=False) for share in shares)
 
+    def nbytes(self, config: Config) -> list[int]:
+        """Bytes of each device's weights."""
+        return [sum(weight_sizes(self.file, of).values()) for of in self.shares(config)]
+
     def fit(self, config: Config, room: Sequence[float]) -> bool:
         """Whether the weights of each device fit its ``room``."""
-        shares = zip(self.shares(config), room, strict=True)
-        return all(sum(weight_sizes(self.file, of).values()) <= left for of, left in shares)
+        return all(of <= left for of, left in zip(self.nbytes(config), room, strict=True))
 
 
 def _room(
@@ -167,8 +170,10 @@ def fitting_names(
     busy all the time. Without room for caches experts are chosen like layers.
     """
 
+    streamed = partial(with_streaming, config)
+
     def fits(choice: frozenset[str], slots: int = 0) -> bool:
-        return ranks.fit(with_streaming(config, choice, slots), room)
+        return ranks.fit(streamed(choice, slots), room)
 
     if fits(names):  # few layers may need more: they have as many slots
         return names
@@ -182,14 +187,20 @@ def fitting_names(
     if some and least and fits(some[-1], least):
 
         def exceeds(choice: frozenset[str]) -> bool:
-            return host is not None and ranks.host_nbytes(with_streaming(config, choice)) > host
+            return host is not None and ranks.host_nbytes(streamed(choice)) > host
 
         first = bisect_left(some, True, key=partial(fits, slots=least))
-        return some[max(first, bisect_left(some, True, key=exceeds) - 1)]
+        last = bisect_left(some, True, key=exceeds) - 1
+        # others are chosen of more layers, whose bytes may be fewer
+        most = (some[at] for at in range(last, first, -1) if fits(some[at], least))
+        return next(most, some[first])
     if every and least and fits(more[-1], least):
         return more[bisect_left(more, True, key=partial(fits, slots=least))]
     some += more
-    return some[min(bisect_left(some, True, key=fits), len(some) - 1)]
+    if (at := bisect_left(some, True, key=fits)) < len(some):
+        return some[at]
+    # nothing fits: slots may take more than the few layers whose turns they are for
+    return min((some[-1], names), key=lambda of: max(ranks.nbytes(streamed(of))))
 
 
 def _more(before: frozenset[str], parts: Sequence[frozenset[str]]) -> Iterator[frozenset[str]]:

@@ -67,9 +67,10 @@ class Streaming:
 
     @property
     def prompt_tokens_per_second(self) -> float:
-        """Tokens of a long prompt per second, at most, as far as transfers limit them: experts that
-        are cached come from there."""
-        return _PROMPT_ROWS * self.link / (self.nbytes - self.caches)
+        """Tokens of a long prompt per second, at most, as far as memory limits them: experts that
+        are cached come from there, and all weights are read once."""
+        copied, read = self.nbytes - self.caches, self.resident + self.nbytes
+        return _PROMPT_ROWS / max(copied / self.link, read / self.read)
 
     def __str__(self) -> str:
         rates = "measured" if self.measured else "assumed, as no GPU was measured"
@@ -133,7 +134,8 @@ class LinkUse:
         pairs, copies, moved = (now - then for now, then in zip(self._seen, before, strict=True))
         caches = weights.expert_caches.values()
         kept = sum(of.slots * of.expert_nbytes for of in caches if of.reader is None)
-        nbytes, rows, experts = float(weights.streamed.nbytes - kept), row.sequences, ""
+        copied = max(0, weights.streamed.nbytes - kept)  # caches have biases, too
+        nbytes, rows, experts = float(copied), row.sequences, ""
         if row.ms_per_step is None:  # prompts read all experts
             rows *= self.session.shapes.chunks[-1]
         elif caches and not pairs:
@@ -145,7 +147,8 @@ class LinkUse:
         elif pairs:
             mixtures = [of for layer in self.session.parts.config.layers for of in layer.mixtures]
             of_step = rows * sum(of.router.used for of in mixtures)
-            nbytes += kept + moved * of_step / pairs - weights.experts_nbytes
+            layers = weights.streamed.nbytes - weights.experts_nbytes
+            nbytes = layers + moved * of_step / pairs
             experts = f", {1 - copies / pairs:.1%} of the experts were on the device"
         rate = row.tokens_per_second / rows * nbytes
         return (

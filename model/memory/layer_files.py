@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from urdir.driver.host_work import Access, HostParam, HostWork, HostWorkError
+from urdir.driver.errors import HostWorkError
+from urdir.driver.host_work import Access, HostParam, HostWork
 from urdir.driver.memory import Region
 from urdir.model.errors import ModelError
 from urdir.model.files.open_file import OpenFile
@@ -104,16 +105,20 @@ class LayerFile:
         return self._file is not None
 
     def open(self, folder: Path, key: str) -> None:
-        """Open the file of a ``key`` in a folder, if a whole one is there."""
+        """Open the file of a ``key`` in a folder, if a whole one is there. Raises ModelError for
+        one that cannot be read."""
         self._path, self._key = folder / f"{key}.weights", key.encode()
-        if not self._path.exists():
-            return
-        file, end = OpenFile(self._path, "a file of weights", ModelError), len(self._pieces)
-        if len(file) == self.nbytes + _DIGEST * (end + 1):
-            text = file.read(self.nbytes, len(file)).tobytes()
-            digests = [text[at : at + _DIGEST] for at in range(0, len(text), _DIGEST)]
-            if digests.pop() == self._digest_of(digests):
-                self._file, self._digests = file, digests
+        whole = self.nbytes + _DIGEST * (len(self._pieces) + 1)
+        try:
+            if self._path.stat().st_size != whole:
+                return
+        except OSError:
+            return  # writing it reports what is wrong
+        file = OpenFile(self._path, "a file of weights", ModelError)
+        text = file.read(self.nbytes, whole).tobytes()
+        digests = [text[at : at + _DIGEST] for at in range(0, len(text), _DIGEST)]
+        if digests.pop() == self._digest_of(digests):
+            self._file, self._digests = file, digests
 
     def write(self, places: Mapping[Stored, Region]) -> None:
         """Write the matrices from the device, and open the file. Raises ModelError."""
@@ -182,7 +187,8 @@ class FileReader(Owner):
     def use(self) -> Iterator[None]:
         """A failure within ends the reader. Raises DriverError, also of an earlier one."""
         if self._failed is not None:
-            raise HostWorkError(f"weights could not be read before: {self._failed}")
+            why = str(self._failed) or type(self._failed).__name__
+            raise HostWorkError(f"weights could not be read before: {why}")
         try:
             yield
         except ModelError as error:

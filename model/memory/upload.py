@@ -24,7 +24,7 @@ from urdir.ptxgen.kernels.quantise import Quantise
 from urdir.ptxgen.kernels.repack import Repack
 from urdir.ptxgen.kernels.row_powers import RowPowers
 from urdir.ptxgen.kernels.row_scales import RowScales
-from urdir.ptxgen.weights.layout import Layout, recoded
+from urdir.ptxgen.weights.layout import TILE_ROWS, Layout, recoded
 
 if TYPE_CHECKING:
     from urdir.driver.device import Device
@@ -171,6 +171,15 @@ class Repacking:
                     kernel = self._kernels[RowScales, *shape]
                     _launch(kernel, stream, weights=weights, scales=scales)
             stream.synchronize()
+
+
+def kernels_of(layout: Layout, floats: Format | None) -> list[KernelSpec]:
+    """The kernels that make the bytes of a matrix; the texts of the first two are those of any
+    number of rows."""
+    fmt, cols = layout.format, layout.cols
+    made: list[KernelSpec] = [Repack(fmt, TILE_ROWS, cols)]
+    made += [] if floats is None else [quantise_spec(fmt, floats, 1, cols)]
+    return made + ([RowPowers(fmt, layout.rows, cols)] if fmt.has_powers else [])
 
 
 def as_read(layout: Layout, floats: Format | None) -> Layout:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
-from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -23,9 +22,9 @@ from urdir.model.families.stored import (
     StoredVector,
 )
 from urdir.model.memory.expert_cache import ExpertCache, expert_part_nbytes
+from urdir.model.memory.file_keys import matrices_key, model_key
 from urdir.model.memory.matrix_rows import float_rows, source_rows
 from urdir.model.memory.norms import NormLayer
-from urdir.model.memory.prefix_files import model_digest
 from urdir.model.memory.streamed import StreamedMatrices, slots_in
 from urdir.model.memory.upload import (
     STAGING_BYTES,
@@ -49,10 +48,9 @@ from urdir.model.memory.weight_sizes import (
 )
 from urdir.model.owner import Owner
 from urdir.model.progress import Progress
-from urdir.ptxgen.kernels.repack import Repack
 from urdir.ptxgen.kernels.rotation import turns_table
 from urdir.ptxgen.weights.formats import Format
-from urdir.ptxgen.weights.layout import TILE_ROWS, Layout
+from urdir.ptxgen.weights.layout import Layout
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -202,30 +200,41 @@ class Weights(Owner):
                 nbytes = sum(map(nbytes_of, kept))
                 upload(self.device, pieces, nbytes, progress=progress.advance, stop=stop)
                 if not stop.is_set():
-                    repacking.add_powers(
-                        (self._layouts[of], self._place(of), self._arena.get(scales_name(of)))
-                        for of in kept
-                        if isinstance(of, StoredMatrix)
-                    )
+                    self._add_powers(repacking, kept)
 
             fill([of for of in self._kept if of not in self.streamed])
             if self.streamed.files:
                 assert stream_dir is not None
-                model = model_digest(gguf)
-                self.streamed.open_files(stream_dir, lambda some: self._file_key(model, some))
+                self._open_files(gguf, formats, stream_dir)
                 saved = filter(self.streamed.is_saved, self._kept)
                 progress.advance(sum(map(nbytes_of, saved)))
             for group in self.streamed.groups:
                 if not stop.is_set():
-                    self._fill_streamed(group, fill, stop)
+                    self._fill_streamed(group, fill, repacking, stop)
+
+    def _open_files(
+        self, gguf: ModelFile, floats: Mapping[StoredMatrix, Format | None], folder: Path
+    ) -> None:
+        """Open the files of matrices that are in a folder already."""
+        model = model_key(gguf)
+
+        def key_of(some: Sequence[Stored]) -> str:
+            matrices = [of for of in some if isinstance(of, StoredMatrix)]
+            return matrices_key(
+                model, ((arena_name(of), self._layouts[of], floats[of]) for of in matrices)
+            )
+
+        self.streamed.open_files(folder, key_of)
 
     def _fill_streamed(
         self,
         group: Sequence[StoredMatrix],
         fill: Callable[[Sequence[Stored]], None],
+        repacking: Repacking,
         stop: threading.Event,
     ) -> None:
-        """Fill matrices that slots hold together, where they are kept, and the caches of them."""
+        """Fill matrices that slots hold together, where they are kept, and what stays on the device
+        of them: caches of experts, and row scales."""
         saved = [of for of in group if self.streamed.is_saved(of)]
         left = [of for of in group if of not in saved]
         if left:
@@ -234,10 +243,21 @@ class Weights(Owner):
         if stop.is_set():
             return
         self.streamed.save(left)
-        if not self.expert_caches.keys().isdisjoint(group):
-            if saved:
-                self.streamed.restore(saved)
+        has_caches = not self.expert_caches.keys().isdisjoint(group)
+        needed = [of for of in saved if has_caches or scales_name(of) in self._arena]
+        if needed:
+            self.streamed.restore(needed)
+            self._add_powers(repacking, needed)
+        if has_caches:
             self._fill_caches(group)
+
+    def _add_powers(self, repacking: Repacking, kept: Iterable[Stored]) -> None:
+        """What is computed of matrices that are on the device: powers of rows, and scales."""
+        repacking.add_powers(
+            (self._layouts[of], self._place(of), self._arena.get(scales_name(of)))
+            for of in kept
+            if isinstance(of, StoredMatrix)
+        )
 
     def _in_files(self) -> dict[StoredMatrix, int]:
         """The matrices that stay in files, with the bytes of each expert of those with caches."""
@@ -253,16 +273,6 @@ class Weights(Owner):
             for of in unit
             if is_in_file(config, of)
         }
-
-    def _file_key(self, model: str, matrices: Sequence[Stored]) -> str:
-        """What the bytes of some matrices on the device depend on."""
-        found = blake2b(model.encode(), digest_size=16)
-        for of in matrices:
-            assert isinstance(of, StoredMatrix)
-            layout = self._layouts[of]
-            repack = Repack(layout.format, TILE_ROWS, layout.cols).key("sm_90")
-            found.update(repr((arena_name(of), layout.rows, layout.nbytes, repack)).encode())
-        return found.hexdigest()
 
     def _fill_caches(self, group: Collection[Stored]) -> None:
         """Fill the caches of experts whose matrices are in their slots now."""

@@ -87,6 +87,10 @@ def test_no_bytes_no_conflict() -> None:
     assert find_edges([[Use(0, 8, False, True)], [Use(4, 4, True, True)]]) == ()
 
 
+def test_no_access_no_conflict() -> None:
+    assert find_edges([[Use(0, 8, False, True)], [Use(0, 8, False, False)]]) == ()
+
+
 def test_a_kernel_in_place_does_not_wait_for_itself() -> None:
     assert find_edges([[Use(0, 8, True, False), Use(0, 8, False, True)]]) == ()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import signal
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,10 +11,11 @@ import numpy as np
 import pytest
 
 from urdir.driver.device import Device
-from urdir.driver.errors import LaunchError, LifetimeError
+from urdir.driver.diff import trace
+from urdir.driver.errors import HostWorkError, LaunchError, LifetimeError
 from urdir.driver.execute import bind, evaluate, profile, record, recording, run
 from urdir.driver.graph import RecordedParts
-from urdir.driver.host_work import Access, HostParam, HostWork, HostWorkError
+from urdir.driver.host_work import Access, HostParam, HostWork
 from urdir.driver.memory import Region
 from urdir.driver.operation import Memory
 from urdir.driver.parallel import completed
@@ -82,6 +84,8 @@ def test_every_interpreter(device: Device, ends: str) -> None:
             check()
             assert len(profile(bound, device, stream)) == len(plan)
             check()
+            assert {of.kernel for of in trace(bound, device, stream)} == {ADD.name}
+            check()
             with pytest.raises(LaunchError, match="not in one graph"):
                 record(bound, device)
             graph = completed(recording(bound, device))
@@ -96,6 +100,27 @@ def test_every_interpreter(device: Device, ends: str) -> None:
                     graph.launch(stream)
             with pytest.raises(LifetimeError):
                 graph.launch(stream)
+
+
+def test_an_interrupt_waits_for_the_whole_run(device: Device) -> None:
+    """What comes after the work is queued."""
+
+    class Interrupted(Square):
+        def perform(self, args: Mapping[str, Memory], stream: Stream) -> None:
+            signal.raise_signal(signal.SIGINT)
+            super().perform(args, stream)
+
+    plan = Plan("squares")
+    with device.arena(dict.fromkeys("xyz", 4 * COUNT), "work") as of:
+        of["x"].upload(np.full(COUNT, 3, np.float32))
+        plan.launch(Interrupted(), "square", x=of["x"], y=of["y"])
+        plan.launch(ADD, "sum", a=of["y"], b=of["x"], y=of["z"])
+        with device.create_stream() as stream, completed(recording(plan, device)) as graph:
+            with pytest.raises(KeyboardInterrupt):
+                graph.launch(stream)
+            stream.synchronize()
+            found: Any = of["z"].download(np.float32)
+            np.testing.assert_array_equal(found, np.full(COUNT, 12))
 
 
 def test_graphs_of_a_recording_that_fails_are_freed(device: Device) -> None:

@@ -18,7 +18,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from urdir.driver.errors import loses_device
+from urdir.driver.errors import HostWorkError, loses_device
 from urdir.model.engine.adapters import AdapterScale, Choice
 from urdir.model.engine.requests.answer import Answer
 from urdir.model.engine.requests.choices import Choose, DeviceChoices, HostChoices
@@ -189,7 +189,10 @@ class AnswerLoop(Owner):
         these requests, so their results are dropped."""
         self._launcher.clear()
         if loses_device(error):
-            self._lost = DeviceLostError(f"the device is lost, open the model again: {error}")
+            what = (
+                "a step is half done" if isinstance(error, HostWorkError) else "the device is lost"
+            )
+            self._lost = DeviceLostError(f"{what}, open the model again: {error}")
             self._lost.__cause__ = error
             self._answers.fail_all(self._lost)
         else:

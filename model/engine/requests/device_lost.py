@@ -4,4 +4,5 @@ from urdir.driver.errors import DriverError
 
 
 class DeviceLostError(DriverError):
-    """A kernel faulted or the GPU failed: nothing can run on it until the model is opened again."""
+    """A kernel faulted, the GPU failed, or weights could not be read within a step: nothing can run
+    on it until the model is opened again."""

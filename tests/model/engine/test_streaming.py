@@ -18,7 +18,6 @@ from urdir.driver import bindings
 from urdir.driver.device import Device
 from urdir.driver.errors import DriverError, OutOfMemoryError
 from urdir.driver.group import Group
-from urdir.driver.host_work import HostWorkError
 from urdir.driver.streamed import is_transfer
 from urdir.model.engine import placing
 from urdir.model.engine.batch import Output, StepShape
@@ -26,6 +25,7 @@ from urdir.model.engine.budget import RESERVE_BYTES
 from urdir.model.engine.engine import Engine
 from urdir.model.engine.fitting import Place
 from urdir.model.engine.placing import Ranks, fitting_names
+from urdir.model.engine.requests.device_lost import DeviceLostError
 from urdir.model.engine.session import Session
 from urdir.model.errors import ModelError, SettingsError, UnsupportedError
 from urdir.model.families.config import Config
@@ -273,6 +273,41 @@ def test_layers_in_files(
     assert counts == [0, every, every // 2]
 
 
+def test_row_scales_of_matrices_that_are_in_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prompts multiply them as bytes: their scales stay on the device, also of earlier files."""
+    monkeypatch.setattr("urdir.ptxgen.kernels.linear.bytes_choice.LEAST_ROWS", 9)
+    wanted: dict[str, Any] = {"device": "emulator", "context": 32, "cache_folder": None}
+    wanted |= {"prompt_arithmetic": "int8", "placement": Placement(gpu_layers=0)}
+    found = []
+    for _ in ("written", "there"):
+        with Engine.open(NANO, host_memory=0, stream_dir=tmp_path, **wanted) as engine:
+            assert engine.config.as_bytes
+            found.append(logits_of(engine.session, tokens_of(256)[:16]))
+    same(found[1:], found[:1])
+
+
+def test_files_of_a_model_that_has_changed(device: Device, tmp_path: Path) -> None:
+    """In one byte in the middle of a matrix: its layers are written again, with that byte."""
+    path, folder = tmp_path / NANO.name, tmp_path / "layers"
+    path.write_bytes(NANO.read_bytes())
+    name = "blk.1.ffn_down.weight"
+    with Gguf(path) as gguf:
+        begin = gguf.tensors[name].offset
+    values = []
+    for number in range(2):
+        with opened(device, path, Placement(gpu_layers=0), folder) as weights:
+            of = next(of for of in weights.streamed if of.name == name)
+            weights.streamed.restore([of])
+            values.append(weights.streamed[of].download(np.uint8))
+        assert len(files_in(folder)) == 2 + 2 * number
+        data = bytearray(path.read_bytes())
+        data[begin + 5000] ^= 1
+        path.write_bytes(data)
+    assert 0 < np.count_nonzero(values[0] != values[1]) < 9
+
+
 def test_gpus_that_work_together_read_no_files(tmp_path: Path) -> None:
     wanted: dict[str, Any] = {"device": "emulator", "context": 64, "gpus": 2, "host_memory": 0}
     wanted |= {"placement": Placement(gpu_layers=0), "stream_dir": tmp_path}
@@ -310,7 +345,7 @@ def test_a_file_that_changes_ends_the_answer(tmp_path: Path) -> None:
         for path in tmp_path.iterdir():
             path.write_bytes(b"nothing")
         for words in ("was changed while", "could not be read before"):
-            with pytest.raises(HostWorkError, match=words):
+            with pytest.raises(DeviceLostError, match=f"open the model again: .*{words}"):
                 answer(engine.session, [3, 5, 7], 3)
 
 
@@ -383,6 +418,15 @@ def test_as_much_is_streamed_as_does_not_fit(demo_file: Path, device: Device) ->
     assert counts == sorted(counts)
     assert counts[-1] == config.n_layers
     assert layers_of(names) != set(range(counts[1]))  # evenly
+
+
+def test_layers_that_are_no_more_than_slots_stay(
+    device: Device, reference_file: Callable[[str], Path]
+) -> None:
+    """The two layers of a model differ: two slots for the larger one would take more."""
+    with Gguf(reference_file("rwkv7-dense")) as gguf:
+        ranks, config = Ranks(gguf, [device]), Config.of(gguf)
+        assert not fitting_names(ranks, config, frozenset(), [0])
 
 
 def test_experts_of_all_layers_are_streamed_and_cached(device: Device) -> None:

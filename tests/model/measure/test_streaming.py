@@ -26,6 +26,9 @@ def test_experts_that_are_missing_are_waited_for() -> None:
     assert of.tokens_per_second(0.8) == pytest.approx(1 / (0.015 + 0.01))
     cached = replace(of, caches=12_000)
     assert cached.prompt_tokens_per_second == pytest.approx(2048 / 0.08)
+    for caches in (20_000, 20_100):  # all of them, with their state
+        all_cached = replace(of, caches=caches)
+        assert all_cached.prompt_tokens_per_second == pytest.approx(2048 / 0.03)
     assert "all chosen experts" in str(of)
 
 

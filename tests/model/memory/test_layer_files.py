@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from urdir.driver.device import Device
-from urdir.driver.host_work import HostWorkError
+from urdir.driver.errors import HostWorkError
 from urdir.driver.memory import Region
 from urdir.model.errors import ModelError
 from urdir.model.families.stored import StoredMatrix
@@ -127,13 +127,15 @@ def test_a_file_that_is_there_is_not_written_again(
     again.memory.close()
 
 
-@pytest.mark.parametrize("damage", ["short", "digests", "another model"])
+@pytest.mark.parametrize("damage", ["empty", "short", "digests", "another model"])
 def test_a_file_that_is_not_whole_is_written_again(
     damage: str, device: Device, files: Files
 ) -> None:
     path = files.folder / "layer1.weights"
     data = bytearray(path.read_bytes())
-    if damage == "short":
+    if damage == "empty":  # after a power failure
+        data.clear()
+    elif damage == "short":
         del data[-1:]
     elif damage == "digests":
         data[-20] ^= 1

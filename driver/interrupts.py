@@ -1,4 +1,4 @@
-"""Ctrl-C during emulated work: delivered after the call, as with the real driver."""
+"""Ctrl-C during work that must not stop in the middle: delivered after it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from types import FrameType
 def deferred_interrupts() -> Iterator[None]:
     """Defer SIGINT inside the context, then call the previous handler.
 
-    A kernel stopped in the middle would leave the emulated device in a state that no GPU can have.
     A second Ctrl-C is not deferred. Only the main thread receives signals; others are unaffected.
     """
     former = signal.getsignal(signal.SIGINT)
