@@ -81,11 +81,12 @@ class DiffusionSettings:
         return [(start, min(start + self.block_length, end), steps) for start in starts]
 
     def kept(self, step: int, steps: int, masked: int, at_first: int) -> int:
-        """How many tokens a step of a block keeps, with so many masked now and ``at_first``."""
-        if self.block_length is not None:
-            return at_first // steps + (step < at_first % steps)
+        """How many tokens a step of a block keeps, with so many masked now and ``at_first``; the
+        last one all."""
         if step == steps - 1:
             return masked
+        if self.block_length is not None:
+            return at_first // steps + (step < at_first % steps)
         eps = self.eps or _EPS
         t, s = (1 - (step + more) / steps * (1 - eps) for more in (0, 1))
         return int(masked * (1 - s / t))

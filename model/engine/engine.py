@@ -95,8 +95,8 @@ class Engine(Owner):
 
     @property
     def session(self) -> Session:
-        """The sequences. Raises UnsupportedError in an engine for embeddings."""
-        return answering(self._session)
+        """The sequences. Raises UnsupportedError in an engine for embeddings or masks."""
+        return answering(self._session, self.config)
 
     @property
     def encoder(self) -> Encoder:
@@ -202,10 +202,6 @@ class Engine(Owner):
         and a model that fills masks."""
         from urdir.model.engine.logits import logprobs_of
 
-        if self.config.source is not None:
-            raise UnsupportedError(
-                "an encoder-decoder predicts its answer, not its text: see Engine.logits"
-            )
         return logprobs_of(self.session, self.tokenize(text))
 
     def perplexity(self, text: str | Sequence[int]) -> float:
@@ -305,6 +301,10 @@ class Engine(Owner):
         SettingsError, ModelError."""
         from urdir.model.engine.diffusion import DiffusionSettings, Masks, denoise
 
+        if not self.config.diffuses:
+            raise UnsupportedError(
+                f"'{self.config.architecture}' models do not fill masked tokens: use generate"
+            )
         if length < 1:
             raise SettingsError(f"a text of {length} tokens: expected 1 or more")
         masks = Masks.of(self.file.metadata, self.config.vocab_size)

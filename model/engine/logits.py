@@ -36,7 +36,9 @@ def logits_of(
 def logprobs_of(session: Session, tokens: Sequence[int]) -> npt.NDArray[np.float64]:
     """ln p of each of ``tokens`` after the first, given those before it: (n_tokens - 1,) f64.
 
-    Raises what `logits_after` raises, and ModelError for fewer than two tokens."""
+    Raises what `logits_after` raises, ModelError for fewer than two tokens, and UnsupportedError
+    for an encoder-decoder."""
+    session.check_predicts_texts()
     if len(tokens) < 2:
         raise ModelError(f"{len(tokens)} tokens: the first has no probability, give two or more")
     found = []

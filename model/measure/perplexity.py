@@ -96,8 +96,10 @@ def logits_of_chunks(session: Session, chunks: Sequence[Chunk]) -> Iterator[Logi
     """The logits that score each chunk, (n_scored, n_vocab) f32, in their order.
 
     As many chunks as ``session`` has sequences share the steps. Raises ModelError for a token
-    outside the vocabulary or while an answer is open, DriverError.
+    outside the vocabulary or while an answer is open, UnsupportedError for an encoder-decoder,
+    DriverError.
     """
+    session.check_predicts_texts()
     together = session.sequences
     for start in range(0, len(chunks), together):
         yield from _side_by_side(session, chunks[start : start + together])

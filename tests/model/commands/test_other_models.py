@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,8 @@ import pytest
 
 from tests.model.engine.test_diffusion import write_as
 from urdir.model.cli import main
+from urdir.model.commands.diffused import diffusion_settings
+from urdir.model.engine.diffusion import DiffusionSettings
 from urdir.model.files.demo import demo_model
 from urdir.model.verify.conformance import relative_rms
 
@@ -84,6 +87,15 @@ def test_flags_that_run_refuses(
         code = end.code
     assert code == 2
     assert error in capsys.readouterr().err
+
+
+def test_flags_are_settings() -> None:
+    """Of no numbers but of one algorithm 0 means that nothing is given."""
+    flags = {"algorithm": 0, "block_length": 0, "add_gumbel_noise": 1.0, "steps": None}
+    given = argparse.Namespace(
+        **{f"diffusion_{name}": of for name, of in flags.items()}, diffusion_visual=False
+    )
+    assert diffusion_settings(given) == DiffusionSettings(algorithm="origin", gumbel_noise=True)
 
 
 def test_flags_of_other_models(capsys: pytest.CaptureFixture[str]) -> None:

@@ -165,7 +165,7 @@ def test_an_engine_fills_masks(
         ):
             with pytest.raises(error):
                 engine.diffusion(prompt, length=length)
-        with pytest.raises(UnsupportedError, match="gives no answers"):
+        with pytest.raises(UnsupportedError, match="give no answers"):
             _ = engine.session
 
 
@@ -175,6 +175,14 @@ def test_an_encoder_makes_no_logits(device_name: str, tmp_path: Path) -> None:
         pytest.raises(UnsupportedError, match="'bert' models make no logits"),
     ):
         engine.encoder.logits([1], [0])
+
+
+def test_a_decoder_fills_no_masks(device_name: str) -> None:
+    with (
+        Engine.open(device=device_name, context=64) as engine,
+        pytest.raises(UnsupportedError, match="'llama' models do not fill masked tokens"),
+    ):
+        engine.diffuse("What is")
 
 
 # ---- the loop -----------------------------------------------------------------------------------
@@ -258,10 +266,11 @@ def filled(how: DiffusionSettings, settings: SamplingSettings = ALL, of: Any = m
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_drawn_texts_have_seeds(algorithm: Any) -> None:
-    how = DiffusionSettings(steps=6, algorithm=algorithm, alg_temp=0.5)
-    drawn = [filled(how, replace(ALL, temperature=1.0, seed=seed)) for seed in (1, 1, 2)]
-    assert drawn[0] == drawn[1] != drawn[2]
-    assert all(MASK not in tokens for tokens in drawn)
+    for schedule in ({}, {"block_length": 4}):
+        how = DiffusionSettings(steps=6, algorithm=algorithm, alg_temp=0.5, **schedule)
+        drawn = [filled(how, replace(ALL, temperature=1.0, seed=seed)) for seed in (1, 1, 2)]
+        assert drawn[0] == drawn[1] != drawn[2]
+        assert all(MASK not in tokens for tokens in drawn)
 
 
 def test_the_likeliest_tokens_alone_are_drawn() -> None:

@@ -25,6 +25,7 @@ from urdir.model.errors import ContextFullError, ModelError, SettingsError, Unsu
 from urdir.model.families.config import Config
 from urdir.model.families.stored import MOST_DISTANCE, RelativeBias, StoredVector
 from urdir.model.files.pretrained.model import SafetensorsModel
+from urdir.model.measure.perplexity import Chunk, logits_of_chunks
 from urdir.model.memory.draft_settings import DraftSettings
 from urdir.model.memory.session_settings import SessionSettings
 from urdir.model.verify.conformance import relative_rms
@@ -213,6 +214,14 @@ def test_the_longest_source_fills_the_context(golden: Golden) -> None:
         ((tokens, ending),) = answered(session, [request])
     assert len(tokens) == 2
     assert ending.prompt_tokens == 64
+
+
+@of_each
+def test_texts_have_no_probabilities(golden: Golden) -> None:
+    with pytest.raises(UnsupportedError, match="predicts its answer, not its text"):
+        golden.engine.perplexity(golden.tokens)
+    with pytest.raises(UnsupportedError, match="predicts its answer, not its text"):
+        next(logits_of_chunks(golden.engine.session, [Chunk((3, 4, 5, 6))]))
 
 
 @of_each
