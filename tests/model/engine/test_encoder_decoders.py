@@ -21,8 +21,10 @@ from urdir.model.engine.requests.request import Ending, Piece, Request
 from urdir.model.engine.requests.sources import with_source
 from urdir.model.engine.sampling_settings import GREEDY
 from urdir.model.engine.session import Session
+from urdir.model.engine.sources import SourceBudget
 from urdir.model.errors import ContextFullError, ModelError, SettingsError, UnsupportedError
 from urdir.model.families.config import Config
+from urdir.model.families.placement import Placement
 from urdir.model.families.stored import MOST_DISTANCE, RelativeBias, StoredVector
 from urdir.model.files.pretrained.model import SafetensorsModel
 from urdir.model.measure.perplexity import Chunk, logits_of_chunks
@@ -192,6 +194,17 @@ def test_a_graph_is_its_launches(golden: Golden) -> None:
 
 
 @of_each
+def test_weights_of_the_decoder_in_files(golden: Golden, device_name: str, tmp_path: Path) -> None:
+    """Those of cross attention are read for sources."""
+    options: dict[str, Any] = {"placement": Placement(gpu_layers=0), "stream_dir": tmp_path}
+    with Engine.open(
+        golden.engine.file.path, device=device_name, context=64, chunk=32, host_memory=0, **options
+    ) as engine:
+        found = engine.logits(golden.source, decoder=golden.tokens[:1])
+    assert relative_rms(found, golden.logits[:1]) <= max(2e-3, 1.1 * golden.native)
+
+
+@of_each
 def test_requests_have_sources(golden: Golden) -> None:
     session = golden.engine.session
     made = with_source(session, None, Request(prompt=(5, 6)))
@@ -229,6 +242,8 @@ def test_what_encoder_decoders_do_not_have(golden: Golden, device_name: str) -> 
     path = golden.engine.file.path
     with pytest.raises(UnsupportedError, match="steps one at a time of an encoder-decoder"):
         EagerSteps(golden.engine.session)
+    with pytest.raises(SettingsError, match="an encoder reads up to 61440 at once"):
+        SourceBudget.of(golden.engine.session.parts, 61441)
     refused: dict[str, dict[str, Any]] = {
         "drafts": {"drafts": DraftSettings()},
         "LoRA adapters": {"max_adapters": 1},
