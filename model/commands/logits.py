@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -121,6 +122,7 @@ def _save(output: Path, found: dict[str, Rows]) -> None:
 def _logits(args: argparse.Namespace, tokens: list[int]) -> dict[str, Rows]:
     """The logits of the model."""
     from urdir.model.engine.logits import logits_of
+    from urdir.model.engine.requests.sources import whole
     from urdir.model.progress import Progress
 
     given = args.decoder_tokens
@@ -131,10 +133,9 @@ def _logits(args: argparse.Namespace, tokens: list[int]) -> dict[str, Rows]:
         exact=args.exact,
     )
     with open_engine(wanted) as engine:
-        source: list[int] = []
+        source: Sequence[int] = ()
         if (of := engine.config.source) is not None:
-            end = None if args.prompt is None else engine.tokenizer.ends_texts_with
-            source = tokens if end is None else [*tokens, end]
+            source = tokens if args.prompt is None else whole(tokens, engine.tokenizer)
             tokens = decoder or [of.start]
         elif decoder is not None:
             raise options.UsageError("--decoder-tokens: the model has no encoder")

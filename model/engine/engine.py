@@ -185,13 +185,16 @@ class Engine(Owner):
         unknown one and while an answer is open, DriverError.
         """
         from urdir.model.engine.logits import logits_of
+        from urdir.model.engine.requests.sources import whole
 
         if (of := self.config.source) is None:
             tokens = self.tokenize(text)
             if self.config.diffuses:
                 return self.encoder.logits(tokens, range(len(tokens)))
             return logits_of(self.session, tokens)
-        source = self.tokenizer.encode_whole(text) if isinstance(text, str) else text
+        source: Sequence[int] = self.tokenize(text)
+        if isinstance(text, str):
+            source = whole(source, self.tokenizer)
         begun = [of.start] if decoder is None else decoder
         return logits_of(self.session, begun, source=source)
 
