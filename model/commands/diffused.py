@@ -74,6 +74,8 @@ def answer(engine: Engine, args: argparse.Namespace, prompt: Sequence[int]) -> N
                 known = [of for of in tokens[len(prompt) :] if of != mask]
                 print(shown(tokenizer.decode(known)), file=sys.stderr)
     text = tokenizer.decode(takewhile(lambda of: of not in ends, tokens[len(prompt) :]))
+    for stop in args.stop:
+        text, *_ = text.split(stop, 1)
     if args.json:
         print(json.dumps({"text": text, "prompt_tokens": len(prompt)}, ensure_ascii=False))
     else:

@@ -155,6 +155,8 @@ def _with_draft(args: argparse.Namespace, tokens: list[int]) -> dict[str, Rows]:
     from urdir.model.files.source import open_model
     from urdir.model.memory.session_settings import SessionSettings
 
+    if args.decoder_tokens is not None:
+        raise options.UsageError("--decoder-tokens: a model with a draft has no encoder")
     if args.gpus is not None:
         raise options.UsageError("--draft runs on one GPU: leave --gpus out")
     kv_dtype: KvDtype = "f32" if args.exact else "f16"
@@ -211,6 +213,7 @@ def _of_two(
     settings: SessionSettings,
 ) -> dict[str, Rows]:
     """The logits of a model and of another one with the same vocabulary."""
+    from urdir.model.engine.draft_pair import check_predicts_texts
     from urdir.model.engine.logits import logits_of
     from urdir.model.engine.plain_draft import open_alone
     from urdir.model.families.config import Config
@@ -219,7 +222,8 @@ def _of_two(
 
     configs = [Config.of(file) for file in files]
     check_same_vocabulary(*files)
-    for config in configs:
+    for file, config in zip(files, configs, strict=True):
+        check_predicts_texts(config, file.path)
         _check_tokens(tokens, config.vocab_size)
     found = []
     with open_device(args) as device, Progress("logits", 2 * len(tokens)) as progress:

@@ -46,6 +46,16 @@ def test_a_decoder_has_no_tokens_of_a_decoder(
     assert "--decoder-tokens: the model has no encoder" in capsys.readouterr().err
 
 
+def test_logits_of_drafts_are_those_of_decoders(
+    filler: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wanted = ("logits", filler, "--tokens", "1", "-o", str(tmp_path / "logits.npz"), *ON)
+    assert main([*wanted, "--draft", str(demo_model())]) == 1
+    assert "drafts are those of decoders, 'llada' models are none" in capsys.readouterr().err
+    assert main([*wanted, "--draft", str(demo_model()), "--decoder-tokens", "1"]) == 2
+    assert "a model with a draft has no encoder" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_run_fills_masks(filler: str, capsys: pytest.CaptureFixture[str]) -> None:
     wanted = [
@@ -68,6 +78,9 @@ def test_run_fills_masks(filler: str, capsys: pytest.CaptureFixture[str]) -> Non
     text = json.loads(found.out)["text"]
     assert found.err.splitlines()[-1].strip() == text.strip()
     assert len(found.err.splitlines()) >= 2
+    stop = text[2:3]
+    assert main([*wanted, "--diffusion-steps", "2", "--stop", stop, *ON]) == 0
+    assert json.loads(capsys.readouterr().out)["text"] == text.split(stop)[0]
 
 
 @pytest.mark.parametrize(

@@ -248,6 +248,8 @@ def test_what_encoder_decoders_do_not_have(golden: Golden, device_name: str) -> 
         "drafts": {"drafts": DraftSettings()},
         "LoRA adapters": {"max_adapters": 1},
     }
+    with pytest.raises(UnsupportedError, match="drafts are those of decoders, 't5' models are"):
+        Engine.open(path, device=device_name, context=64, draft=path)
     for what, options in refused.items():
         with pytest.raises(UnsupportedError, match=f"'t5' models with {what} are not supported"):
             Engine.open(path, device=device_name, context=64, **options)
