@@ -34,6 +34,6 @@ def with_source(session: Session, tokenizer: Tokenizer | None, request: Request)
 
 
 def whole(tokens: Sequence[int], tokenizer: Tokenizer | None) -> tuple[int, ...]:
-    """The tokens of a text, and the one that the model wants at its end, unless it is there."""
+    """The tokens of a text, and the one that the model wants at its end, unless they have it."""
     end = None if tokenizer is None else tokenizer.ends_texts_with
     return (*tokens, *([end] if end is not None and end not in tokens[-1:] else []))
