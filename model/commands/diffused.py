@@ -28,7 +28,9 @@ def given(args: argparse.Namespace) -> dict[str, Any]:
     """The flags that are given, by their names without the prefix."""
     values = {name: value for name, value in vars(args).items() if name.startswith(_PREFIX)}
     return {
-        name.removeprefix(_PREFIX): of for name, of in values.items() if of not in (None, False)
+        name.removeprefix(_PREFIX): of
+        for name, of in values.items()
+        if of is not None and of is not False
     }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -124,6 +125,7 @@ def _save(output: Path, found: dict[str, Rows]) -> None:
 def _logits(args: argparse.Namespace, tokens: list[int]) -> dict[str, Rows]:
     """The logits of the model."""
     from urdir.model.engine.logits import logits_of
+    from urdir.model.engine.requests.sources import whole
     from urdir.model.progress import Progress
 
     given = args.decoder_tokens
@@ -134,9 +136,10 @@ def _logits(args: argparse.Namespace, tokens: list[int]) -> dict[str, Rows]:
         exact=args.exact,
     )
     with open_engine(wanted) as engine:
-        source: list[int] = []
+        source: Sequence[int] = ()
         if (of := engine.config.source) is not None:
-            source, tokens = tokens, decoder or [of.start]
+            source = tokens if args.prompt is None else whole(tokens, engine.tokenizer)
+            tokens = decoder or [of.start]
         elif decoder is not None:
             raise options.UsageError("--decoder-tokens: the model has no encoder")
         _check_tokens([*tokens, *source], engine.config.vocab_size)
@@ -155,6 +158,8 @@ def _with_draft(args: argparse.Namespace, tokens: list[int]) -> dict[str, Rows]:
     from urdir.model.files.source import open_model
     from urdir.model.memory.session_settings import SessionSettings
 
+    if args.decoder_tokens is not None:
+        raise options.UsageError("--decoder-tokens: a model with a draft has no encoder")
     if args.gpus is not None:
         raise options.UsageError("--draft runs on one GPU: leave --gpus out")
     kv_dtype: KvDtype = "f32" if args.exact else "f16"
@@ -211,6 +216,7 @@ def _of_two(
     settings: SessionSettings,
 ) -> dict[str, Rows]:
     """The logits of a model and of another one with the same vocabulary."""
+    from urdir.model.engine.draft_pair import check_predicts_texts
     from urdir.model.engine.logits import logits_of
     from urdir.model.engine.plain_draft import open_alone
     from urdir.model.families.config import Config
@@ -219,7 +225,8 @@ def _of_two(
 
     configs = [Config.of(file) for file in files]
     check_same_vocabulary(*files)
-    for config in configs:
+    for file, config in zip(files, configs, strict=True):
+        check_predicts_texts(config, file.path)
         _check_tokens(tokens, config.vocab_size)
     found = []
     with open_device(args) as device, Progress("logits", 2 * len(tokens)) as progress:

@@ -81,8 +81,9 @@ class DiffusionSettings:
         return [(start, min(start + self.block_length, end), steps) for start in starts]
 
     def kept(self, step: int, steps: int, masked: int, at_first: int) -> int:
-        """How many tokens a step of a block keeps, with so many masked now and ``at_first``."""
-        if step == steps - 1:  # where chance has kept fewer, the rest of a block, too
+        """How many tokens a step of a block keeps, with so many masked now and ``at_first``; the
+        last one all."""
+        if step == steps - 1:
             return masked
         if self.block_length is not None:
             return at_first // steps + (step < at_first % steps)
@@ -158,26 +159,28 @@ def _chosen(
     logits: Doubles, settings: SamplingSettings, diffusion: DiffusionSettings, rng: Any
 ) -> tuple[Any, Doubles]:
     """A token for each row (rows,), and how certain it is by the algorithm."""
-    drawn = settings.temperature > 0
+    drawn, rows = settings.temperature > 0, np.arange(len(logits))
     if diffusion.gumbel_noise and drawn:
         noise = rng.gumbel(size=logits.shape)
-        chosen = (logits + settings.temperature * noise).argmax(axis=1)
+        best = chosen = (logits + settings.temperature * noise).argmax(axis=1)
         likely = _softmax(logits)
     else:
-        kept = _likeliest(logits, settings)
+        ids, kept = _likeliest(logits, settings)
         likely = _softmax(kept / settings.temperature if drawn else kept)
         noise = rng.gumbel(size=likely.shape) if drawn else 0.0
         with np.errstate(divide="ignore"):
-            chosen = (np.log(likely) + noise).argmax(axis=1)
+            best = (np.log(likely) + noise).argmax(axis=1)
+        chosen = ids[rows, best]
     match diffusion.algorithm:
         case "entropy":
             return chosen, (likely * np.log(likely + 1e-10)).sum(axis=1)
         case "margin":
-            second, first = np.partition(likely, -2, axis=1)[:, -2:].T
+            padded = np.pad(likely, ((0, 0), (1, 0)))  # one may be left
+            second, first = np.partition(padded, -2, axis=1)[:, -2:].T
             return chosen, first - second
         case "random" | "origin":
             return chosen, rng.random(len(chosen))
-    return chosen, likely[np.arange(len(chosen)), chosen]
+    return chosen, likely[rows, best]
 
 
 def _kept(certainty: Doubles, count: int, diffusion: DiffusionSettings, rng: Any) -> Any:
@@ -190,20 +193,24 @@ def _kept(certainty: Doubles, count: int, diffusion: DiffusionSettings, rng: Any
     return np.argsort(-certainty, kind="stable")[:count]
 
 
-def _likeliest(logits: Doubles, settings: SamplingSettings) -> Doubles:
-    """Logits, of all tokens but the likeliest minus infinity: by top-k, then by top-p."""
-    order = np.argsort(-logits, axis=1, kind="stable")
-    ranks = np.empty_like(order)
-    np.put_along_axis(ranks, order, np.arange(logits.shape[1])[None, :], axis=1)
-    if settings.top_k:
-        logits = np.where(ranks < settings.top_k, logits, -np.inf)
+def _likeliest(logits: Doubles, settings: SamplingSettings) -> tuple[Any, Doubles]:
+    """Token ids and logits (rows, count) of what top-k leaves; those that top-p drops are minus
+    infinity."""
+    most = min(settings.top_k or logits.shape[1], logits.shape[1])
+    if most < logits.shape[1]:
+        ids = np.sort(np.argpartition(-logits, most - 1, axis=1)[:, :most], axis=1)
+        logits = np.take_along_axis(logits, ids, axis=1)
+    else:
+        ids = np.broadcast_to(np.arange(most), logits.shape)
     if settings.top_p < 1:
+        order = np.argsort(-logits, axis=1, kind="stable")
         likely = np.take_along_axis(_softmax(logits), order, axis=1)
-        before = np.cumsum(likely, axis=1) - likely
-        drops = np.take_along_axis(before >= settings.top_p, ranks, axis=1)
-        drops[np.arange(len(order)), order[:, 0]] = False
-        logits = np.where(drops, -np.inf, logits)
-    return logits
+        drops = np.cumsum(likely, axis=1) - likely >= settings.top_p
+        drops[:, 0] = False
+        dropped = np.empty_like(drops)
+        np.put_along_axis(dropped, order, drops, axis=1)
+        logits = np.where(dropped, -np.inf, logits)
+    return ids, logits
 
 
 def _softmax(logits: Doubles) -> Doubles:

@@ -200,15 +200,28 @@ def _assistant_pair(gguf: ModelFile, config: Config, own: Config, file: ModelFil
 
 def plain_pair(gguf: ModelFile, file: ModelFile) -> Pair:
     """A model and another one with the same vocabulary as its draft. Raises UnsupportedError for
-    another vocabulary and for recurrent layers, which cannot go back, ConfigError."""
+    another vocabulary, for models that are no decoders and for recurrent layers, which cannot go
+    back, ConfigError."""
     config, own = Config.of(gguf), Config.of(file)
     check_same_vocabulary(gguf, file)
+    for of, described in ((gguf, config), (file, own)):
+        check_predicts_texts(described, of.path)
     if own.recurrents:
         raise UnsupportedError(
             f"{file.path}: a draft with recurrent layers is not supported: its states cannot go "
             "back to the accepted tokens"
         )
     return Pair(gguf, config, own, {}, None, file=file)
+
+
+def check_predicts_texts(config: Config, path: object) -> None:
+    """Raise UnsupportedError for a model that has no drafts and is none: an encoder, an
+    encoder-decoder, or one that fills masks."""
+    if config.source is not None or not config.is_causal:
+        raise UnsupportedError(
+            f"{path}: drafts are those of decoders, '{config.architecture}' models are none: leave "
+            "the draft out"
+        )
 
 
 def pair_of(gguf: ModelFile, file: ModelFile | None) -> Pair:

@@ -95,8 +95,8 @@ class Engine(Owner):
 
     @property
     def session(self) -> Session:
-        """The sequences. Raises UnsupportedError in an engine for embeddings."""
-        return answering(self._session)
+        """The sequences. Raises UnsupportedError in an engine for embeddings or masks."""
+        return answering(self._session, self.config)
 
     @property
     def encoder(self) -> Encoder:
@@ -185,6 +185,7 @@ class Engine(Owner):
         unknown one and while an answer is open, SettingsError, DriverError.
         """
         from urdir.model.engine.logits import logits_of
+        from urdir.model.engine.requests.sources import whole
 
         if (of := self.config.source) is None:
             if decoder is not None:
@@ -193,7 +194,9 @@ class Engine(Owner):
             if self.config.diffuses:
                 return self.encoder.logits(tokens, range(len(tokens)))
             return logits_of(self.session, tokens)
-        source = self.tokenizer.encode_whole(text) if isinstance(text, str) else self.tokenize(text)
+        source: Sequence[int] = self.tokenize(text)
+        if isinstance(text, str):
+            source = whole(source, self.tokenizer)
         if not source:
             raise ModelError("the text is empty: the encoder needs a token to read")
         begun = [of.start] if decoder is None else decoder
@@ -305,6 +308,10 @@ class Engine(Owner):
         SettingsError, ModelError."""
         from urdir.model.engine.diffusion import DiffusionSettings, Masks, denoise
 
+        if not self.config.diffuses:
+            raise UnsupportedError(
+                f"'{self.config.architecture}' models do not fill masked tokens: use generate"
+            )
         if length < 1:
             raise SettingsError(f"a text of {length} tokens: expected 1 or more")
         masks = Masks.of(self.file.metadata, self.config.vocab_size)

@@ -88,7 +88,7 @@ class Loading(Owner):
     @property
     def session(self) -> Session:
         """The sequences. Raises UnsupportedError for a model that makes embeddings."""
-        return answering(self._parts.session)
+        return answering(self._parts.session, self.config)
 
     @property
     def shapes(self) -> ShapeBuckets:
@@ -151,14 +151,18 @@ class Loading(Owner):
         self._opening.close()
 
 
-def answering(session: Session | None) -> Session:
+def answering(session: Session | None, config: Config) -> Session:
     """The sequences of a model. Raises UnsupportedError without them."""
-    if session is None:
+    if session is not None:
+        return session
+    if config.diffuses:
         raise UnsupportedError(
-            "the model is open for embeddings and scores (embed, rerank) or to fill masks "
-            "(diffuse), it gives no answers; a decoder does if it is opened with embeddings=False"
+            f"'{config.architecture}' models fill masked tokens (diffuse), and give no answers"
         )
-    return session
+    raise UnsupportedError(
+        "the model is open for embeddings and scores (embed, rerank), it gives no answers; a "
+        "decoder does if it is opened with embeddings=False"
+    )
 
 
 def _open_parts(opening: Opening, options: EngineOptions) -> EngineParts:

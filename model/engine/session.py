@@ -106,6 +106,15 @@ class Session(Owner):
         """Whether the model is an encoder-decoder, whose sequences have sources."""
         return self._encoder is not None
 
+    def check_predicts_texts(self) -> None:
+        """Raise UnsupportedError for an encoder-decoder: it reads a text whole, and predicts its
+        answer alone."""
+        if self.takes_sources:
+            raise UnsupportedError(
+                "an encoder-decoder predicts its answer, not its text: see Engine.logits, or urdir "
+                "logits --decoder-tokens"
+            )
+
     def begin_sources(self, sources: Mapping[int, Sequence[int]]) -> None:
         """Queue the encoding of sequences' sources, for which their caches have room. Raises
         DriverError."""
@@ -147,13 +156,6 @@ class Session(Owner):
                 made = self._owners.enter_context(ConstraintCompiler(tokenizer))
                 self._compilers[tokenizer] = made
             return self._compilers[tokenizer]
-
-    def check_predicts_texts(self) -> None:
-        """Raise UnsupportedError for an encoder-decoder, whose texts have no probability."""
-        if self.takes_sources:
-            raise UnsupportedError(
-                "an encoder-decoder predicts its answer, not its text: see Engine.logits"
-            )
 
     def check_processors(self) -> None:
         """Raise UnsupportedError where the host cannot change logits within a step."""

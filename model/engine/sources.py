@@ -7,11 +7,17 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Self, cast
 
-from urdir.driver import execute
-from urdir.driver.context import close_all
-from urdir.driver.parallel import completed
 from urdir.driver.plan import Plan
-from urdir.model.engine.text_steps import EncodeShape, kinds_of, row_bucket, rows_of, text_bucket
+from urdir.model.engine.text_graphs import TextGraphs
+from urdir.model.engine.text_steps import (
+    LARGEST_STEP,
+    EncodeShape,
+    kinds_of,
+    row_bucket,
+    rows_of,
+    text_bucket,
+)
+from urdir.model.errors import SettingsError
 from urdir.model.families.config import Config
 from urdir.model.families.description import fields_of
 from urdir.model.layers.builder import StepOps
@@ -27,7 +33,6 @@ from urdir.model.owner import Owner
 
 if TYPE_CHECKING:
     from urdir.driver.device import Device
-    from urdir.driver.execute import Recorded
     from urdir.driver.stream import Stream
     from urdir.model.engine.runner import Observer
     from urdir.model.lower.parts import StepParts
@@ -35,8 +40,8 @@ if TYPE_CHECKING:
 
 #: Rows of a step at least, for several sources at once.
 _ROWS = 1024
-#: Graphs that are kept; the one that was not used for longest makes room.
-_MOST_GRAPHS = 16
+#: What recorded graphs may take: about 0.8 MB each of an encoder of 24 layers.
+_GRAPH_BYTES = 32 << 20
 
 
 def encoder_of(config: Config) -> Config:
@@ -48,7 +53,7 @@ def encoder_of(config: Config) -> Config:
 @dataclass(frozen=True, slots=True)
 class SourceBudget:
     """What the encoder of a session allocates beside its weights: for steps of ``state.rows`` rows,
-    a ``workspace``, and keys and values of a layer, in f32 with ``exact`` arithmetic."""
+    a ``workspace``, keys and values of a layer, in f32 with ``exact`` arithmetic, and graphs."""
 
     state: TextRowsShape
     workspace: WorkspaceShape
@@ -58,7 +63,11 @@ class SourceBudget:
     @classmethod
     def of(cls, parts: StepParts, context: int) -> Self:
         """The budget for sources of up to ``context`` tokens, of a session with ``parts``, which
-        may be of paper."""
+        may be of paper. Raises SettingsError for longer sources than a step takes."""
+        if context > LARGEST_STEP:
+            raise SettingsError(
+                f"a context of {context} tokens: an encoder reads up to {LARGEST_STEP} at once"
+            )
         config, rows = encoder_of(parts.config), row_bucket(max(context, _ROWS))
         shape = TextRowsShape(rows, text_bucket(rows, rows), kinds_of(config))
         device = cast("Device", PaperDevice(parts.device))
@@ -78,7 +87,8 @@ class SourceBudget:
     @property
     def nbytes(self) -> int:
         """All bytes."""
-        return sum(self.state.sizes().values()) + self.workspace.nbytes + self.keys_nbytes
+        state = sum(self.state.sizes().values())
+        return state + self.workspace.nbytes + self.keys_nbytes + _GRAPH_BYTES
 
 
 class SourceEncoder(Owner):
@@ -96,8 +106,7 @@ class SourceEncoder(Owner):
         observer: Observer | None = None,
     ) -> None:
         device, self._config = parts.device, encoder_of(parts.config)
-        self._stream, self._observer, self._budget = stream, observer, budget
-        self._graphs: dict[EncodeShape, Recorded] = {}
+        self._budget = budget
         with ExitStack() as owners:
             dtype = _dtype(budget.exact)
             keys = TextKeys(device, self._config, budget.state.rows, dtype)
@@ -105,6 +114,8 @@ class SourceEncoder(Owner):
             self._state = owners.enter_context(TextRows(device, budget.state, stream))
             work = owners.enter_context(Workspace(device, budget.workspace))
             self._parts = replace(parts, work=work)
+            graphs = TextGraphs(device, stream, self._plan, _GRAPH_BYTES, observer)
+            self._graphs = owners.enter_context(graphs)
             self._owners = owners.pop_all()
 
     def encode(self, sources: Mapping[int, Sequence[int]]) -> None:
@@ -114,19 +125,12 @@ class SourceEncoder(Owner):
             texts = [sources[slot] for slot in slots]
             rows = row_bucket(sum(map(len, texts)))
             shape = EncodeShape(rows, text_bucket(len(texts), rows), "none")
-            graph = None if self._observer is not None else self._graph(shape)
+            self._graphs.make_ready(shape)
             self._state.write(texts, shape.rows, shape.texts, slots=slots)
-            if graph is not None:
-                graph.launch(self._stream)
-            elif self._observer is not None:
-                bound = execute.bind(self._plan(shape), self._parts.device)
-                self._observer.run(bound, self._stream)
+            self._graphs.launch(shape)
 
     def close(self) -> None:
         """Free graphs and memory. Idempotent."""
-        graphs = [*self._graphs.values()]
-        self._graphs.clear()
-        close_all(graphs)
         self._owners.close()
 
     def _steps(self, sources: Mapping[int, Sequence[int]]) -> Iterator[list[int]]:
@@ -150,18 +154,6 @@ class SourceEncoder(Owner):
         sheet.append_to(plan)
         plan.add_transfers()
         return plan
-
-    def _graph(self, shape: EncodeShape) -> Recorded:
-        """The recorded graph of a shape, made at first use."""
-        graph = self._graphs.pop(shape, None)
-        if graph is None:
-            plan, device = self._plan(shape), self._parts.device
-            device.load_all(plan.kernels())
-            graph = completed(execute.recording(plan, device))
-        self._graphs[shape] = graph
-        if len(self._graphs) > _MOST_GRAPHS:
-            self._graphs.pop(next(iter(self._graphs))).close()
-        return graph
 
 
 def _dtype(exact: bool) -> KvDtype:

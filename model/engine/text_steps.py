@@ -20,6 +20,8 @@ from urdir.ptxgen.kernels.attention.scores import Scores
 if TYPE_CHECKING:
     from urdir.driver.memory import Slice
 
+#: Rows of a step at most: kernels have a CTA for each in a grid's y, of up to 65,535.
+LARGEST_STEP = 61440
 #: Texts of a step at most.
 MOST_TEXTS = 4096
 

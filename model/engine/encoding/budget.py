@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal, cast
 
 from urdir.model.engine.budget import GRAPH_BYTES, MemoryPlan, check_context
 from urdir.model.engine.text_steps import (
+    LARGEST_STEP,
     MOST_TEXTS,
     EncodeShape,
     append_step,
@@ -38,8 +39,6 @@ MOST_ROWS, EMULATED_ROWS = 8192, 1024
 DEFAULT_TEXT = 8192
 #: The same of texts whose masks are filled: there are logits of all of their tokens.
 DEFAULT_CANVAS = 1024
-#: Rows of a step at most: kernels have a CTA for each in a grid's y, of up to 65,535.
-LARGEST_STEP = 61440
 
 
 @dataclass(frozen=True, slots=True)

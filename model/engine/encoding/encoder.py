@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import numpy.typing as npt
 
-from urdir.driver import execute
-from urdir.driver.context import close_all
-from urdir.model.engine.budget import check_context
+from urdir.model.engine.budget import GRAPH_BYTES, check_context
 from urdir.model.engine.encoding.budget import EncoderSettings, workspace_of
+from urdir.model.engine.text_graphs import TextGraphs
 from urdir.model.engine.text_steps import (
     MOST_TEXTS,
     EncodeShape,
@@ -34,17 +34,10 @@ from urdir.model.text.pair import Pair
 
 if TYPE_CHECKING:
     from urdir.driver.device import Device
-    from urdir.driver.graph import RecordedGraph
     from urdir.driver.plan import Plan
     from urdir.model.engine.runner import Observer
 
 Floats = npt.NDArray[np.float32]
-
-#: The most rows whose launches start before the ones before are complete: longer ones fill the
-#: device by themselves.
-EARLY_ROWS = 512
-#: Graphs that are kept; the one that was not used for longest makes room.
-MOST_GRAPHS = 64
 
 
 def check_encodes(config: Config) -> None:
@@ -81,8 +74,6 @@ class Encoder(Owner):
         check_context(config, settings.context)
         self.config, self.settings = config, settings
         self.embedding = config.embedding_of_texts or Embedding(None)
-        self._device, self._observer = device, observer
-        self._graphs: dict[EncodeShape, RecordedGraph] = {}
         with ExitStack() as owners:
             self.stream = owners.enter_context(device.create_stream())
             keys = owners.enter_context(TextKeys(device, config, settings.rows, settings.dtype))
@@ -98,6 +89,9 @@ class Encoder(Owner):
                 work=work,
                 exact=settings.exact,
             )
+            build = partial(build_plan, self._parts, self._state)
+            graphs = TextGraphs(device, self.stream, build, GRAPH_BYTES, observer)
+            self._graphs = owners.enter_context(graphs)
             self._owners = owners.pop_all()
 
     def encode(self, texts: Sequence[Sequence[int]], pooling: Pooling | None = None) -> Floats:
@@ -167,7 +161,7 @@ class Encoder(Owner):
 
     def prepare(self, rows: int, texts: int, pooling: Pooling | None = None) -> None:
         """Record the graph of a step of so many rows and texts. Raises DriverError."""
-        self._graph(self._shape(rows, texts, self.chosen_pooling(pooling)))
+        self._graphs.make_ready(self._shape(rows, texts, self.chosen_pooling(pooling)))
 
     def plan(self, rows: int, texts: int, pooling: Pooling | None = None) -> Plan:
         """The launches of a step of so many rows and texts."""
@@ -187,9 +181,6 @@ class Encoder(Owner):
 
     def close(self) -> None:
         """Free graphs and memory. Idempotent."""
-        graphs = [*self._graphs.values()]
-        self._graphs.clear()
-        close_all(graphs)
         self._owners.close()
 
     # ---- steps ----
@@ -224,23 +215,6 @@ class Encoder(Owner):
 
     def _run(self, shape: EncodeShape, results: tuple[int, int]) -> Floats:
         """The results of a step whose rows are written."""
-        if self._observer is not None:
-            plan = build_plan(self._parts, self._state, shape)
-            self._observer.run(execute.bind(plan, self._device), self.stream)
-        else:
-            self._graph(shape).launch(self.stream)
+        self._graphs.launch(shape)
         self.stream.synchronize()
         return self._parts.work[RESULT].download(np.float32, results)
-
-    def _graph(self, shape: EncodeShape) -> RecordedGraph:
-        """The recorded graph of a shape, made at first use."""
-        if shape in self._graphs:
-            graph = self._graphs[shape] = self._graphs.pop(shape)
-            return graph
-        plan = build_plan(self._parts, self._state, shape)
-        self._device.load_all(plan.kernels())
-        graph = execute.record(plan, self._device, programmatic=shape.rows <= EARLY_ROWS)
-        self._graphs[shape] = graph
-        while len(self._graphs) > MOST_GRAPHS:
-            self._graphs.pop(next(iter(self._graphs))).close()
-        return graph

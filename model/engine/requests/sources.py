@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -25,10 +26,14 @@ def with_source(session: Session, tokenizer: Tokenizer | None, request: Request)
         return request
     given = request.source
     if not given:
-        end, given = None if tokenizer is None else tokenizer.ends_texts_with, request.prompt
-        if end not in (None, given[-1]):
-            given = (*given, end)
+        given = whole(request.prompt, tokenizer)
         request = replace(request, prompt=(source.start,), source=given)
     session.check_tokens(given)
     session.check_room(len(given))
     return request
+
+
+def whole(tokens: Sequence[int], tokenizer: Tokenizer | None) -> tuple[int, ...]:
+    """The tokens of a text, and the one that the model wants at its end, unless they have it."""
+    end = None if tokenizer is None else tokenizer.ends_texts_with
+    return (*tokens, *([end] if end is not None and end not in tokens[-1:] else []))

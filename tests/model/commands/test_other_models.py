@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,8 @@ import pytest
 
 from tests.model.engine.test_diffusion import write_as
 from urdir.model.cli import main
+from urdir.model.commands.diffused import diffusion_settings
+from urdir.model.engine.diffusion import DiffusionSettings
 from urdir.model.files.demo import demo_model
 from urdir.model.verify.conformance import relative_rms
 
@@ -41,6 +44,16 @@ def test_a_decoder_has_no_tokens_of_a_decoder(
     output = ("-o", str(tmp_path / "logits.npy"))
     assert main(["logits", "--tokens", "1", "--decoder-tokens", "1", *output, *ON]) == 2
     assert "--decoder-tokens: the model has no encoder" in capsys.readouterr().err
+
+
+def test_logits_of_drafts_are_those_of_decoders(
+    filler: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wanted = ("logits", filler, "--tokens", "1", "-o", str(tmp_path / "logits.npz"), *ON)
+    assert main([*wanted, "--draft", str(demo_model())]) == 1
+    assert "drafts are those of decoders, 'llada' models are none" in capsys.readouterr().err
+    assert main([*wanted, "--draft", str(demo_model()), "--decoder-tokens", "1"]) == 2
+    assert "a model with a draft has no encoder" in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -86,6 +99,15 @@ def test_flags_that_run_refuses(
         code = end.code
     assert code == 2
     assert error in capsys.readouterr().err
+
+
+def test_flags_are_settings() -> None:
+    """Of no numbers but of one algorithm 0 means that nothing is given."""
+    flags = {"algorithm": 0, "block_length": 0, "add_gumbel_noise": 1.0, "steps": None}
+    given = argparse.Namespace(
+        **{f"diffusion_{name}": of for name, of in flags.items()}, diffusion_visual=False
+    )
+    assert diffusion_settings(given) == DiffusionSettings(algorithm="origin", gumbel_noise=True)
 
 
 def test_flags_of_other_models(capsys: pytest.CaptureFixture[str]) -> None:

@@ -165,7 +165,7 @@ def test_an_engine_fills_masks(
         ):
             with pytest.raises(error):
                 engine.diffusion(prompt, length=length)
-        with pytest.raises(UnsupportedError, match="gives no answers"):
+        with pytest.raises(UnsupportedError, match="give no answers"):
             _ = engine.session
     with pytest.raises(UnsupportedError, match="filled masks with LoRA adapters are not supported"):
         Engine.open(path, device=device_name, max_adapters=1)
@@ -177,6 +177,14 @@ def test_an_encoder_makes_no_logits(device_name: str, tmp_path: Path) -> None:
         pytest.raises(UnsupportedError, match="'bert' models make no logits"),
     ):
         engine.encoder.logits([1], [0])
+
+
+def test_a_decoder_fills_no_masks(device_name: str) -> None:
+    with (
+        Engine.open(device=device_name, context=64) as engine,
+        pytest.raises(UnsupportedError, match="'llama' models do not fill masked tokens"),
+    ):
+        engine.diffuse("What is")
 
 
 # ---- the loop -----------------------------------------------------------------------------------
@@ -260,19 +268,42 @@ def filled(how: DiffusionSettings, settings: SamplingSettings = ALL, of: Any = m
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_drawn_texts_have_seeds(algorithm: Any) -> None:
-    how = DiffusionSettings(steps=6, algorithm=algorithm, alg_temp=0.5)
-    drawn = [filled(how, replace(ALL, temperature=1.0, seed=seed)) for seed in (1, 1, 2)]
-    assert drawn[0] == drawn[1] != drawn[2]
-    blocks = DiffusionSettings(steps=8, algorithm=algorithm, block_length=4)
-    drawn.append(filled(blocks, replace(ALL, temperature=1.0, seed=1)))
-    assert all(MASK not in tokens for tokens in drawn)
+    for schedule in ({}, {"block_length": 4}):
+        how = DiffusionSettings(steps=6, algorithm=algorithm, alg_temp=0.5, **schedule)
+        drawn = [filled(how, replace(ALL, temperature=1.0, seed=seed)) for seed in (1, 1, 2)]
+        assert drawn[0] == drawn[1] != drawn[2]
+        assert all(MASK not in tokens for tokens in drawn)
 
 
 def test_the_likeliest_tokens_alone_are_drawn() -> None:
     how = DiffusionSettings(steps=6)
-    for only in ({"top_k": 1}, {"top_p": 0.0}):
+    for only in ({"top_k": 1}, {"top_p": 0.0}, {"top_k": 5, "top_p": 0.0}):
         drawn = replace(ALL, temperature=1.0, seed=3, **only)
         assert filled(how, drawn) == filled(how, replace(drawn, temperature=0.0))
+    one = DiffusionSettings(steps=6, algorithm="margin")
+    assert MASK not in filled(one, replace(ALL, top_k=1))
+
+
+@pytest.mark.parametrize(("top_k", "top_p"), [(4, 1.0), (0, 0.7), (4, 0.7), (50, 0.9)])
+def test_top_k_comes_before_top_p(top_k: int, top_p: float) -> None:
+    """Each token as often as by its share of what is left, and no other one."""
+    logits = np.log(np.random.default_rng(4).dirichlet(np.ones(VOCABULARY)))
+    logits[MASK] = -np.inf
+    order = np.argsort(-logits)[: top_k or VOCABULARY]
+    likely = np.exp(logits[order]) / np.exp(logits[order]).sum()
+    count = 1 + int((np.cumsum(likely) < top_p).sum()) if top_p < 1 else len(order)
+    wanted = np.zeros(VOCABULARY)
+    wanted[order[:count]] = likely[:count] / likely[:count].sum()
+
+    def constant(tokens: Sequence[int], rows: Sequence[int]) -> Any:
+        return np.tile(logits, (len(rows), 1))
+
+    settings = SamplingSettings(temperature=1.0, top_k=top_k, top_p=top_p, seed=0)
+    how = DiffusionSettings(steps=1)
+    *_, tokens = denoise(constant, [9], 4000, Masks(MASK, True), settings, how)
+    share = np.bincount(tokens[1:], minlength=VOCABULARY) / 4000
+    assert not share[wanted == 0].any()
+    assert np.abs(share - wanted).max() < 0.03
 
 
 @pytest.mark.parametrize("gumbel_noise", [False, True])

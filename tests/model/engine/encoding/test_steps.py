@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 
 from tests.model.tiny_encoder import CONTEXT, HIDDEN, write_encoder
-from urdir.model.engine.encoding.budget import DEFAULT_TEXT, LARGEST_STEP, EncoderSettings
+from urdir.model.engine.encoding import encoder as encoder_module
+from urdir.model.engine.encoding.budget import DEFAULT_TEXT, EncoderSettings
 from urdir.model.engine.encoding.encoder import Encoder
 from urdir.model.engine.engine import Engine
-from urdir.model.engine.text_steps import MOST_TEXTS, text_bucket
+from urdir.model.engine.text_steps import LARGEST_STEP, MOST_TEXTS, text_bucket
 from urdir.model.errors import SettingsError, UnsupportedError
 from urdir.model.families.placement import Placement
 from urdir.model.memory.draft_settings import DraftSettings
@@ -36,6 +37,21 @@ def test_texts_of_one_token_fill_a_step(engine: Engine, rows: int, texts: int) -
         found = encoder.encode([[5 + number % 2] for number in range(texts)])
     assert found.shape == (texts, HIDDEN)
     np.testing.assert_allclose(found, np.resize(wanted, (texts, HIDDEN)), atol=2e-3)
+
+
+def test_graphs_that_were_used_last_are_kept(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One at least, however little they may take."""
+    wanted = [engine.embed([[5] * count]) for count in (3, 12)]
+    monkeypatch.setattr(encoder_module, "GRAPH_BYTES", 1)
+    with Encoder(engine.device, engine.weights, EncoderSettings(CONTEXT, 72)) as encoder:
+        monkeypatch.setattr(engine, "_encoder", encoder)
+        kept = []
+        for count, of in ((3, wanted[0]), (12, wanted[1]), (3, wanted[0])):
+            np.testing.assert_array_equal(engine.embed([[5] * count]), of)
+            kept.append([shape.rows for shape in encoder._graphs._graphs])
+    assert kept == [[8], [16], [8]]
 
 
 @pytest.mark.parametrize("rows", [8, 72, 8192, 131072])
