@@ -163,7 +163,7 @@ def test_a_sequence_is_cut_and_forked(
 
 
 def test_models_that_select_make_no_embeddings(narrow: Any) -> None:
-    with pytest.raises(UnsupportedError, match="latent attention|compressed blocks"):
+    with pytest.raises(UnsupportedError, match=r"latent attention|compressed blocks"):
         check_encodes(Config.of(narrow))
 
 
