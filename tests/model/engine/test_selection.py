@@ -17,12 +17,13 @@ from urdir.driver.device import Device
 from urdir.driver.operation import Launch
 from urdir.model.engine.batch import Output, StepShape
 from urdir.model.engine.encoding.encoder import check_encodes
+from urdir.model.engine.realizar import Layers
 from urdir.model.engine.requests.request import Request
 from urdir.model.engine.requests.service import Service
 from urdir.model.engine.sampling_settings import GREEDY
 from urdir.model.engine.session import Session
 from urdir.model.engine.step import build_plan
-from urdir.model.errors import UnsupportedError
+from urdir.model.errors import ModelError, UnsupportedError
 from urdir.model.families.config import Config
 from urdir.model.families.shapes import Shape
 from urdir.model.lower import selection
@@ -162,9 +163,13 @@ def test_a_sequence_is_cut_and_forked(
         assert relative_rms(row, reference.logits(text)[-1]) < CLOSE
 
 
-def test_models_that_select_make_no_embeddings(narrow: Any) -> None:
+def test_layers_that_select_run_neither_alone_nor_without_a_cache(
+    weights: Weights, device: Device
+) -> None:
     with pytest.raises(UnsupportedError, match=r"latent attention|compressed blocks"):
-        check_encodes(Config.of(narrow))
+        check_encodes(weights.config)
+    with pytest.raises(ModelError, match="do not run alone: use a Session"):
+        Layers(device, weights, max_len=32)
 
 
 def test_a_window_is_no_longer_than_the_keys_of_a_step(
