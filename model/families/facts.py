@@ -144,7 +144,7 @@ def _network(network: Network) -> Facts:
 def _attention(of: Attention) -> Facts:
     norm, compression = of.qk_norm, of.compression
     usual = 1.0 / math.sqrt(of.key_dim)
-    index = of.indexer or (compression and compression.index)
+    index = of.indexer if compression is None else compression.index
     return _known(
         heads=of.heads,
         kv_heads=_other_than(of.kv_heads, of.heads),
