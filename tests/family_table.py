@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import lzma
 from collections.abc import Callable, Iterable, Iterator
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from pkgutil import iter_modules
@@ -43,7 +44,7 @@ Features = Iterator[tuple[bool, str]]
 def table() -> str:
     """The lines between the marks."""
     written = json.loads((FOLDER / "errors.json").read_text(encoding="utf-8"))
-    goldens = _goldens()
+    goldens = goldens_by_family()
     lines = [
         "| architecture | file | layers | attention | positions | network | more | "
         f"error: {written['by']} |",
@@ -72,7 +73,8 @@ def _files() -> dict[str, str]:
     return found
 
 
-def _goldens() -> dict[str, dict[str, Config]]:
+@cache
+def goldens_by_family() -> dict[str, dict[str, Config]]:
     """The descriptions of goldens by architecture and name."""
     found: dict[str, dict[str, Config]] = {}
     with TemporaryDirectory() as folder:

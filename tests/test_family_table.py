@@ -8,7 +8,9 @@ from types import ModuleType
 
 import pytest
 
+from urdir.model.families.facts import layer_groups, model_facts
 from urdir.model.families.registry import families
+from urdir.model.families.summary import fact_text, layer_lines
 
 
 def load(name: str) -> ModuleType:
@@ -20,14 +22,30 @@ def load(name: str) -> ModuleType:
     return module
 
 
+@pytest.fixture(scope="module")
+def script() -> ModuleType:
+    return load("family_table")
+
+
 @pytest.mark.slow
-def test_the_table_is_current() -> None:
+def test_the_table_is_current(script: ModuleType) -> None:
     """``python tests/family_table.py`` writes it anew."""
-    script = load("family_table")
     text = script.README.read_text(encoding="utf-8")
     written = text.partition(script.BEGIN)[2].partition(script.END)[0].strip()
     assert written.splitlines() == script.table().strip().splitlines()
     assert all(f"| `{name}` |" in written for name in families())
+
+
+@pytest.mark.slow
+def test_every_layer_has_facts(script: ModuleType) -> None:
+    """`urdir show` prints them."""
+    for configs in script.goldens_by_family().values():
+        for name, config in configs.items():
+            groups = layer_groups(config)
+            numbers = sorted(number for group in groups for number in group["layers"])
+            assert numbers == list(range(config.n_layers)), name
+            assert all(layer_lines(group) for group in groups), name
+            assert fact_text(model_facts(config)), name
 
 
 def test_errors_are_those_of_the_goldens() -> None:

@@ -13,8 +13,8 @@ from urdir.ptxgen.weights.formats import FORMATS, INTEGERS
 
 #: Types supported for vectors.
 VECTOR_TYPES = ("F32", "F16", "BF16")
-#: Types of tables of several vectors.
-TABLE_TYPES = (*VECTOR_TYPES, "Q8_0", "I32")
+#: Types of tables of several vectors, and of those with numbers of experts (`Router.by_token`).
+TABLE_TYPES, NUMBER_TYPES = (*VECTOR_TYPES, "Q8_0"), (*VECTOR_TYPES, "I32")
 
 
 def check_tensors(description: Description, file: ModelFile) -> None:
@@ -24,10 +24,12 @@ def check_tensors(description: Description, file: ModelFile) -> None:
     supported in that place and for a tensor that the description does not name.
     """
     named = set(description.unused_tensors)
+    mixtures = (of for layer in description.layers for of in layer.mixtures)
+    numbers = {of.router.by_token for of in mixtures}
     for reference in stored_in(description):
         if reference not in description.lent:
             named.add(reference.name)
-            _check(reference, file)
+            _check(reference, file, _types(reference, reference in numbers))
     # Ignoring a tensor would change answers silently.
     for name in file.tensors:
         if name not in named:
@@ -35,7 +37,16 @@ def check_tensors(description: Description, file: ModelFile) -> None:
             raise UnsupportedError(f"tensor '{name}' is not supported in a '{kind}' model")
 
 
-def _check(reference: Stored, file: ModelFile) -> None:
+def _types(reference: Stored, has_numbers: bool) -> Collection[str]:
+    """The types of tensors that a reference can be of."""
+    if isinstance(reference, StoredMatrix):
+        return [*FORMATS, *(fmt.name for fmt in INTEGERS.values())]
+    if has_numbers:
+        return NUMBER_TYPES
+    return TABLE_TYPES if len(reference.shape) > 1 else VECTOR_TYPES
+
+
+def _check(reference: Stored, file: ModelFile, types: Collection[str]) -> None:
     name, tensor = reference.name, file.tensors.get(reference.name)
     if tensor is None:
         raise ConfigError(f"tensor '{name}' {_text(reference.shape)} is missing")
@@ -48,9 +59,6 @@ def _check(reference: Stored, file: ModelFile) -> None:
         raise ConfigError(
             f"tensor '{name}' {_text(reference.shape)} has fewer rows than the metadata require"
         )
-    types: Collection[str] = TABLE_TYPES if len(reference.shape) > 1 else VECTOR_TYPES
-    if isinstance(reference, StoredMatrix):
-        types = [*FORMATS, *(fmt.name for fmt in INTEGERS.values())]
     if tensor.type_name not in types:
         raise UnsupportedError(
             f"tensor '{name}' has type {tensor.type_name}; supported here: "

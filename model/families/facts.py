@@ -144,6 +144,7 @@ def _network(network: Network) -> Facts:
 def _attention(of: Attention) -> Facts:
     norm, compression = of.qk_norm, of.compression
     usual = 1.0 / math.sqrt(of.key_dim)
+    index = of.indexer if compression is None else compression.index
     return _known(
         heads=of.heads,
         kv_heads=_other_than(of.kv_heads, of.heads),
@@ -171,8 +172,8 @@ def _attention(of: Attention) -> Facts:
         cache_of_layer=of.shares_cache_of,
         latent_vector=of.latent and of.latent.down.rows,
         selects=of.indexer and of.indexer.most,
-        index_heads=of.indexer and of.indexer.heads,
-        index_dim=of.indexer and of.indexer.dim,
+        index_heads=index and index.heads,
+        index_dim=index and index.dim,
         index_pool=_other_than(of.indexer.pool if of.indexer else 1, 1),
         selects_as_before=of.follows_indexer,
         norm_of_result=_norm(of.norm),
@@ -185,8 +186,6 @@ def _compression(of: Compression) -> Facts:
     return _known(
         tokens_of_a_block=of.blocks and of.blocks.ratio,
         blocks_selected=index and index.most // index.pool,
-        index_heads=index and index.heads,
-        index_dim=index and index.dim,
         output_groups=of.groups,
         output_rank=of.o_down.rows // of.groups,
     )

@@ -230,6 +230,9 @@ def _scaling(file: Reader) -> RopeScaling:
             raise ConfigError(f"metadata key '{key}' is {value}, expected a positive number")
     if kind == "none":
         values["factor"] = 1.0
+    if ext_factor and 1.0 + 0.1 * math.log(values["factor"]) <= 0.0:
+        key = file.key("rope.scaling.factor")
+        raise ConfigError(f"metadata key '{key}' is {factor}: YaRN has no magnitude for it")
     return RopeScaling(
         factor=values["factor"],
         attn_factor=values["attn_factor"] * _log_multiplier(file, ext_factor, values["factor"]),

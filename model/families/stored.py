@@ -147,8 +147,8 @@ class StoredVector:
 
 
 @dataclass(frozen=True, slots=True)
-class LowRank:
-    """A product of two matrices: ``b`` (rows, rank) times ``a`` (rank, cols)."""
+class LowRankTerm:
+    """What is added to a matrix: ``b`` (rows, rank) times ``a`` (rank, cols)."""
 
     a: StoredMatrix
     b: StoredMatrix
@@ -163,7 +163,7 @@ class Linear:
     bias: StoredVector | None = None
     order: StoredVector | None = None
     factor: StoredVector | None = None
-    low: LowRank | None = None
+    low: LowRankTerm | None = None
 
     def part(self, first: int, each: int, period: int | None = None) -> Linear:
         """Select rows (of every ``period`` rows) of a whole tensor."""

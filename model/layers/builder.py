@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from urdir.model.families.config import Config
 from urdir.model.families.stored import (
     Linear,
-    LowRank,
+    LowRankTerm,
     Normalization,
     StoredMatrix,
     StoredVector,
@@ -104,7 +104,7 @@ class LayerOps:
         label = self.name(f"{label}.factor")
         return self.graph.add(ScaleBy(label, y, self.graph.add(product), factor))
 
-    def _with_low(self, label: str, x: Tensor, of: Linear, low: LowRank, name: str) -> Tensor:
+    def _with_low(self, label: str, x: Tensor, of: Linear, low: LowRankTerm, name: str) -> Tensor:
         """The product, and that of a matrix of low rank, whose first half is made once."""
         if (down := self.lows.get((x, low.a))) is None:
             down = self.product(f"{label}.low_a", x, Linear(low.a), f"{label} low")

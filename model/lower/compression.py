@@ -68,7 +68,8 @@ def lower_attend_blocks(at: Lowering, ops: Sequence[Op]) -> bool:
     layout, rows = at.parts.cache.layout(of.layer), at.rows
     ratio = 0 if of.of.blocks is None else of.of.blocks.ratio
     most, chosen = of.of.most_blocks(rows.keys), _is_selected(at, of)
-    slots = BlockSlots(layout, rows.count, of.of.window, ratio if most else 0, most, chosen)
+    window = min(of.of.window, rows.keys)
+    slots = BlockSlots(layout, rows.count, window, ratio, most, chosen)
     cache = at.parts.cache.arguments(of.layer)
     table = {"block_table": cache["block_table"]} if layout.is_paged else {}
     selected = {"selected": at.place(of.selected)} if chosen and of.selected is not None else {}

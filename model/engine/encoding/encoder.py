@@ -47,6 +47,8 @@ def check_encodes(config: Config) -> None:
         why = "layers with a state"
     elif any(mixer.latent is not None for mixer in config.attentions):
         why = "latent attention"
+    elif any(mixer.compression is not None for mixer in config.attentions):
+        why = "attention to compressed blocks"
     elif any(mixer.shares_cache_of is not None for mixer in config.attentions):
         why = "caches shared between layers"
     elif len(config.attentions) != config.n_layers:

@@ -195,7 +195,13 @@ def _only_attention(config: Config) -> Attention:
     """The sizes of attention in every layer. Raises ModelError; see `Layers`."""
     mixers = [layer.attention for layer in config.layers]
     first = mixers[0]
-    needs_more = config.layer_embeddings or config.saved_streams or config.recurrents
+    needs_more = (
+        config.layer_embeddings
+        or config.saved_streams
+        or config.recurrents
+        or config.has_streams
+        or config.source is not None
+    )
     if first is None or first.value_dim != first.key_dim or needs_more:
         raise ModelError(f"layers of {config.architecture!r} do not run alone: use a Session")
     for index, mixer in enumerate(mixers):

@@ -100,7 +100,8 @@ def _ratios(file: Reader) -> list[int]:
     if len(ratios) < layers:
         raise ConfigError(f"metadata key '{key}' has {len(ratios)} values for {layers} layers")
     if other := [ratio for ratio in ratios[:layers] if ratio and ratio not in _RATIOS]:
-        raise UnsupportedError(f"{key} has {other[0]}: 0, {', '.join(map(str, _RATIOS))}")
+        known = ", ".join(map(str, (0, *_RATIOS)))
+        raise UnsupportedError(f"{key} has {other[0]}: {known} are supported")
     for layer in file.nextn_layers:
         if ratios[layer]:
             raise UnsupportedError(f"{key} of layer {layer}, which is for MTP, is not 0")

@@ -23,7 +23,7 @@ from urdir.model.families.layers import Block, Branch, LayerConfig, SharedTransf
 from urdir.model.families.parts import gelu, model, rms_norm
 from urdir.model.families.reader import Reader
 from urdir.model.families.rope import read_rope
-from urdir.model.families.stored import Linear, LowRank
+from urdir.model.families.stored import Linear, LowRankTerm
 
 
 def zamba2(file: Reader) -> Description:
@@ -65,7 +65,7 @@ def _transformer(file: Reader, layer: int, stored: int, number: int) -> SharedTr
         adapter = f"{name}_adapter.{number}"
         if rank < 1:
             raise ConfigError(f"{file.key('own.adapter_rank')} is {rank}")
-        low = LowRank(
+        low = LowRankTerm(
             file.matrix(f"{adapter}.a", stored, rank, of.cols),
             file.matrix(f"{adapter}.b", stored, of.rows, rank).part(first, rows),
         )

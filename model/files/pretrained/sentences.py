@@ -20,7 +20,8 @@ _POOLINGS = {
 _NAMES = {"mean": 1, "cls": 2, "lasttoken": 3}
 #: Names of the matrices after pooling, in their order.
 _DENSE = ("dense_2", "dense_3")
-_IDENTITY = (None, "torch.nn.modules.linear.Identity")
+#: The one activation that is supported; sentence-transformers has tanh where a file names none.
+_IDENTITY = "torch.nn.modules.linear.Identity"
 
 
 def sentence_metadata(folder: Path) -> dict[str, Value]:
@@ -51,8 +52,8 @@ def dense_after_pooling(folder: Path) -> tuple[dict[str, Place], dict[str, Store
     """The matrices that follow pooling ("2_Dense" and "3_Dense"): their places, and the stored
     tensors there.
 
-    Raises SafetensorsError for a missing file, UnsupportedError for more matrices, and for biases
-    and activations.
+    Raises SafetensorsError for a missing file and a tensor that is no matrix, UnsupportedError for
+    more matrices, and for biases and activations.
     """
     places: dict[str, Place] = {}
     stored: dict[str, StoredTensor] = {}
@@ -61,12 +62,14 @@ def dense_after_pooling(folder: Path) -> tuple[dict[str, Place], dict[str, Store
         raise UnsupportedError(f"{modules[-1]}: two matrices after pooling are supported")
     for module, name in zip(modules, _DENSE, strict=False):
         activation = read_json(module / "config.json").get("activation_function")
-        if activation not in _IDENTITY:
+        if activation != _IDENTITY:
             raise UnsupportedError(f"{module}: activation {shown(activation)} is not supported")
         tensors = read_folder(module)
         if set(tensors) != {"linear.weight"}:
             found = shown(", ".join(sorted(tensors)))
             raise UnsupportedError(f"{module}: tensors {found}; linear.weight alone is supported")
+        if len(shape := tensors["linear.weight"].shape) != 2:
+            raise SafetensorsError(f"{module}: tensor 'linear.weight' {shape} is not a matrix")
         stored[f"{module.name}.linear.weight"] = tensors["linear.weight"]
         places[f"{name}.weight"] = Place((f"{module.name}.linear.weight",))
     return places, stored

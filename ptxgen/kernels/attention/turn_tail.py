@@ -88,7 +88,8 @@ def check_tail(name: str, rotation: Rotation, dim: int, unit: int) -> None:
     ``unit``."""
     turned = rotation.rotary_dim
     fits = turned <= dim and dim % unit == 0 and turned % unit == 0
-    if not fits or rotation.style != "interleaved" or rotation.magnitude != 1.0:
+    # in f32: YaRN's magnitude times its own reciprocal may be off by a bit of a double
+    if not fits or rotation.style != "interleaved" or np.float32(rotation.magnitude) != 1.0:
         raise PtxgenError(
             f"{name}: the last {turned} of {dim} values, multiples of {unit}, rotate as neighbours "
             "with a magnitude of 1"

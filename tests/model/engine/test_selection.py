@@ -16,11 +16,14 @@ from tests.model.stepping import logits_of, stepping
 from urdir.driver.device import Device
 from urdir.driver.operation import Launch
 from urdir.model.engine.batch import Output, StepShape
+from urdir.model.engine.encoding.encoder import check_encodes
+from urdir.model.engine.realizar import Layers
 from urdir.model.engine.requests.request import Request
 from urdir.model.engine.requests.service import Service
 from urdir.model.engine.sampling_settings import GREEDY
 from urdir.model.engine.session import Session
 from urdir.model.engine.step import build_plan
+from urdir.model.errors import ModelError, UnsupportedError
 from urdir.model.families.config import Config
 from urdir.model.families.shapes import Shape
 from urdir.model.lower import selection
@@ -95,6 +98,9 @@ BLOCKS = Shape(
         "attention.indexer.key_length": 32,
         "attention.indexer.top_k": 2,
         "rope.dimension_count": 16,
+        "rope.scaling.type": "yarn",
+        "rope.scaling.factor": 5.0,  # 1 / (1 + log 5 / 10) times its reciprocal is not 1
+        "rope.scaling.original_context_length": 16,
         "hyper_connection.count": 4,
         "hyper_connection.sinkhorn_iterations": 1,
         "hyper_connection.epsilon": 1e-6,
@@ -155,6 +161,29 @@ def test_a_sequence_is_cut_and_forked(
     reference = reference_model(narrow, weights.config)
     for row, text in zip(found, ([*TOKENS[:11], *TOKENS[40:45]], TOKENS[:22]), strict=True):
         assert relative_rms(row, reference.logits(text)[-1]) < CLOSE
+
+
+def test_layers_that_select_run_neither_alone_nor_without_a_cache(
+    weights: Weights, device: Device
+) -> None:
+    with pytest.raises(UnsupportedError, match=r"latent attention|compressed blocks"):
+        check_encodes(weights.config)
+    with pytest.raises(ModelError, match="do not run alone: use a Session"):
+        Layers(device, weights, max_len=32)
+
+
+def test_a_window_is_no_longer_than_the_keys_of_a_step(
+    device: Device, random_model: Callable[..., Any]
+) -> None:
+    keys = {**BLOCKS.keys, "attention.sliding_window": 2**31 - 1}
+    model = random_model(replace(BLOCKS, keys=keys), "Q8_0")
+    with (
+        Weights.load(model, Config.of(model), device) as weights,
+        Session(device, weights, EXACT) as session,
+    ):
+        plan = build_plan(session.parts, StepShape(1, 256, Output.GREEDY))
+    (slots,) = (op.kernel for op in plan if isinstance(op, Launch) and "slots" in op.label)
+    assert slots.width == 256 + 2
 
 
 def test_wide_heads_attend_on_wgmma(

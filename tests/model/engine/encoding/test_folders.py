@@ -295,7 +295,8 @@ def test_matrices_follow_pooling(
     ("activation", "tensors", "error"),
     [
         ("torch.nn.modules.activation.Tanh", ["linear.weight"], "Tanh is not supported"),
-        (None, ["linear.weight", "linear.bias"], r"tensors linear\.bias, linear\.weight"),
+        (None, ["linear.weight"], "None is not supported"),
+        (_IDENTITY, ["linear.weight", "linear.bias"], r"tensors linear\.bias, linear\.weight"),
     ],
 )
 def test_other_matrices_after_pooling_are_refused(
