@@ -12,7 +12,7 @@ from urdir.model.files import limits
 from urdir.model.files.limits import Limit
 
 #: Heads whose dimensions have their own keys: windowed layers, latent attention.
-_HEADS = ("", "_swa", "_mla")
+_HEADS = ("", "_swa", "_mla", "_mla_swa")
 _BY_LIMIT: Mapping[Limit, tuple[str, ...]] = {
     limits.LAYERS: (
         *("block_count", "decoder_block_count", "nextn_predict_layers"),
@@ -36,7 +36,7 @@ _BY_LIMIT: Mapping[Limit, tuple[str, ...]] = {
         *("expert_latent_length", "moe_latent_size", "ssm.inner_size", "ssm.time_step_rank"),
         "target_hidden_size",
         *(f"attention.{of}_lora_rank" for of in ("q", "kv", "decay", "iclr", "gate", "output")),
-        "attention.value_residual_mix_lora_rank",
+        *("attention.value_residual_mix_lora_rank", "attention.kv_lora_rank_swa"),
         *("time_mix_extra_dim", "time_decay_extra_dim"),
     ),
     limits.DRAFT_BLOCK: ("block_size",),

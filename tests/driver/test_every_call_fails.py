@@ -78,6 +78,7 @@ def use(device: Device, kernels: list[Kernel]) -> Any:
         end.elapsed_ms_since(event)
         recorded = owners.enter_context(record(plan, device))
         recorded.launch(stream)
+        assert recorded.tools_ids() is not None
         recorded.update(0, scale=5.0)
         recorded.launch(stream)
         stream.synchronize()

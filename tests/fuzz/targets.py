@@ -67,7 +67,7 @@ def _of_another_type(rng: random.Random) -> dict[str, Any]:
     family = FAMILIES[kind]
     names = [*family.keys, *family.fixed, "layer_types", "head_dim", "sliding_window"]
     chosen = rng.sample(names, rng.randint(1, min(4, len(names))))
-    activation = {"hidden_act": family.activations[0]}
+    activation = dict(zip(("hidden_act",), family.activations, strict=False))
     return {"model_type": kind, **activation, **{name: rng.choice(_VALUES) for name in chosen}}
 
 

@@ -119,7 +119,8 @@ def _tensors_of(stored: str, family: Family, layers: int) -> list[tuple[str, int
         if match[1] != str(int(match[1])):
             return []
     base, _, suffix = module.rpartition(".")
-    if (known := table.get(base)) is not None and suffix in ("weight", "bias"):
+    known = None if module in table else table.get(base)
+    if known is not None and suffix in ("weight", "bias"):
         return [(_joined(prefix, of, suffix), None) for of in _each(known)]
     numbers = _NUMBERS.findall(module)
     if len(numbers) > 1 or any(number != str(int(number)) for number in numbers):

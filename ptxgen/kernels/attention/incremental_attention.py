@@ -171,7 +171,11 @@ class IncrementalAttention(DecodeAttention):
             ),
             "latent f32": cls(1, latent(1, 1, 20, 576, "f32", value_dim=512), token=half),
             "latent pages q8_0": cls(
-                2, latent(2, 1, 32, 576, "q8_0", 16, 5, value_dim=512), rows=2, token=half
+                2,
+                latent(2, 1, 32, 576, "q8_0", 16, 5, value_dim=512),
+                rows=2,
+                token=half,
+                most_heads=1,
             ),
             "latent vector": cls(
                 5,

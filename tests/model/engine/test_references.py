@@ -48,7 +48,6 @@ def test_a_folder_of_all_kinds(tmp_path: Path, found_in: Any) -> None:
 
     assert names(found_in(tmp_path, "families")) == {
         "encoder": "encoder: there are no logits of every token",
-        "encoder-decoder": "encoder-decoder: encoders with decoders are not implemented",
         "family": "",
     }
     assert names(found_in(tmp_path, "golden")) == {

@@ -59,7 +59,7 @@ def test_texts_and_pairs_are_those_of_the_library(
     engine = request.getfixturevalue(kind)
     tokenizer = _tokenizer(engine)
     assert tokenizer.encode_whole("ab b") == engine.encode("ab b").ids
-    assert tokenizer.encode_pair("ab", "b a") == engine.encode("ab", "b a").ids
+    assert [*tokenizer.encode_pair("ab", "b a")] == engine.encode("ab", "b a").ids
     assert tokenizer.encode("ab") == engine.encode("ab", add_special_tokens=False).ids
 
 
