@@ -111,8 +111,7 @@ class Session(Owner):
         answer alone."""
         if self.takes_sources:
             raise UnsupportedError(
-                "an encoder-decoder predicts its answer, not its text: see Engine.logits, or urdir "
-                "logits --decoder-tokens"
+                "an encoder-decoder predicts its answer, not its text: see Engine.logits"
             )
 
     def begin_sources(self, sources: Mapping[int, Sequence[int]]) -> None:
