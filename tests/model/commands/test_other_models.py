@@ -117,7 +117,7 @@ def test_flags_of_other_models(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_a_chat_ends_at_once(filler: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["chat", filler, "Hello there", *ON]) == 1
-    assert "or to fill masks (diffuse), it gives no answers" in capsys.readouterr().err
+    assert "models fill masked tokens (diffuse), and give no answers" in capsys.readouterr().err
 
 
 def test_serve_refuses_what_fills_masks(filler: str, capsys: pytest.CaptureFixture[str]) -> None:

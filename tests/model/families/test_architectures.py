@@ -506,7 +506,8 @@ def test_blocks_of_tokens_are_described(changed: Any) -> None:
     text = summary(described_by(changed("deepseek4")))
     for fact in (
         "window 20",
-        "tokens of a block 4, blocks selected 8, index heads 8",
+        "index heads 8, index dim 128",
+        "tokens of a block 4, blocks selected 8",
         "tokens of a block 128",
         "output groups 2",
         "weighted sum of streams",
