@@ -94,15 +94,16 @@ def run(args: argparse.Namespace) -> int:
 
 def _given_tokens(args: argparse.Namespace) -> list[int]:
     """The tokens, read or made of a text: of an encoder-decoder with the one that ends texts."""
+    from urdir.model.engine.requests.sources import whole
     from urdir.model.engine.texts import open_texts
     from urdir.model.families.config import Config
 
     if args.tokens is not None:
         return prompts.read_tokens(args.tokens)
     with open_texts(options.one_model(args), args.quantize) as texts:
-        ends = Config.of(texts.file).source is not None
-        encode = texts.tokenizer.encode
-        tokens = encode(args.prompt, parse_special=True, add_bos=True, add_eos=ends)
+        tokens = texts.tokenizer.encode(args.prompt, parse_special=True, add_bos=True)
+        if Config.of(texts.file).source is not None:
+            tokens = [*whole(tokens, texts.tokenizer)]
     if not tokens:
         raise options.UsageError("-p: an empty text has no tokens")
     return tokens
@@ -125,7 +126,6 @@ def _save(output: Path, found: dict[str, Rows]) -> None:
 def _logits(args: argparse.Namespace, tokens: list[int]) -> dict[str, Rows]:
     """The logits of the model."""
     from urdir.model.engine.logits import logits_of
-    from urdir.model.engine.requests.sources import whole
     from urdir.model.progress import Progress
 
     given = args.decoder_tokens
@@ -138,8 +138,7 @@ def _logits(args: argparse.Namespace, tokens: list[int]) -> dict[str, Rows]:
     with open_engine(wanted) as engine:
         source: Sequence[int] = ()
         if (of := engine.config.source) is not None:
-            source = tokens if args.prompt is None else whole(tokens, engine.tokenizer)
-            tokens = decoder or [of.start]
+            source, tokens = tokens, decoder or [of.start]
         elif decoder is not None:
             raise options.UsageError("--decoder-tokens: the model has no encoder")
         _check_tokens([*tokens, *source], engine.config.vocab_size)
@@ -216,7 +215,7 @@ def _of_two(
     settings: SessionSettings,
 ) -> dict[str, Rows]:
     """The logits of a model and of another one with the same vocabulary."""
-    from urdir.model.engine.draft_pair import check_predicts_texts
+    from urdir.model.engine.draft_pair import check_takes_drafts
     from urdir.model.engine.logits import logits_of
     from urdir.model.engine.plain_draft import open_alone
     from urdir.model.families.config import Config
@@ -226,7 +225,7 @@ def _of_two(
     configs = [Config.of(file) for file in files]
     check_same_vocabulary(*files)
     for file, config in zip(files, configs, strict=True):
-        check_predicts_texts(config, file.path)
+        check_takes_drafts(config, file.path)
         _check_tokens(tokens, config.vocab_size)
     found = []
     with open_device(args) as device, Progress("logits", 2 * len(tokens)) as progress:

@@ -205,7 +205,7 @@ def plain_pair(gguf: ModelFile, file: ModelFile) -> Pair:
     config, own = Config.of(gguf), Config.of(file)
     check_same_vocabulary(gguf, file)
     for of, described in ((gguf, config), (file, own)):
-        check_predicts_texts(described, of.path)
+        check_takes_drafts(described, of.path)
     if own.recurrents:
         raise UnsupportedError(
             f"{file.path}: a draft with recurrent layers is not supported: its states cannot go "
@@ -214,7 +214,7 @@ def plain_pair(gguf: ModelFile, file: ModelFile) -> Pair:
     return Pair(gguf, config, own, {}, None, file=file)
 
 
-def check_predicts_texts(config: Config, path: object) -> None:
+def check_takes_drafts(config: Config, path: object) -> None:
     """Raise UnsupportedError for a model that has no drafts and is none: an encoder, an
     encoder-decoder, or one that fills masks."""
     if config.source is not None or not config.is_causal:
