@@ -12,6 +12,7 @@ import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
+from urdir.ptxgen.kernels.attention.pool_keys import inputs_of_pools
 from urdir.ptxgen.kernels.attention.turn_tail import check_tail, turned_tail
 from urdir.ptxgen.kernels.rotation import Rotation, frequencies, turns_table
 from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, Tolerance, ceil_div
@@ -131,18 +132,11 @@ class CompressKeys(KernelSpec):
         blocks = rng.permutation(raw.max_len // self.ratio)[: self.rows]
         if 0 not in blocks:
             blocks[0] = 0
-        positions = np.resize(blocks, self.rows) * self.ratio + self.ratio - 1
-        if self.rows > 2:
-            positions[1:3] = raw.max_len + 3, positions[1] - 1
-        if raw.is_paged:
-            inputs["block_table"] = raw.random_table(rng)
-        lengths, table = [raw.max_len] * raw.sequences, inputs.get("block_table")
-        inputs["raw"] = raw.random_cache(rng, lengths, table)
-        inputs["k_cache"] = self.layout.random_cache(rng, lengths, table, byte=0)
+        blocks = np.resize(blocks, self.rows)
+        inputs |= inputs_of_pools(rng, raw, self.layout, blocks, self.ratio)
         radians = frequencies(self.rotation.rotary_dim, 10000.0)[0]
         inputs["frequencies"] = turns_table(radians)
-        at = {"sequence": np.zeros(self.rows), "position": positions}
-        return inputs | {name: of.astype(np.uint32) for name, of in at.items()}
+        return inputs
 
     @classmethod
     def examples(cls) -> Mapping[str, CompressKeys]:

@@ -87,17 +87,9 @@ class PoolKeys(KernelSpec):
         """The last tokens of different pools, one of them not the last, and a padding row."""
         inputs, raw = super().make_inputs(rng), self.raw
         pools = rng.permutation(raw.max_len // self.pool)[: self.rows]
-        positions = np.resize(pools, self.rows) * self.pool + self.pool - 1
-        if self.rows > 2:
-            positions[1:3] = raw.max_len + 3, positions[1] - 1
-        if raw.is_paged:
-            inputs["block_table"] = raw.random_table(rng)
-        lengths, table = [raw.max_len] * raw.sequences, inputs.get("block_table")
-        inputs["raw"] = raw.random_cache(rng, lengths, table)
-        inputs["k_cache"] = self.layout.random_cache(rng, lengths, table, byte=0)
-        sequences = np.zeros(self.rows)
-        at = {"sequence": sequences, "position": positions}
-        return inputs | {name: of.astype(np.uint32) for name, of in at.items()}
+        return inputs | inputs_of_pools(
+            rng, raw, self.layout, np.resize(pools, self.rows), self.pool
+        )
 
     @classmethod
     def examples(cls) -> Mapping[str, PoolKeys]:
@@ -114,3 +106,23 @@ class PoolKeys(KernelSpec):
     def bytes_moved(self) -> int:
         """Keys and gates of a row's pool, each read once a token of it."""
         return self.rows * (self.raw.token_nbytes + self.layout.token_nbytes // self.pool)
+
+
+def inputs_of_pools(
+    rng: np.random.Generator, raw: KvLayout, layout: KvLayout, pools: Array, tokens: int
+) -> dict[str, Array]:
+    """Random caches of ``raw`` keys and of those that are made of them, and rows of one sequence:
+    the last of the ``tokens`` of each of ``pools``. Of three rows or more the second is a padding
+    row, and the third has the token before the last of the second's pool."""
+    positions = pools * tokens + tokens - 1
+    if len(positions) > 2:
+        positions[1:3] = raw.max_len + 3, positions[1] - 1
+    table = raw.random_table(rng) if raw.is_paged else None
+    lengths = [raw.max_len] * raw.sequences
+    return {
+        **({} if table is None else {"block_table": table}),
+        "raw": raw.random_cache(rng, lengths, table),
+        "k_cache": layout.random_cache(rng, lengths, table, byte=0),
+        "sequence": np.zeros(len(positions), np.uint32),
+        "position": positions.astype(np.uint32),
+    }
