@@ -9,7 +9,8 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from urdir.model.graph.adapters import Adapt
-from urdir.model.graph.ops import Gather, Norm, Op, Product
+from urdir.model.graph.op import Op
+from urdir.model.graph.ops import Gather, Norm, Product
 from urdir.model.graph.tensor import Tensor
 from urdir.model.lower.lowering import Lowering
 from urdir.model.lower.rows import Rows

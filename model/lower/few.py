@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from urdir.model.graph.adapters import Adapt
-from urdir.model.graph.ops import AllReduce, Gate, Norm, Op, Product
+from urdir.model.graph.op import Op
+from urdir.model.graph.ops import AllReduce, Gate, Norm, Product
 from urdir.model.graph.recurrent import Convolve
 from urdir.model.graph.tensor import Tensor
 from urdir.model.lower.adapters import adapter_arguments, own_adapters

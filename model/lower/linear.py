@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 
 from urdir.model.graph.attention import Attend
 from urdir.model.graph.latent import AttendLatent, HeadProduct
-from urdir.model.graph.ops import Gate, Gather, Op, Product
+from urdir.model.graph.op import Op
+from urdir.model.graph.ops import Gate, Gather, Product
 from urdir.model.graph.tensor import Tensor
 from urdir.model.lower.adapters import adapter_arguments
 from urdir.model.lower.bytes import append_bytes

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 from urdir.model.families.stored import StoredVector
 from urdir.model.graph.adapters import Adapt
 from urdir.model.graph.experts import Experts, Route
-from urdir.model.graph.ops import Add, Norm, Op, Product
+from urdir.model.graph.op import Op
+from urdir.model.graph.ops import Add, Norm, Product
 from urdir.model.graph.tensor import Tensor
 from urdir.model.lower.adapters import SLOTS, rows_of_tensor
 from urdir.model.lower.chain import Chain

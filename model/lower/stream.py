@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from urdir.model.graph.op import Op
 from urdir.model.graph.ops import (
     Activate,
     Add,
@@ -18,7 +19,6 @@ from urdir.model.graph.ops import (
     Gather,
     Hide,
     Norm,
-    Op,
     Product,
     Recall,
     Reorder,
