@@ -13,9 +13,9 @@ from urdir.model.graph.op import Op
 from urdir.model.graph.ops import Gather, Norm, Product
 from urdir.model.graph.tensor import Tensor
 from urdir.model.lower.lowering import Lowering
+from urdir.model.lower.norms import append_norm
 from urdir.model.lower.rows import Rows
 from urdir.model.lower.rule import Rule
-from urdir.model.lower.stream import append_norm
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.linear.epilogue.adapted import Adapted
 from urdir.ptxgen.kernels.linear.epilogue.self_adapted import MOST_EACH, SelfAdapted

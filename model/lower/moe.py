@@ -28,10 +28,10 @@ from urdir.model.lower.experts.products import MixtureCall
 from urdir.model.lower.experts.shared_read import SharedRead
 from urdir.model.lower.linear import lower_chain
 from urdir.model.lower.lowering import Lowering
+from urdir.model.lower.norms import append_norm
 from urdir.model.lower.parts import StepParts
 from urdir.model.lower.registers import COUNTERS
 from urdir.model.lower.rule import Rule, variants
-from urdir.model.lower.stream import append_norm
 from urdir.model.memory.norms import NormLayer
 from urdir.ptxgen.kernels.experts.keep_experts import KeepExperts
 from urdir.ptxgen.kernels.experts.logits import RouterLogits

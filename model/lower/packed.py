@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from urdir.model.lower.adapters import adapter_arguments
 from urdir.model.lower.chain import Chain
 from urdir.model.lower.lowering import Begun, Lowering
+from urdir.model.lower.norms import append_norm
 from urdir.model.lower.requests import biases, packs_next_norm
-from urdir.model.lower.stream import append_norm
 from urdir.model.memory.weights import Matrix
 from urdir.ptxgen.kernels.linear.epilogue.heads import HeadPlaces, Heads
 from urdir.ptxgen.kernels.linear.epilogue.norm import BeginNorm
