@@ -11,7 +11,7 @@ from urdir.model.engine.realizar.eager import EagerSteps
 from urdir.model.engine.session import Session
 from urdir.model.families.config import Config
 from urdir.model.lower.paper import paper_weights
-from urdir.model.memory.pages import common_length
+from urdir.model.memory.prefix_tree import common_length
 from urdir.model.memory.weights import Weights
 from urdir.model.owner import Owner
 
