@@ -284,3 +284,18 @@ def open_pair(pair: Pair, device: Device, settings: SessionSettings, most: int) 
         assert pair.launches is not None
         draft = kind(session, shape, own, pair.launches, pair.token_map)
         yield owners.enter_context(draft)
+
+
+@contextmanager
+def open_alone(
+    gguf: ModelFile, config: Config, device: Device, settings: SessionSettings
+) -> Iterator[Session]:
+    """A session of one model. Raises ModelError for a context that it does not take and where there
+    is too little memory."""
+    check_context(config, settings.context)
+    config = config.at_context(settings.context)
+    budget = SessionBudget.of(paper_weights(gguf, config, device), settings)
+    MemoryPlan.of(gguf, config, budget).check(device)
+    with ExitStack() as owners:
+        weights = owners.enter_context(Weights.load(gguf, config, device))
+        yield owners.enter_context(Session(device, weights, settings))

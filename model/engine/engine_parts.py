@@ -142,7 +142,7 @@ def _open_session(
     )
 
 
-def _with_adapters(config: Config, options: EngineOptions, given: Sequence[Adapter]) -> Config:
+def _with_adapters(config: Config, options: EngineOptions, given: list[Adapter]) -> Config:
     """The description with room for LoRA adapters, if any are given or may be loaded."""
     if not given and options.max_adapters is None:
         return config
