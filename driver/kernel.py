@@ -148,7 +148,8 @@ class Signature:
 
     ``layout`` and ``nbytes`` follow ``params``: place and size in the parameter block, and bytes
     that a pointer points to (0 for a scalar). ``block`` packs the values of all into that block.
-    ``pointers`` has the name, bytes and access ("in", "out" or "inout") of each pointer.
+    ``pointers`` has the name, bytes and access ("in", "out" or "inout") of each pointer, ``sizes``
+    the bytes by name.
     """
 
     params: tuple[Param, ...]
@@ -157,6 +158,7 @@ class Signature:
     block: struct.Struct
     names: frozenset[str]
     pointers: tuple[tuple[str, int, str], ...]
+    sizes: Mapping[str, int]
     shape: LaunchShape
 
 
@@ -168,6 +170,11 @@ def signature(kernel: Kernel) -> Signature:
             _SIGNATURES.clear()
         known = _SIGNATURES[id(kernel)] = kernel, _signature(kernel)
     return known[1]
+
+
+def nbytes_of(kernel: Kernel, name: str) -> int:
+    """Bytes of the array that the pointer called ``name`` points to."""
+    return signature(kernel).sizes[name]
 
 
 #: By the identity of kernels, which need not be hashable and live as long as their entry.
@@ -187,6 +194,7 @@ def _signature(kernel: Kernel) -> Signature:
         _block(params, layout),
         frozenset(p.name for p in params),
         pointers,
+        sizes,
         kernel.launch_shape,
     )
 
