@@ -91,8 +91,7 @@ def _open_session(
         pair.check_devices(len(devices))
         config = pair.config
     config = _with_bytes(config, file, devices[0], options)
-    adapters = open_adapters(options.adapters, file, config)
-    config = _with_adapters(config, options, [adapter for adapter, _ in adapters])
+    config, adapters = _with_adapters(config, file, options)
     with_draft = _unchanged if pair is None else pair.with_draft
     config = placed(config, file, devices, options, with_draft)
     shares = shares_of(config, file, len(devices), options.split)
@@ -142,15 +141,19 @@ def _open_session(
     )
 
 
-def _with_adapters(config: Config, options: EngineOptions, given: list[Adapter]) -> Config:
-    """The description with room for LoRA adapters, if any are given or may be loaded."""
-    if not given and options.max_adapters is None:
-        return config
+def _with_adapters(
+    config: Config, file: ModelFile, options: EngineOptions
+) -> tuple[Config, list[tuple[Adapter, float]]]:
+    """The model with room for LoRA adapters, and those that are given, with their scales."""
+    adapters = open_adapters(options.adapters, file, config)
+    if not adapters and options.max_adapters is None:
+        return config, adapters
     from urdir.model.layers.adaptable import room_for
 
     element: Element = "f32" if options.exact else "f16"
+    given = [adapter for adapter, _ in adapters]
     room = room_for(config, given, element, options.max_adapters, options.max_adapter_rank)
-    return replace(config, adapters=room)
+    return replace(config, adapters=room), adapters
 
 
 def _check_source(options: EngineOptions, config: Config, devices: int) -> None:
