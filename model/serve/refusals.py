@@ -31,5 +31,5 @@ def refuse_unsupported(fields: Fields, endpoint: str) -> None:
 
 
 def _is_same(value: Any, neutral: Any) -> bool:
-    """Equality as JSON has it: a number is no truth value."""
+    """Equality as JSON has it: a number is not a truth value."""
     return isinstance(value, bool) == isinstance(neutral, bool) and bool(value == neutral)
