@@ -288,7 +288,8 @@ def _walk(value: Any) -> Iterator[Stored]:
         for item in value:
             yield from _walk(item)
     else:
-        for name in _names(type(value)):
+        kind: Any = type(value)
+        for name in _names(kind):
             yield from _walk(getattr(value, name))
 
 
