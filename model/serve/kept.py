@@ -25,8 +25,8 @@ ENTRY_BYTES = 256
 
 
 class Store:
-    """Values by name, within ``most_bytes``, of which each takes `ENTRY_BYTES` more than it has, and
-    until unused for ``seconds``; the least recently used go first. Not thread-safe."""
+    """Values by name, within ``most_bytes`` and until unused for ``seconds``; the least recently
+    used go first. Each takes `ENTRY_BYTES` more than it has. Not thread-safe."""
 
     def __init__(self, most_bytes: int, seconds: float) -> None:
         self._most_bytes = most_bytes
