@@ -6,6 +6,10 @@
 When the server is idle again, a row for every process says its resident memory, open files,
 threads, asyncio tasks, and the blocks of kernels that the emulator has compiled. Exit code 1: an
 answer was wrong, or something grew (`soak_held.growth`).
+
+    PYTHONPATH=.src python -m tests.model.serve.soak --seconds 600 --warm-up 200 --random-steps
+
+runs no steps: the server's own code alone, with hundreds of times as many requests.
 """
 
 from __future__ import annotations
@@ -28,13 +32,16 @@ import httpx
 
 from tests.model.serve.soak_held import LEAST_ROUNDS, SAYS, Round, growth, look, trend
 from tests.model.serve.soak_load import CONTEXT, Load
+from tests.model.serve.soak_steps import RANDOM_STEPS
 from urdir.model.measure.http_events import HttpServer
 
 
 @contextlib.contextmanager
-def serving(device: str, workers: int, folder: Path) -> Iterator[tuple[int, HttpServer]]:
+def serving(
+    device: str, workers: int, folder: Path, random_steps: bool = False
+) -> Iterator[tuple[int, HttpServer]]:
     """A server's process and its URL."""
-    (folder / "sitecustomize.py").write_text(SAYS)
+    (folder / "sitecustomize.py").write_text(SAYS + RANDOM_STEPS * random_steps)
     path = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
     flags = ["-m", "demo", "-dev", device, "-c", str(CONTEXT), "-np", "4"]
     flags += ["--port", "0", "--api-workers", str(workers)]
@@ -93,7 +100,7 @@ async def soak(root: int, server: HttpServer, folder: Path, args: argparse.Names
     begun = time.monotonic()
     end = begun + args.seconds
     await settle(server, args.seconds)
-    load, rounds, wrong = Load(server, args.clients), [], []
+    load, rounds, wrong = Load(server, args.clients, args.random_steps), [], []
     while time.monotonic() < end:
         await load.run(min(args.round, max(end - time.monotonic(), 1)))
         now = await idle(server)
@@ -124,12 +131,15 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--round", type=float, default=60.0, help="seconds of load in a round (60)")
     parser.add_argument("--warm-up", type=float, default=0.0, help="seconds without verdict (0)")
     parser.add_argument("--clients", type=int, default=6, help="clients at once (6)")
+    parser.add_argument(
+        "--random-steps", action="store_true", help="run no steps (see `soak_steps`)"
+    )
     parser.add_argument("--api-workers", type=int, default=0, help="as of `urdir serve` (0)")
     parser.add_argument("--device", default="emulator")
     args = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory(prefix="urdir-soak-") as name:
         folder = Path(name)
-        with serving(args.device, args.api_workers, folder) as (root, server):
+        with serving(args.device, args.api_workers, folder, args.random_steps) as (root, server):
             wrong = asyncio.run(soak(root, server, folder, args))
         stderr = (folder / "stderr").read_text()
     print(stderr[-2000:])

@@ -34,8 +34,9 @@ def say(*_):
 
 signal.signal(signal.SIGUSR1, say)
 """
-#: What a process may have more of in the last third of the rounds than before.
-MORE = {"files": 2, "threads": 2, "tasks": 2}
+#: What a process may have more of in the last third of the rounds than before: threads and pipes
+#: are made as they are needed, up to limits.
+MORE = {"files": 4, "threads": 4, "tasks": 2}
 #: By how many bytes the largest process, the engine's, and others may grow in the last half.
 ENGINE_BYTES, OTHER_BYTES = 12 << 20, 4 << 20
 

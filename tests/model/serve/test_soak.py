@@ -63,10 +63,14 @@ def test_no_page_is_lost_and_nothing_is_wrong(
 
 @pytest.mark.full
 @pytest.mark.timeout(0)
-@pytest.mark.parametrize("workers", [0, 2])
-def test_nothing_grows(workers: int, pytestconfig: pytest.Config) -> None:
-    seconds = str(pytestconfig.getoption("--soak"))
-    assert soak.main(["--seconds", seconds, "--api-workers", str(workers)]) == 0
+@pytest.mark.parametrize(
+    "flags", [["--api-workers", "0"], ["--api-workers", "2"], ["--random-steps"]]
+)
+def test_nothing_grows(flags: list[str], pytestconfig: pytest.Config) -> None:
+    """Without steps only the code of the host works."""
+    seconds = pytestconfig.getoption("--soak")
+    times = ["--seconds", str(seconds), "--warm-up", str(seconds / 3)]
+    assert soak.main([*times, *flags]) == 0
 
 
 def rounds_of(values: Sequence[int], blocks: Sequence[int] = (), **more: int) -> list[Round]:
