@@ -248,7 +248,8 @@ class RecordedGraph(Owned):
 
     def tools_ids(self) -> tuple[int, ...] | None:
         """The ids by which tools (CUPTI, Nsight Systems) name the nodes: ``originalGraphNodeId`` of
-        their tables. None where the driver does not tell (cuGraphNodeGetToolsId)."""
+        their tables. None where the driver does not tell (cuGraphNodeGetToolsId), or not of these
+        nodes."""
         _ = self.handle
         self.device.context.make_current()
         api = self.device.api
@@ -257,6 +258,10 @@ class RecordedGraph(Owned):
             found = [check(api, api.cuGraphNodeGetToolsId(of.handle), what) for of in self.nodes]
         except (AttributeError, DriverTooOldError):  # older bindings, an older driver
             return None
+        except CudaError as error:
+            if error.name == "CUDA_ERROR_NOT_SUPPORTED":
+                return None
+            raise
         return tuple(map(int, found))
 
     def table(self) -> list[dict[str, Any]]:
