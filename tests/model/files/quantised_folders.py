@@ -113,15 +113,21 @@ def _integers(
     return quants, scales, zeros, (each * (quants - offset)).astype(np.float32)
 
 
-def gptq(bits: int, group: int, *, added: int = 1, shuffled: bool = False) -> Kind:
+def gptq(
+    bits: int, group: int, *, added: int = 1, shuffled: bool = False, each: bool = False
+) -> Kind:
+    """``shuffled``: with columns in an order of activations, of ``each`` matrix or of those of as
+    many columns, as the order of the same input is."""
+
     def quantize(weights: Array, rng: np.random.Generator) -> tuple[Stored, Array]:
         quants, scales, zeros, values = _integers(weights, bits, group, rng, None)
         zeros = zeros + (zeros == 0) * added  # what is stored is not negative
         of_group = np.arange(quants.shape[1]) // (quants.shape[1] // scales.shape[1])
-        if shuffled:  # alike for matrices of as many columns, as those of the same input are
-            of_group = np.random.default_rng(len(of_group)).permutation(of_group)
-        each, offset = scales.astype(np.float32)[:, of_group], zeros[:, of_group]
-        values = (each * (quants - offset)).astype(np.float32)
+        if shuffled:
+            source = rng if each else np.random.default_rng(len(of_group))
+            of_group = source.permutation(of_group)
+        factors, offset = scales.astype(np.float32)[:, of_group], zeros[:, of_group]
+        values = (factors * (quants - offset)).astype(np.float32)
         return {
             "qweight": np.ascontiguousarray(_bits_of(quants, bits).T),
             "qzeros": _bits_of(zeros.T - added, bits),
@@ -210,6 +216,8 @@ KINDS: Mapping[str, Kind] = {
     ),
     "mxfp4": Kind(_compressed("mxfp4-pack-quantized", num_bits=4, type="float"), mxfp4),
 }
+#: Orders of experts differ.
+OWN_ORDERS = gptq(4, 32, shuffled=True, each=True)
 
 
 def wide_floats(source: Path, folder: Path, width: int = 256) -> Path:

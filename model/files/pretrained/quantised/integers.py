@@ -21,6 +21,7 @@ from urdir.model.files.pretrained.quantised.blocks import (
 )
 from urdir.model.files.pretrained.quantised.parts import SCALES, Parts, Whole, floats, rows_of
 from urdir.model.files.pretrained.quantised.scheme import Scheme
+from urdir.model.files.pretrained.rows import RowBytes, rows_at_once
 from urdir.model.files.safetensors import StoredTensor
 
 #: AWQ: which of eight neighbouring numbers each four bits of a word are.
@@ -159,7 +160,17 @@ def _made(
         of_rows = (np.repeat(x[first:last], each, axis=1) for x in checked())
         return integer_blocks(fmt, bits, quants, *of_rows)
 
-    return replace(parts.make(fmt, (rows, cols), make), order=order)
+    group_of = np.arange(cols) // (cols // groups)
+    if order is not None:
+        group_of[order] = group_of.copy()
+
+    def weights(first: int, last: int) -> Bytes:
+        scales, zeros = (x[first:last].astype(np.float32)[:, group_of] for x in checked())
+        quants = unpack_bits(packed(first, last), bits)
+        return ((quants - zeros) * scales).astype(np.float16).view(np.uint8)
+
+    in_place = RowBytes(weights, rows, 2 * cols, rows_at_once(cols))
+    return replace(parts.make(fmt, (rows, cols), make), order=order, in_place=in_place)
 
 
 def _zeros(stored: StoredTensor, bits: int, scheme: Scheme) -> NDArray[np.uint16]:
