@@ -166,7 +166,8 @@ def _tensor(
     turns = layout.transposed
     with _fitting(name, f"{shape} does", path):
         turned = turns if isinstance(turns, bool) else turns(keys, shape)
-    transposed = turned and parts[0].dtype in GGML_TYPES  # rows of blocks are outputs
+    is_float = parts[0].dtype in GGML_TYPES and not parts[0].is_decoded
+    transposed = turned and is_float  # rows of quantised matrices are outputs
     if transposed:
         if len(shape) < 2:
             raise SafetensorsError(f"{path}: tensor '{parts[0].name}' {shape} is not a matrix")

@@ -34,9 +34,15 @@ from urdir.ptxgen.weights.layout import Layout
 MOST = 1.17
 
 
+#: Four bits with tables of floats, for which there is no type.
+_BECOME_F32 = pytest.mark.filterwarnings("ignore:.* become F32, exactly:UserWarning")
+
+
+@_BECOME_F32
 @pytest.mark.parametrize("name", KINDS)
 def test_weights_are_those_that_the_folder_means(data: Path, tmp_path: Path, name: str) -> None:
-    """To f32's rounding of one product, and no wider than they are stored."""
+    """To f32's rounding of one product, and no wider than they are stored, but those that become
+    F32."""
     path, floats = quantised(data / "safetensors" / "llama-bf16", KINDS[name], tmp_path)
     matrices = 0
     with SafetensorsModel(path) as model, SafetensorsModel(floats) as plain:
@@ -46,7 +52,7 @@ def test_weights_are_those_that_the_folder_means(data: Path, tmp_path: Path, nam
         for of, wanted in plain.tensors.items():
             tensor = model.tensors[of]
             assert tensor.shape == wanted.shape
-            if tensor.type_name in ("F32", "BF16"):
+            if len(wanted.shape) < 2 or wanted.type_name != "F32":
                 continue
             rows, cols = tensor.shape
             layout = Layout(format_of(tensor.type_id), rows, cols)
@@ -149,6 +155,7 @@ def _folder(data: Path, tmp_path: Path, name: str, source: str = "llama-bf16") -
     return quantised(data / "safetensors" / source, KINDS[name], tmp_path)[0]
 
 
+@_BECOME_F32
 @pytest.mark.parametrize("name", KINDS)
 def test_each_tensor_that_is_missing_or_of_another_shape_or_type_is_refused(
     data: Path, tmp_path: Path, name: str

@@ -68,7 +68,8 @@ def _in_place(parts: list[StoredTensor], path: Path) -> dict[str, StoredTensor]:
                 "orders of their own (desc_act)"
             )
         data = part.in_place
-        found[part.name] = replace(part, dtype="F16", data=data, order=None, in_place=None)
+        changed = replace(part, dtype="F16", data=data, is_decoded=True)
+        found[part.name] = replace(changed, order=None, in_place=None)
     return found
 
 

@@ -105,9 +105,14 @@ def by_outputs(parts: Parts, scheme: Scheme) -> StoredTensor:
 def whole(parts: Parts) -> StoredTensor:
     """N (rows, cols) I8, symmetric, N_scale of rows or the matrix."""
     stored = parts.take("", ("I8",), (None, None))
-    rows, cols = stored.shape
+    rows = stored.shape[0]
     scales = floats(parts.take("scale", SCALES, (rows, 1), (rows,), (1,), ())).reshape(-1, 1)
-    scales = np.broadcast_to(scales, (rows, 1))
+    return rows_of_eight(parts, stored, np.broadcast_to(scales, (rows, 1)))
+
+
+def rows_of_eight(parts: Parts, stored: StoredTensor, scales: Floats) -> StoredTensor:
+    """A matrix of signed bytes (rows, cols) with ``scales`` (rows, 1)."""
+    rows, cols = stored.shape
 
     def packed(first: int, last: int) -> Bytes:
         return rows_of(stored, first, last) ^ np.uint8(128)
