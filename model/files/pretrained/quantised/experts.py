@@ -93,6 +93,6 @@ def _warn(
         warnings.warn(
             f"{path}: {len(names)} matrices of experts have columns in orders of their own "
             f"(desc_act) and become F16: {sizes[0]:.2f} GB in place of {sizes[1]:.2f} GB "
-            "(--quantize makes them smaller)",
+            "(quantize= makes them smaller)",
             stacklevel=2,
         )

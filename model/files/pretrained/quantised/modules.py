@@ -68,7 +68,7 @@ def _warn(merged: Mapping[str, StoredTensor], scheme: Scheme, path: Path) -> Non
         warnings.warn(
             f"{path}: {len(decoded)} matrices of {scheme.method} have codes of four bits with a "
             f"table of floats and become F32, exactly: {nbytes / 1e9:.2f} GB on the device "
-            "(--quantize makes them smaller: f16, q8_0, q4_k_m, ...)",
+            "(quantize= makes them smaller: f16, q8_0, q4_k_m and others)",
             stacklevel=2,
         )
 
