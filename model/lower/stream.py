@@ -227,10 +227,11 @@ def lower_embed(at: Lowering, ops: Sequence[Op]) -> bool:
     table = weights.matrix(of.table)
     positions = weights.positions if of.positions is not None else None
     known = 0 if positions is None else positions.nbytes // (4 * table.cols)
-    where: dict[str, Slice] = {"position": at.rows.position}
+    where: dict[str, Slice]
     if texts is not None:
         max_len, sequences, tokens = known or at.rows.keys, 1, texts.tokens
         tokens = texts.types if of.types else tokens
+        where = {"position": at.rows.position if positions is None else texts.places}
     else:
         assert isinstance(at.parts, StepParts)
         state = at.parts.state
