@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from urdir.model.engine.requests.warm_up import WarmUp
     from urdir.model.engine.session import Session
     from urdir.model.families.config import Config
+    from urdir.model.files.low_rank import Adapter
     from urdir.model.files.model_file import ModelFile
     from urdir.model.memory.draft_settings import DraftSettings
     from urdir.model.memory.session_settings import SessionSettings
@@ -209,14 +210,7 @@ def _open_session(
         pair = _checked_pair(pair.at_context(context), len(devices))
         config = pair.config
     config = _with_bytes(config, file, devices[0], options)
-    adapters = open_adapters(options.adapters, file, config)
-    if adapters or options.max_adapters is not None:
-        from urdir.model.layers.adaptable import room_for
-
-        element: Element = "f32" if options.exact else "f16"
-        given = [adapter for adapter, _ in adapters]
-        room = room_for(config, given, element, options.max_adapters, options.max_adapter_rank)
-        config = replace(config, adapters=room)
+    config, adapters = _with_adapters(config, file, options)
     with_draft = partial(_with_draft, pair, file)
     config = placed(config, file, devices, options, with_draft)
     shares = shares_of(config, file, len(devices), options.split)
@@ -264,6 +258,30 @@ def _open_session(
         host_sampling=options.host_sampling,
         seconds=opening.seconds,
     )
+
+
+def _with_adapters(
+    config: Config, file: ModelFile, options: EngineOptions
+) -> tuple[Config, list[tuple[Adapter, float]]]:
+    """The model with room for adapters, and those that are given, with their scales. Raises
+    UnsupportedError for a model that has adapters of its own."""
+    element: Element = "f32" if options.exact else "f16"
+    wanted = bool(options.adapters) or options.max_adapters is not None
+    if config.switch is not None:
+        if wanted:
+            raise UnsupportedError(
+                f"'{config.architecture}' models with LoRA adapters are not supported: they have "
+                "adapters of their own, which tokens switch on"
+            )
+        return replace(config, adapters=config.switch.room(element)), []
+    adapters = open_adapters(options.adapters, file, config)
+    if wanted:
+        from urdir.model.layers.adaptable import room_for
+
+        given = [adapter for adapter, _ in adapters]
+        room = room_for(config, given, element, options.max_adapters, options.max_adapter_rank)
+        config = replace(config, adapters=room)
+    return config, adapters
 
 
 def _check_sources(options: EngineOptions, config: Config, devices: int) -> None:

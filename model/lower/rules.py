@@ -17,12 +17,13 @@ from urdir.model.lower import (
     selection,
     stream,
     streams,
+    switch,
 )
 from urdir.model.lower.rule import RuleBook
 
 _ROOMS = (
     *(adapters, moe, selection, compression, latent, attention, rwkv, linear),
-    *(altup, recurrent, collectives, stream, streams, blocks),
+    *(altup, recurrent, collectives, stream, streams, blocks, switch),
 )
 #: What a step is lowered by.
 RULES = RuleBook([rule for room in _ROOMS for rule in room.RULES])
