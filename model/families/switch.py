@@ -76,4 +76,5 @@ class Switch:
         switched = self.tables(vocab)[0][tokens].astype(np.float64)
         weights = np.where(switched > 0, 1.0, self.other_weight)
         mean = np.cumsum(switched) / np.cumsum(weights)
-        return np.floor(mean + 0.5).astype(np.intp)
+        adapters: npt.NDArray[np.intp] = np.floor(mean + 0.5).astype(np.intp)
+        return adapters

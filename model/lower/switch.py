@@ -11,8 +11,8 @@ from urdir.model.lower.parts import StepParts
 from urdir.model.lower.rule import Rule
 from urdir.ptxgen.kernels import switch_rows
 
-#: Of all rows of a step, and after them of those whose results are wanted: what they are embedded as,
-#: their numbers, scales, and adapters.
+#: Of all rows of a step, and after them of those whose results are wanted: the tokens that they are
+#: embedded as, their numbers, scales, and adapters.
 TOKENS, ROWS = "switched token", "switched row"
 SCALES, ADAPTERS = "switched scale", "switched adapter"
 

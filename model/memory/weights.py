@@ -21,12 +21,12 @@ from urdir.model.families.stored import (
     StoredMatrix,
     StoredVector,
 )
-from urdir.model.memory.adapter_slots import write_switched
 from urdir.model.memory.expert_cache import ExpertCache, expert_part_nbytes
 from urdir.model.memory.file_keys import matrices_key, model_key
 from urdir.model.memory.matrix_rows import float_rows, source_rows
 from urdir.model.memory.norms import NormLayer
 from urdir.model.memory.streamed import StreamedMatrices, slots_in
+from urdir.model.memory.switched_adapters import write_switched
 from urdir.model.memory.upload import (
     STAGING_BYTES,
     Piece,
@@ -137,8 +137,8 @@ class Weights(Owner):
         #: Learned positions (at least the largest cache's, hidden) f32, or None.
         self.positions = self._arena.get(POSITIONS)
         self.rope_tables = {rope: self._arena[table_name(rope)] for rope in config.ropes}
-        #: The adapter that each token switches on, and the token that it is embedded as, (vocab,) u32
-        #: each; none without a `Switch`.
+        #: The adapter that each token switches on, and the token that it is embedded as (`Switch`),
+        #: (vocab,) u32 each; nothing in other models.
         self.switch_tables = tuple(self._arena[of] for of in (SWITCHED, EMBEDDED) if of in arena)
         #: The bias of each head by distance, (heads, 2 MOST_DISTANCE + 1) f32.
         self.biases = {of: self._arena[table_name(of)] for of in config.biases}
@@ -354,12 +354,15 @@ class Weights(Owner):
         self.positions.upload(layout.unpack(layout.pack(blocks)).astype(np.float32))
 
     def _upload_switch(self, gguf: ModelFile) -> None:
-        if (switch := self.config.switch) is None:
+        switch, room = self.config.switch, self.config.adapters
+        if switch is None or room is None:
             return
         tables = switch.tables(self.config.vocab_size)
         for place, values in zip(self.switch_tables, tables, strict=True):
             place.upload(values)
-        write_switched(self, switch, lambda of: vector_values(of, gguf.tensors[of.name]))
+        write_switched(
+            *(switch, room, self.adapted()), lambda of: vector_values(of, gguf.tensors[of.name])
+        )
 
     @property
     def nbytes(self) -> int:

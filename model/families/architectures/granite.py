@@ -94,8 +94,8 @@ def _tokens_of_adapters(file: Reader, name: str, count: int, vocab: int) -> tupl
     tokens = tuple(file.integers(name))
     if len(tokens) != count or not all(0 <= token < vocab for token in tokens):
         raise ConfigError(
-            f"metadata key '{file.key(name)}': expected {count} tokens ({file.key('adapters.count')}) "
-            f"of a vocabulary of {vocab}"
+            f"metadata key '{file.key(name)}': expected {count} tokens "
+            f"({file.key('adapters.count')}) of a vocabulary of {vocab}"
         )
     return tokens
 
