@@ -144,16 +144,25 @@ def _open_session(
 def _with_adapters(
     config: Config, file: ModelFile, options: EngineOptions
 ) -> tuple[Config, list[tuple[Adapter, float]]]:
-    """The model with room for LoRA adapters, and those that are given, with their scales."""
-    adapters = open_adapters(options.adapters, file, config)
-    if not adapters and options.max_adapters is None:
-        return config, adapters
-    from urdir.model.layers.adaptable import room_for
-
+    """The model with room for LoRA adapters, and those that are given, with their scales. Raises
+    UnsupportedError for a model that has adapters of its own."""
     element: Element = "f32" if options.exact else "f16"
-    given = [adapter for adapter, _ in adapters]
-    room = room_for(config, given, element, options.max_adapters, options.max_adapter_rank)
-    return replace(config, adapters=room), adapters
+    wanted = bool(options.adapters) or options.max_adapters is not None
+    if config.switch is not None:
+        if wanted:
+            raise UnsupportedError(
+                f"'{config.architecture}' models with LoRA adapters are not supported: they have "
+                "adapters of their own, which tokens switch on"
+            )
+        return replace(config, adapters=config.switch.room(element)), []
+    adapters = open_adapters(options.adapters, file, config)
+    if wanted:
+        from urdir.model.layers.adaptable import room_for
+
+        given = [adapter for adapter, _ in adapters]
+        room = room_for(config, given, element, options.max_adapters, options.max_adapter_rank)
+        config = replace(config, adapters=room)
+    return config, adapters
 
 
 def _check_source(options: EngineOptions, config: Config, devices: int) -> None:

@@ -19,19 +19,23 @@ from urdir.ptxgen.kernels.activation import Activation
 class Embed(Op):
     """y = scale * the rows of a ``table`` (vocabulary, width) for the rows' tokens, plus those of
     ``positions`` for their positions, where a model has these; or with ``types`` the rows of a
-    table (types, width) for the tokens' types."""
+    table (types, width) for the tokens' types. Other ``tokens`` (rows, 1) may take the place of the
+    rows' own."""
 
     word = "embed"
     table: StoredMatrix
     scale: float = 1.0
     positions: StoredMatrix | None = None
     types: bool = False
+    tokens: Tensor | None = None
 
     def __post_init__(self) -> None:
         self._check(self.y.width == self.table.cols, f"the table has {self.table.cols} columns")
 
     def evaluate(self, at: Evaluation, *x: Floats) -> Floats:
         rows = at.types if self.types else at.tokens
+        if self.tokens is not None:
+            rows = x[0][:, 0].astype(np.intp)
         y: Floats = at.matrix(self.table)[rows] * self.scale
         return y if self.positions is None else y + at.matrix(self.positions)[at.positions]
 

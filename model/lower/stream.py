@@ -236,7 +236,10 @@ def lower_embed(at: Lowering, ops: Sequence[Op]) -> bool:
         assert isinstance(at.parts, StepParts)
         state = at.parts.state
         max_len, sequences, tokens = state.max_len, state.sequences, state["tokens"]
-        where = at.rows.arguments
+        if of.tokens is not None:
+            tokens = at.place(of.tokens)
+        else:
+            where = at.rows.arguments
     kernel = embedding.Embedding(
         table.format,
         table.rows,
@@ -246,7 +249,7 @@ def lower_embed(at: Lowering, ops: Sequence[Op]) -> bool:
         sequences=sequences,
         scale=of.scale,
         positions=known,
-        texts=texts is not None,
+        texts=texts is not None or of.tokens is not None,
     )
     at.launch(
         kernel,
