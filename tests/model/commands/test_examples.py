@@ -22,6 +22,7 @@ import numpy as np
 import pytest
 
 from tests.model.tiny_encoder import write_encoder
+from tests.processes import beginning, end_of, running, start_python
 from urdir.model import cli as command_line
 from urdir.model.families.shapes import SHAPES
 from urdir.model.files import hub, source
@@ -136,23 +137,23 @@ class Server:
     """`urdir serve`, which goes on until it is interrupted."""
 
     def __init__(self, words: list[str]) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "urdir.model", *words, "--device", "emulator", "--port", "0"],
+        self.process = start_python(
+            *("-m", "urdir.model", *words, "--device", "emulator", "--port", "0"),
             env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "URDIR_CACHE_DIR": ""},
             stderr=subprocess.PIPE,
-            text=True,
         )
         assert self.process.stderr is not None
         lines: list[str] = []
-        while not (found := re.search(r"http://\S+", "".join(lines[-1:]))):
-            lines.append(self.process.stderr.readline())
-            assert lines[-1], "".join(lines)
+        with beginning(self.process):
+            while not (found := re.search(r"http://\S+", "".join(lines[-1:]))):
+                lines.append(self.process.stderr.readline())
+                assert lines[-1], "".join(lines)
         self.url = found[0].replace("0.0.0.0", "127.0.0.1")
 
     def close(self) -> int:
-        self.process.send_signal(signal.SIGINT)
-        self.process.communicate(timeout=60)
-        return self.process.returncode
+        with running(self.process):
+            self.process.send_signal(signal.SIGINT)
+            return end_of(self.process)[0]
 
 
 @pytest.fixture(scope="module")
