@@ -8,7 +8,7 @@ import itertools
 import json
 import lzma
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import pytest
 
 from tests.model import golden_files
 from urdir.model.cli import main
+from urdir.ptxgen.render import frame
 
 DATA = Path(__file__).parent.parent / "data"
 
@@ -36,6 +37,15 @@ def _module(name: str) -> Any:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _kernels_are_rendered_once() -> Iterator[None]:
+    """Most tests open a device of their own, which has no cache: they would render the same kernels
+    again and again."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(frame, "render", functools.lru_cache(maxsize=1 << 11)(frame.render))
+        yield
 
 
 @pytest.fixture(scope="session")
