@@ -41,7 +41,7 @@ def _standing(fleet: Fleet) -> dict[str, Json]:
 def _status(fleet: Fleet, name: str, status: Json) -> Json:
     """A status; of a model that is loaded with its entry of /models."""
     value = status["value"]
-    others = {key: status[key] for key in ("failed", "cause") if key in status}
+    others: Json = {key: status[key] for key in ("failed", "cause") if key in status}
     if value == "loaded":
         others["info"] = model_json(fleet.models[name], name)
     return {"status": value, **others}
