@@ -27,6 +27,7 @@ from urdir.model.families.stored import (
     StoredVector,
 )
 from urdir.model.families.streaming import Streaming
+from urdir.model.families.switch import Switch
 from urdir.ptxgen.kernels.streams import STREAMS
 
 
@@ -131,6 +132,7 @@ class Description:
     join: StreamJoin | None = None
     streams: tuple[Linear, ...] = ()
     merges: tuple[Linear, ...] = ()
+    switch: Switch | None = None  # adapters of its own, for which it has the room
     ignored_keys: tuple[str, ...] = ()  # of the file, unknown to the architecture
     unused_tensors: tuple[str, ...] = ()  # of the file, not used for plain decoding
     share: Share | None = None
@@ -187,6 +189,11 @@ class Description:
     def stream_width(self) -> int:
         """Values of the residual in a row, of all its streams."""
         return self.hidden * (STREAMS if self.has_streams else 1)
+
+    @property
+    def takes_adapters(self) -> bool:
+        """Whether the room for adapters is for those of requests."""
+        return self.adapters is not None and self.switch is None
 
     @property
     def is_causal(self) -> bool:
