@@ -26,12 +26,14 @@ class Layout:
     A stored tensor counts as one of ``shape``(keys), which may contain one -1. Its matrices
     (..., in, out) are ``transposed``, always or by keys and shape. Row i of the result is row
     ``rows``(keys, number of rows)[i]. Small tensors may be changed: rows are multiplied by
-    ``factors``(keys, number of rows) and replaced by ``values`` of them.
+    ``factors``(keys, number of rows) and ``scale``(keys, values of a row), and replaced by
+    ``values`` of them.
     """
 
     transposed: bool | Callable[[Keys, tuple[int, ...]], bool] = False
     rows: Callable[[Keys, int], Rows] | None = None
     factors: Callable[[Keys, int], Floats] | None = None
+    scale: Callable[[Keys, int], float] | None = None
     values: Callable[[Floats], Floats] | None = None
     shape: Callable[[Keys], tuple[int, ...]] | None = None
 

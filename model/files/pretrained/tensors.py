@@ -180,13 +180,17 @@ def _tensor(
         rows = Rows(parts, order, transposed)
     if len(parts) > 1:
         shape = (len(parts), *shape)
-    if len(shape) < 2 or _F32.search(name) or layout.values or layout.factors:
+    if len(shape) < 2 or _F32.search(name) or _is_changed(layout):
         return vector(name, _values(rows, layout, keys, path, name).reshape(shape))
     type_id = type_number(rows.dtype)
     if wanted is not None and (made := wanted.type_of(name, rows.width)) is not None:
         type_id = made
     data = row_bytes(rows, type_id)
     return Tensor(name, type_id, shape, 0, len(data), data)
+
+
+def _is_changed(layout: Layout) -> bool:
+    return any(of is not None for of in (layout.values, layout.factors, layout.scale))
 
 
 def _values(
@@ -196,6 +200,8 @@ def _values(
     values = rows.values()
     if layout.factors is not None:
         values = values * _of_rows(layout.factors, keys, len(values), path, name)[:, None]
+    if layout.scale is not None:
+        values = values * np.float32(layout.scale(keys, rows.width))
     return values if layout.values is None else layout.values(values)
 
 
