@@ -89,7 +89,8 @@ class Description:
 
     The residual stream starts as the token's row of ``embedding``, times ``embedding_scale``, plus
     its row of ``positions`` and the ``token_type`` (hidden,) of all tokens, or the row of
-    ``token_types`` for its own, normalised by ``embedding_norm``. It is saved as ``saves``, and
+    ``token_types`` for its own, normalised by ``embedding_norm``. Positions do not count tokens
+    ``padding``, whose row of ``positions`` is the last one. The stream is saved as ``saves``, and
     ``adds`` (hidden,) is added. Logits are ``output`` of ``output_norm`` of the stream, times
     ``logit_scale``, then c * tanh(. / c) for a ``softcap`` c > 0. With ``recalls``, banked streams
     are mixed in before that, as in `Block`. If blocks have hyper-connections, the stream is copied
@@ -114,6 +115,7 @@ class Description:
     output_norm: Normalization | None
     embedding_scale: float = 1.0
     positions: StoredMatrix | None = None
+    padding: int | None = None
     embedding_norm: Normalization | None = None
     saves: str | None = None
     adds: StoredVector | None = None

@@ -11,7 +11,7 @@ import numpy as np
 from urdir.model.families.stored import Linear
 from urdir.model.families.switch import Switch
 from urdir.model.graph.evaluation import Evaluation, Floats, WeightValues
-from urdir.model.graph.ops import Op
+from urdir.model.graph.op import Op
 
 
 @dataclass(frozen=True, slots=True, eq=False)

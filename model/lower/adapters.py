@@ -9,12 +9,13 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from urdir.model.graph.adapters import Adapt
-from urdir.model.graph.ops import Gather, Norm, Op, Product
+from urdir.model.graph.op import Op
+from urdir.model.graph.ops import Gather, Norm, Product
 from urdir.model.graph.tensor import Tensor
 from urdir.model.lower.lowering import Lowering
+from urdir.model.lower.norms import append_norm
 from urdir.model.lower.rows import Rows
 from urdir.model.lower.rule import Rule
-from urdir.model.lower.stream import append_norm
 from urdir.model.lower.switch import ADAPTERS, ROWS, SCALES
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.linear.epilogue.adapted import Adapted

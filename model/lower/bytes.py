@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Literal
 
+from urdir.driver.kernel import nbytes_of
 from urdir.model.lower.adapters import adapter_arguments
 from urdir.model.lower.chain import Chain
 from urdir.model.lower.lowering import Lowering
@@ -48,7 +49,7 @@ def append_bytes(at: Lowering, chain: Chain, matrices: Sequence[Matrix], packs: 
         launch[f"weights{n}"] = matrix.data
         launch |= {} if of_floats else {f"row_scales{n}": matrix.scales}
         launch[f"bias{n}"] = matrix.bias
-        launch[f"y{n}"] = at.place(y).slice(0, kernel.nbytes(kernel.param(f"y{n}")))
+        launch[f"y{n}"] = at.place(y).slice(0, nbytes_of(kernel, f"y{n}"))
     if pair:
         launch |= {"up": rest[0].data, "up_bias": rest[0].bias}
         launch |= {} if of_floats else {"up_row_scales": rest[0].scales}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from urdir.model.graph.op import Op
 from urdir.model.graph.ops import (
     Activate,
     Add,
@@ -12,7 +13,6 @@ from urdir.model.graph.ops import (
     Bound,
     Gate,
     Norm,
-    Op,
     Product,
     Scale,
     ScaleBy,

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from urdir.model.graph.ops import Add, AllGather, AllReduce, Norm, Op
+from urdir.model.graph.op import Op
+from urdir.model.graph.ops import Add, AllGather, AllReduce, Norm
 from urdir.model.graph.tensor import Tensor
 from urdir.model.lower.lowering import Begun, Lowering
 from urdir.model.lower.rule import Rule, variants

@@ -36,13 +36,14 @@ class RowsWalk:
 
 @dataclass(frozen=True, slots=True)
 class RowsOfTexts:
-    """What rows of whole texts side by side have: their ``tokens`` and the tokens' ``types``
-    (rows,) u32; ``segment`` (texts, 2) u32, the bounds of each text; and for each kind of
-    attention, as `Scores.bounds` of ``kinds`` have them, the first and last row that each
-    attends to, (rows,) u32."""
+    """What rows of whole texts side by side have: their ``tokens``, the tokens' ``types`` and
+    their ``places`` in a table of positions (rows,) u32; ``segment`` (texts, 2) u32, the bounds of
+    each text; and for each kind of attention, as `Scores.bounds` of ``kinds`` have them, the first
+    and last row that each attends to, (rows,) u32."""
 
     tokens: Slice
     types: Slice
+    places: Slice
     segment: Slice
     kinds: Sequence[Scores]
     bounds: Sequence[tuple[Slice, Slice]]

@@ -7,7 +7,8 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from urdir.model.graph.ops import Op, Product
+from urdir.model.graph.op import Op
+from urdir.model.graph.ops import Product
 from urdir.model.lower.lowering import Lowering
 
 #: Operations that a rule takes at most.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from urdir.driver.kernel import nbytes_of
 from urdir.model.graph.ops import Gate, Norm
 from urdir.model.graph.recurrent import GatedNorm
 from urdir.model.graph.tensor import Tensor
@@ -84,7 +85,7 @@ class Vectors:
             return {**_sum_arguments(at, chain), **weights}
         x = at.place(_gated(chain)) if self._normed is None else self._normed
         if kernel.packed:
-            return {"x": x.slice(0, kernel.nbytes(kernel.param("x")))}
+            return {"x": x.slice(0, nbytes_of(kernel, "x"))}
         return {
             "x": rows_of(x, first, kernel.batch, kernel.cols),
             **_gate_arguments(at, chain),

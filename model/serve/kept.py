@@ -20,11 +20,13 @@ Action = Literal["put", "append", "get", "drop"]
 #: A value takes at most this part of a store's bytes, so that one does not displace all others, and
 #: requests that go on from each other cannot make it ever larger.
 _PART = 16
+#: What an entry takes beside its value: many are of a few bytes, or of none.
+ENTRY_BYTES = 256
 
 
 class Store:
-    """Values by name, within ``most_bytes`` and until unused for ``seconds``; those used last
-    longest ago go first. Not thread-safe."""
+    """Values by name, within ``most_bytes`` and until unused for ``seconds``; the least recently
+    used go first. Each takes `ENTRY_BYTES` more than it has. Not thread-safe."""
 
     def __init__(self, most_bytes: int, seconds: float) -> None:
         self._most_bytes = most_bytes
@@ -52,13 +54,13 @@ class Store:
     def _keep(self, name: bytes, value: bytes | bytearray) -> None:
         if len(value) <= self._most_bytes // _PART:
             self._values[name] = time.monotonic(), value
-            self._bytes += len(value)
+            self._bytes += ENTRY_BYTES + len(value)
             self._forget(0.0)
 
     def _take(self, name: bytes) -> bytes | bytearray | None:
         _, value = self._values.pop(name, (0.0, None))
         if value is not None:
-            self._bytes -= len(value)
+            self._bytes -= ENTRY_BYTES + len(value)
         return value
 
     def _forget(self, before: float) -> None:

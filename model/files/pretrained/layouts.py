@@ -83,6 +83,14 @@ def after(first: int) -> Callable[[Keys, int], Rows]:
     return rows_after
 
 
+def padding_last(keys: Keys, rows: int) -> Rows:
+    """The rows after that of padding, then this one."""
+    padding = int(keys["own.padding"])
+    if rows <= padding + 1:
+        raise ValueError(f"more than {padding + 1} are needed")
+    return np.append(np.arange(padding + 1, rows), padding)
+
+
 def negated_exp(values: Floats) -> Floats:
     """-exp(x): the decay that a logarithm stands for."""
     return -np.exp(values)

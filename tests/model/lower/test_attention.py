@@ -60,7 +60,11 @@ def fill(session: Session) -> LayerAttention:
     cache, work, state = session.parts.cache, session.parts.work, session.parts.state
     mixer = session.parts.config.layers[1].attention
     assert mixer is not None
-    widths = {"q": mixer.query_width, "k": mixer.key_width, "v": mixer.value_width}
+    widths = {
+        "q": mixer.query_width,
+        "k": mixer.kv_heads * mixer.key_dim,
+        "v": mixer.kv_heads * mixer.value_dim,
+    }
     offset = 0
     for name, width in (*widths.items(), ("heads", mixer.output_width)):
         assert work.shared is not None

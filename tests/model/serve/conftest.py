@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 
+from tests.patience import PATIENCE
 from urdir.model.engine.adapters import AdapterScale
 from urdir.model.engine.requests.request import Ending, Finish, Piece, Request, TokenChoice
 from urdir.model.engine.requests.slots import SlotAction, SlotDone
@@ -210,7 +211,7 @@ class Running:
             base_url=f"{self.url}/v1",
             api_key="none",
             max_retries=0,
-            http_client=httpx.AsyncClient(trust_env=False),
+            http_client=httpx.AsyncClient(timeout=PATIENCE, trust_env=False),
         )
 
     def wait_for(self, condition: Callable[[], bool], seconds: float = 10) -> None:
@@ -232,7 +233,9 @@ def running(
         thread.start()
         try:
             url = f"http://127.0.0.1:{port}"
-            with httpx.Client(base_url=url, timeout=20, trust_env=False, verify=False) as client:
+            with httpx.Client(
+                base_url=url, timeout=PATIENCE, trust_env=False, verify=False
+            ) as client:
                 yield Running(service, url, port, server, service.model, client)
         finally:
             server.should_exit = server.force_exit = True

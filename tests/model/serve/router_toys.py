@@ -16,6 +16,7 @@ from typing import Any
 import httpx
 
 from tests.model.serve.conftest import ToyModel, ToyService
+from tests.patience import PATIENCE
 from urdir.model.errors import ModelError
 from urdir.model.serve.access import Access
 from urdir.model.serve.counts import Counts
@@ -151,6 +152,7 @@ class RunningRouter:
         )
         app = make_router_app(self.fleet, access, limits, counts)
         self.server = HttpServer(app, access, limits, counts, self.drain, self.fleet.holds.tasks)
+        self.server.on_stop = self.fleet.changes.end
         await self.fleet.refresh()
         begun.set()
         keeping = asyncio.create_task(self.fleet.run())
@@ -208,7 +210,7 @@ def running_router(
         thread.start()
         assert begun.wait(20)
         try:
-            with httpx.Client(base_url=router.url, timeout=20, trust_env=False) as client:
+            with httpx.Client(base_url=router.url, timeout=PATIENCE, trust_env=False) as client:
                 router.client = client
                 yield router
         finally:

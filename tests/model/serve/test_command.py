@@ -19,6 +19,7 @@ import httpx
 import pytest
 
 from tests.model.serve.serve_process import CHAT, HI, Process
+from tests.patience import PATIENCE
 from urdir.model.cli import main
 from urdir.model.commands import serve_opening as command
 from urdir.model.engine.options import EngineOptions
@@ -73,7 +74,11 @@ def ask_beside(server: Process) -> tuple[threading.Thread, list[str], threading.
         with (
             contextlib.suppress(httpx.HTTPError),
             httpx.stream(
-                "POST", server.url + CHAT, json={**HI, "stream": True}, timeout=20, trust_env=False
+                "POST",
+                server.url + CHAT,
+                json={**HI, "stream": True},
+                timeout=PATIENCE,
+                trust_env=False,
             ) as response,
         ):
             for line in response.iter_lines():
@@ -122,7 +127,9 @@ def test_a_second_interrupt_ends_the_answers(process: Callable[..., Process]) ->
 def test_a_lost_device_is_an_exit_code(process: Callable[..., Process], at_once: bool) -> None:
     server = process(*["--exit-on-device-loss"][: int(at_once)], lost="the device is lost: why")
     if not at_once:
-        assert httpx.get(f"{server.url}/health", trust_env=False).status_code == 503
+        assert (
+            httpx.get(f"{server.url}/health", timeout=PATIENCE, trust_env=False).status_code == 503
+        )
         server.interrupt()
     out, err = server.end()
     assert out == "1 drained closed 0\n"
@@ -137,8 +144,8 @@ def test_more_connections_than_open_files(process: Callable[..., Process]) -> No
     address = ("127.0.0.1", int(server.url.rpartition(":")[2]))
     with contextlib.ExitStack() as stack:
         for _ in range(90):
-            stack.enter_context(socket.create_connection(address, timeout=20))
-        reply = httpx.post(server.url + CHAT, json=HI, timeout=20, trust_env=False)
+            stack.enter_context(socket.create_connection(address, timeout=PATIENCE))
+        reply = httpx.post(server.url + CHAT, json=HI, timeout=PATIENCE, trust_env=False)
         assert reply.status_code == 200
     server.interrupt()
     out, err = server.end()
@@ -152,7 +159,7 @@ def test_flags(process: Callable[..., Process], tmp_path: Path) -> None:
     keys.write_text("one\ntwo\n")
     server = process("--api-key-file", str(keys), "--cors", "https://a.example", "--host", "::1")
     assert server.url.startswith("http://[::1]:")
-    with httpx.Client(base_url=server.url, trust_env=False) as http:
+    with httpx.Client(base_url=server.url, timeout=PATIENCE, trust_env=False) as http:
         assert http.get("/v1/models").status_code == 401
         asked = http.get(
             "/v1/models", headers={"Authorization": "Bearer two", "Origin": "https://a.example"}
