@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from urdir.model.graph.compression import SelectBlocks
 from urdir.model.graph.latent import AttendLatent
-from urdir.model.graph.ops import Op
+from urdir.model.graph.op import Op
 from urdir.model.graph.selection import Select
 from urdir.model.lower.attend import LayerAttention, append_keys_alone
 from urdir.model.lower.latent_heads import append_absorbed, append_latent_key, parts_of_heads

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import io
 import json
@@ -168,10 +169,13 @@ def test_there_are_examples_of_every_command() -> None:
     assert len(names) > 55
 
 
+parser_of = functools.cache(command_line.build_parser)
+
+
 @pytest.mark.parametrize("example", examples())
 def test_every_example_is_a_command_line(example: str) -> None:
     words = words_of(example)
-    command_line.build_parser(words[0]).parse(words)
+    parser_of(words[0]).parse(words)
 
 
 @pytest.mark.parametrize("example", [marked(e) for e in examples() if " serve" not in e])

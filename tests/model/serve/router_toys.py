@@ -151,6 +151,7 @@ class RunningRouter:
         )
         app = make_router_app(self.fleet, access, limits, counts)
         self.server = HttpServer(app, access, limits, counts, self.drain, self.fleet.holds.tasks)
+        self.server.on_stop = self.fleet.changes.end
         await self.fleet.refresh()
         begun.set()
         keeping = asyncio.create_task(self.fleet.run())

@@ -621,7 +621,7 @@ def test_what_is_unsent_follows() -> None:
     """Whichever thread sent it; nothing is sent once all is closed."""
     engine: Any = None  # no calls
     ours, theirs = socket.socketpair()
-    rounds = [wire.Round([wire.Told(number, tuple(range(100_000)))]) for number in range(20)]
+    rounds = [wire.Round([wire.Update(number, tuple(range(100_000)))]) for number in range(20)]
     with theirs, Desks(Store(0, 0.0)) as desks:
         theirs.settimeout(20)
         desk = desks.open(ours)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import signal
@@ -10,8 +11,10 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -20,7 +23,9 @@ import pytest
 from tests.patience import wait_for
 from tests.processes import end_of, running, start_python
 from urdir.model.commands import values
+from urdir.model.serve.access import Access
 from urdir.model.serve.interface import Metrics
+from urdir.model.serve.limits import Limits
 from urdir.model.serve.metrics import ServerMetrics
 
 QUESTION = {
@@ -75,6 +80,68 @@ ray.init(address="auto", log_to_driver=False)
 ray.kill(ray.get_actor("SERVE_REPLICA::urdir#Replica#" + sys.argv[1], namespace="serve"))
 """
 needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="needs the extra ray")
+
+
+@pytest.fixture
+def replicas(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """The module, with as much of Ray as a replica takes."""
+    if find_spec("ray") is None:
+        context = SimpleNamespace(replica_id=SimpleNamespace(unique_id="r1"))
+        toy = SimpleNamespace(ingress=lambda: lambda of: of, get_replica_context=lambda: context)
+        parts = {
+            "ray": SimpleNamespace(serve=toy),
+            "ray.serve": toy,
+            "ray.serve.config": SimpleNamespace(AutoscalingConfig=None, RequestRouterConfig=None),
+            "ray.serve.metrics": SimpleNamespace(Gauge=None),
+        }
+        for name, part in parts.items():
+            monkeypatch.setitem(sys.modules, name, part)
+    else:
+        from ray import serve
+
+        context = SimpleNamespace(replica_id=SimpleNamespace(unique_id="r1"))
+        monkeypatch.setattr(serve, "get_replica_context", lambda: context)
+    name = "urdir.model.serve.replicas"
+    monkeypatch.delitem(sys.modules, name, raising=False)
+    yield import_module(name)
+    sys.modules.pop(name, None)
+
+
+def test_a_replica_ends_after_responses_in_the_background(
+    replicas: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also those that begin meanwhile."""
+    done = list[str]()
+
+    class Service:
+        async def close(self) -> None:
+            done.append("closed")
+
+    def made(*_: Any, tasks: set[asyncio.Task[None]]) -> set[asyncio.Task[None]]:
+        return tasks
+
+    async def end() -> None:
+        replica = replicas.Replica(Service, Access(), Limits())
+        tasks = replica.__serve_build_asgi_app__()
+
+        async def write(*others: str) -> None:
+            await asyncio.sleep(0.01)
+            for name in others:
+                begin(name)
+            done.append("written")
+
+        def begin(*others: str) -> None:
+            tasks.add(task := asyncio.create_task(write(*others[1:])))
+            task.add_done_callback(tasks.discard)
+
+        begin("first", "second")
+        await release(replica)
+
+    release = replicas.Replica.__del__
+    monkeypatch.delattr(replicas.Replica, "__del__")  # Ray alone calls it
+    monkeypatch.setattr(replicas, "make_app", made)
+    asyncio.run(end())
+    assert done == ["written", "written", "closed"]
 
 
 @pytest.mark.parametrize(("text", "span"), [("2", (2, 2)), ("1-4", (1, 4)), ("0-1", (0, 1))])

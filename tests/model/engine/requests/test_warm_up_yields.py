@@ -13,6 +13,7 @@ import pytest
 
 from tests.patience import PATIENCE, wait_for
 from urdir.driver.errors import CudaError
+from urdir.model.engine import runner
 from urdir.model.engine.batch import Batch, Output, Segment, StepShape
 from urdir.model.engine.requests.request import Ending, Item, Piece, Request
 from urdir.model.engine.requests.service import Service
@@ -176,6 +177,28 @@ def test_closing_ends_what_has_begun(emulated_session: Session) -> None:
             break
         pieces += 1 if pieces < 3 else 7
     assert pieces > 20
+
+
+def test_what_is_not_gone_on_with_is_given_up(
+    emulated_session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Graphs for requests that have ended, at whichever piece: nothing of them stays."""
+    monkeypatch.setattr(runner, "MOST_BEGUN", 1)
+    parts, api = emulated_session.parts, emulated_session.parts.device.api
+    emulated_session.steps.record(SHAPES)
+    live = api.live()
+    with Steps(parts, 1 << 30) as steps:
+        for pieces in (1, 3, 10, 60):
+            for shape in SHAPES:
+                for _ in range(pieces):
+                    steps.prepare(shape)
+                    steps.wait_for_helper()
+                assert [*steps._begun] == [shape]
+                assert {*steps._bound} <= {shape}
+        while steps.prepare(SHAPES[1]):
+            steps.wait_for_helper()
+        assert steps.is_recorded(SHAPES[1])
+    assert api.live() == live
 
 
 def test_a_service_that_nobody_asks_sleeps(session: Session, engine: Any) -> None:
