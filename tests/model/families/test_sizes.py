@@ -64,11 +64,11 @@ def like(file: Any, key: str, value: int) -> Any:
 def refused(file: Any) -> str:
     """Why a file is refused: at once, and with no more memory than a good one."""
     tracemalloc.start()
-    begin = time.perf_counter()
+    begin = time.process_time()
     try:
         with pytest.raises((ConfigError, UnsupportedError)) as caught:
             Config.of(file)
-        assert time.perf_counter() - begin < 2.0
+        assert time.process_time() - begin < 2.0
         assert tracemalloc.get_traced_memory()[1] < 16 << 20
     finally:
         tracemalloc.stop()
