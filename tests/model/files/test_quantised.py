@@ -254,6 +254,8 @@ _STATE = "a.weight.quant_state.bitsandbytes__nf4"
         ('{"shape": [2, 4294967296], "blocksize": 64}', "shape"),
         ('{"shape": [2, true], "blocksize": 64}', "shape"),
         ('{"shape": [2, 32], "blocksize": 0}', "blocks of"),
+        ('{"shape": [2, 32], "blocksize": 3}', "blocks of"),
+        ('{"shape": [2, 32], "blocksize": 131072}', "blocks of"),
         ('{"shape": [2, 32]}', "blocks of"),
         ('{"shape": [2, 32], "blocksize": 64, "nested_offset": NaN}', "nested_offset nan"),
         ('{"shape": [2, 32], "blocksize": 64, "nested_offset": "1"}', "nested_offset 1"),
@@ -266,8 +268,26 @@ def test_states_of_four_bits_that_are_refused(text: str, message: str) -> None:
         merge_parts(_four_bits(text), Scheme("bitsandbytes"), Path("folder"))
 
 
+def test_scales_of_bytes_that_are_rounded_are_said_once_for_all() -> None:
+    stored = {
+        f"{name}.{part}": replace(_stored(f"{name}.{part}", dtype, *shape), data=data)
+        for name in "ab"
+        for part, dtype, shape, data in (
+            ("weight", "I8", (2, 128), np.arange(256).astype(np.uint8)),
+            ("SCB", "F32", (2,), np.array([0.1, 3.0], np.float32).view(np.uint8)),
+        )
+    }
+    with pytest.warns(UserWarning, match=r"^folder: scales of rows \(SCB\) are rounded") as found:
+        made = merge_parts(stored, Scheme("bitsandbytes"), Path("folder"))
+    layout = Layout(format_of(type_number(made["b.weight"].dtype)), 2, 128)
+    values = layout.unpack(layout.pack(made["b.weight"].data[:]))
+    assert len({str(of.message) for of in found}) == 1
+    wanted = stored["b.weight"].data[:].view(np.int8).reshape(2, 128) / 127 * [[0.1], [3.0]]
+    np.testing.assert_allclose(values, wanted, rtol=2**-11)
+
+
 @pytest.mark.filterwarnings("ignore:.* become F32, exactly:UserWarning")
-@pytest.mark.parametrize(("shape", "block"), [((3, 21), 64), ((7, 9), 5)])
+@pytest.mark.parametrize(("shape", "block"), [((3, 21), 64), ((7, 9), 6)])
 def test_rows_of_four_bits_of_any_width(shape: tuple[int, int], block: int) -> None:
     """Rows that begin within a byte and within a block, stored as other numbers."""
     rng, count = np.random.default_rng(6), math.prod(shape)
