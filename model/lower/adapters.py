@@ -38,7 +38,7 @@ SLOTS = "lora slot"
 
 
 def lower_normed_adapt(at: Lowering, ops: Sequence[Op]) -> bool:
-    """norm adapt: the norm that the products compute as well."""
+    """norm adapt: A x after a norm that the products compute as well."""
     norm, of = ops
     assert isinstance(norm, Norm)
     assert isinstance(of, Adapt)
@@ -52,7 +52,7 @@ def lower_normed_adapt(at: Lowering, ops: Sequence[Op]) -> bool:
 
 
 def lower_adapt(at: Lowering, ops: Sequence[Op]) -> bool:
-    """adapt: of x as it is, or after a norm that each reader computes."""
+    """adapt: A x of plain x, or of x after a norm that each reader computes."""
     (of,) = ops
     assert isinstance(of, Adapt)
     if of.x.rows == 1 and all(isinstance(op, Product) for op in at.readers(of.y)):

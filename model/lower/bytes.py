@@ -1,5 +1,4 @@
-"""Launches of products of many rows as signed bytes, of matrices that were chosen for it, and as
-floats of eight bits, of those that are."""
+"""Products of many rows in 8 bits: signed bytes of matrices chosen for it, or E4M3 matrices."""
 
 from __future__ import annotations
 
@@ -64,7 +63,7 @@ def append_bytes(at: Lowering, chain: Chain, matrices: Sequence[Matrix], packs: 
 def _packed_bytes(
     at: Lowering, chain: Chain, cols: int, element: Literal["s8", "e4m3"]
 ) -> dict[str, Slice | None]:
-    """The vectors of a product as bytes, and their scales, by a launch."""
+    """Append the quantisation of a product's vectors to bytes with scales."""
     norm, label, source = chain.norm, f"{chain.label}.pack", at.place(chain.x)
     packed = norm is None and chain.x in at.packed
     if packed:

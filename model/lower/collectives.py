@@ -112,7 +112,7 @@ def append_sum_of_ranks(
 
 
 def lower_parts_of_ranks(at: Lowering, ops: Sequence[Op]) -> bool:
-    """The ranks' logits, side by side."""
+    """Gather the logits of all ranks, side by side."""
     (of,) = ops
     assert isinstance(of, AllGather)
     exchange = at.parts.exchange

@@ -25,7 +25,7 @@ _pack = lru_cache(maxsize=64)(pack.Pack)
 
 
 def append_norm(at: Lowering, label: str, of: Norm, y: Slice) -> None:
-    """The norm of its vectors, in y (rows, cols)."""
+    """Append the norm of each vector of x, into y (rows, cols)."""
     layer, rows = at.norm(of.of), of.x.rows * of.x.width // of.cols
     kernel = _normalise(rows, of.cols, layer.norm, **_weight_rows(of))
     if y is at.work["normed"]:
@@ -42,8 +42,8 @@ def append_norm_after(
     next_norm: Norm | None,
     scale: float = 1.0,
 ) -> None:
-    """The sum of what was before and scale * norm(delta), or delta itself; with the ``next_norm``
-    completed if it is given."""
+    """Append residual + scale * norm(delta), without a ``norm`` of delta itself; a ``next_norm`` is
+    computed by the same launch."""
     of = None if norm is None else at.norm(norm.of)
     then = None if next_norm is None else at.norm(next_norm.of)
     cols = add.y.width if norm is None else norm.cols
@@ -67,7 +67,7 @@ def append_norm_after(
 
 
 def normed_place(at: Lowering, norm: Norm) -> Slice:
-    """Where a norm is completed for the products that read it."""
+    """The place of a norm's result, which is marked as computed for the products that read it."""
     if norm.y.name != "normed":
         return at.place(norm.y)
     at.completed = norm.x, norm.of
@@ -75,7 +75,8 @@ def normed_place(at: Lowering, norm: Norm) -> Slice:
 
 
 def lower_norm(at: Lowering, ops: Sequence[Op]) -> bool:
-    """A norm that several launches read, or of heads: a launch of its own, unless it is made."""
+    """A norm that several launches read, or of heads: a separate launch, unless it is computed
+    already."""
     (of,) = ops
     assert isinstance(of, Norm)
     if of.y.name == "normed" and at.completed == (of.x, of.of):
@@ -91,7 +92,8 @@ def lower_norm(at: Lowering, ops: Sequence[Op]) -> bool:
 
 
 def _packed_norm(at: Lowering, of: Norm) -> Slice | None:
-    """Where a norm that is the stream too is left packed, if products that take it so follow."""
+    """The place of a packed copy of a norm that becomes the stream, if products that take packed
+    activations follow; None otherwise."""
     whole = of.y.is_stream and of.cols == of.y.width and not _weight_rows(of)
     if not whole or not pack.Pack.can_norm(of.cols):
         return None
@@ -106,8 +108,8 @@ def _packed_norm(at: Lowering, of: Norm) -> Slice | None:
 
 
 def lower_norm_after(at: Lowering, ops: Sequence[Op]) -> bool:
-    """norm [scale] add [norm]: the end of a block with a norm after it. A factor that follows is
-    multiplied in place."""
+    """norm [scale] add [norm | scale_by]: the end of a block that normalises its result. A stored
+    factor that follows is multiplied in place."""
     norm, *rest = ops
     assert isinstance(norm, Norm)
     y, factor = norm.y, 1.0

@@ -49,12 +49,12 @@ class RowsOfTexts:
     bounds: Sequence[tuple[Slice, Slice]]
 
     def of(self, scores: Scores) -> tuple[Slice, Slice]:
-        """The bounds of attention with these scores."""
+        """Bounds of the keys that each row attends to with these scores."""
         return self.bounds[self.kinds.index(bounds_kind(scores))]
 
 
 def bounds_kind(scores: Scores) -> Scores:
-    """What of ``scores`` decides which keys a row attends to."""
+    """The fields of ``scores`` that decide which keys a row attends to."""
     return Scores(window=scores.window, chunk=scores.chunk, causal=scores.causal)
 
 
@@ -123,11 +123,11 @@ class Rows:
 
     @property
     def decode(self) -> int:
-        """Rows that are no prompt's."""
+        """Number of decoded rows."""
         return self.count - self.prompt
 
     def split(self) -> tuple[Rows, Rows]:
-        """The rows that are no prompt's, and those that are."""
+        """The decoded rows, and the rows of prompts."""
         first = replace(self, count=self.decode, prompt=0, segments=0, segment=None, walk=None)
         at, nbytes = 4 * self.decode, 4 * self.prompt
         rest = replace(
@@ -149,12 +149,12 @@ class Rows:
 
     @property
     def arguments(self) -> dict[str, Slice]:
-        """What kernels that work by row take."""
+        """Arguments of kernels that work by row."""
         return {"sequence": self.sequence, "position": self.position}
 
     @property
     def recurrent_arguments(self) -> dict[str, Slice]:
-        """What kernels that advance states take: of prompts their segments, too."""
+        """Arguments of kernels that advance states: as `arguments`, and the segments of prompts."""
         return {**self.arguments, **without_none(segment=self.segment, state_at=self.state_at)}
 
 
@@ -168,5 +168,5 @@ class OutputRows:
 
     @classmethod
     def of(cls, state: DecodeState, count: int, keys: int) -> OutputRows:
-        """``count`` of them."""
+        """The first ``count`` output rows."""
         return cls(state["output_row"], Rows.of(state, count, keys))

@@ -1,4 +1,4 @@
-"""Rules for sums, gates and what else happens to vectors between products, as launches."""
+"""Rules for elementwise operations between products: sums, gates, copies, embedding."""
 
 from __future__ import annotations
 
@@ -53,14 +53,14 @@ _rescale = lru_cache(maxsize=64)(rescale.Rescale)
 
 
 def append_sum(at: Lowering, label: str, of: Add, delta: Slice, scale: float = 1.0) -> None:
-    """What was before plus scale * delta."""
+    """Append residual + scale * delta."""
     kernel = _add(of.y.rows * of.y.width, scale)
     residual, y = at.place(of.a), at.place(of.y)
     at.launch(kernel, label, a=residual, b=delta, y=y)
 
 
 def lower_sum(at: Lowering, ops: Sequence[Op]) -> bool:
-    """[scale] add."""
+    """[scale] add: a sum, of which one addend may be scaled."""
     *scales, of = ops
     assert isinstance(of, Add)
     delta, factor = of.b, 1.0
@@ -75,7 +75,7 @@ def lower_sum(at: Lowering, ops: Sequence[Op]) -> bool:
 
 
 def lower_added_vector(at: Lowering, ops: Sequence[Op]) -> bool:
-    """A weight added to every row."""
+    """Add a stored vector to every row."""
     (of,) = ops
     assert isinstance(of, AddVector)
     kernel = add.Add(of.y.rows * of.y.width, width=of.y.width)
@@ -84,7 +84,7 @@ def lower_added_vector(at: Lowering, ops: Sequence[Op]) -> bool:
 
 
 def lower_scale(at: Lowering, ops: Sequence[Op]) -> bool:
-    """A factor, in place."""
+    """Multiply with a number, in place."""
     (of,) = ops
     assert isinstance(of, Scale)
     place = at.place(of.x)
@@ -94,7 +94,7 @@ def lower_scale(at: Lowering, ops: Sequence[Op]) -> bool:
 
 
 def lower_scale_by(at: Lowering, ops: Sequence[Op]) -> bool:
-    """A factor that is a weight."""
+    """Multiply with a stored factor."""
     (of,) = ops
     assert isinstance(of, ScaleBy)
     append_scale_by(at, of.label, of)
@@ -102,13 +102,13 @@ def lower_scale_by(at: Lowering, ops: Sequence[Op]) -> bool:
 
 
 def append_scale_by(at: Lowering, label: str, of: ScaleBy) -> None:
-    """The product of a tensor and of the factor."""
+    """Append the product of a tensor with a stored factor."""
     kernel, s = _rescale(of.y.rows * of.y.width, scaled=True), at.vector(of.factor)
     at.launch(kernel, label, x=at.place(of.x), s=s, y=at.place(of.y))
 
 
 def lower_copy(at: Lowering, ops: Sequence[Op]) -> bool:
-    """The stream, kept."""
+    """Copy the stream for later operations."""
     (of,) = ops
     assert isinstance(of, Copy)
     kernel = _rescale(of.y.rows * of.y.width)
@@ -117,7 +117,7 @@ def lower_copy(at: Lowering, ops: Sequence[Op]) -> bool:
 
 
 def lower_hide(at: Lowering, ops: Sequence[Op]) -> bool:
-    """Columns with the lowest number, in place."""
+    """Set columns to the lowest f32 number, in place."""
     (of,) = ops
     assert isinstance(of, Hide)
     at.share(of.y, of.x)
@@ -127,7 +127,7 @@ def lower_hide(at: Lowering, ops: Sequence[Op]) -> bool:
 
 
 def lower_recall(at: Lowering, ops: Sequence[Op]) -> bool:
-    """A sum with banked streams, which lie side by side."""
+    """Mix the stream with banked streams, which lie side by side."""
     (of,) = ops
     assert isinstance(of, Recall)
     assert of.of.weight is not None
@@ -142,7 +142,7 @@ def lower_recall(at: Lowering, ops: Sequence[Op]) -> bool:
 
 
 def lower_activate(at: Lowering, ops: Sequence[Op]) -> bool:
-    """f(x), in a launch of its own."""
+    """f(x) as a separate launch."""
     (of,) = ops
     assert isinstance(of, Activate)
     width = of.y.width if of.divisors is not None else 0
@@ -153,7 +153,7 @@ def lower_activate(at: Lowering, ops: Sequence[Op]) -> bool:
 
 
 def lower_gate(at: Lowering, ops: Sequence[Op]) -> bool:
-    """gate [add]: f(gate) * x, added to what was before, in a launch of its own."""
+    """gate [add]: f(gate) * x, with a residual added if one follows, as a separate launch."""
     of, *adds = ops
     assert isinstance(of, Gate)
     y, added = of.y, None
@@ -189,7 +189,7 @@ def lower_gate_of_columns(at: Lowering, ops: Sequence[Op]) -> bool:
 
 
 def lower_gather(at: Lowering, ops: Sequence[Op]) -> bool:
-    """The rows whose results are wanted."""
+    """Gather the rows whose results the step needs."""
     (of,) = ops
     assert isinstance(of, Gather)
     assert at.outputs is not None
@@ -199,7 +199,7 @@ def lower_gather(at: Lowering, ops: Sequence[Op]) -> bool:
 
 
 def lower_pool(at: Lowering, ops: Sequence[Op]) -> bool:
-    """The mean of each text."""
+    """Pool the rows of each text by their mean."""
     (of,) = ops
     assert isinstance(of, Pool)
     assert at.rows.texts is not None
@@ -210,7 +210,7 @@ def lower_pool(at: Lowering, ops: Sequence[Op]) -> bool:
 
 
 def lower_reorder(at: Lowering, ops: Sequence[Op]) -> bool:
-    """Columns in another order."""
+    """Permute columns."""
     (of,) = ops
     assert isinstance(of, Reorder)
     kernel = reorder.Reorder(of.y.width, of.y.rows)
@@ -220,7 +220,7 @@ def lower_reorder(at: Lowering, ops: Sequence[Op]) -> bool:
 
 
 def lower_embed(at: Lowering, ops: Sequence[Op]) -> bool:
-    """Rows of a table, for the rows' tokens."""
+    """Look up the embedding of each row's token."""
     (of,) = ops
     assert isinstance(of, Embed)
     weights, texts = at.parts.weights, at.rows.texts
@@ -264,7 +264,7 @@ def lower_embed(at: Lowering, ops: Sequence[Op]) -> bool:
 
 
 def lower_concat(at: Lowering, ops: Sequence[Op]) -> bool:
-    """Two vectors, one after the other."""
+    """Concatenate two vectors per row."""
     (of,) = ops
     assert isinstance(of, Concat)
     kernel = Join(of.x.rows, of.x.width, of.other.width)

@@ -1,4 +1,4 @@
-"""What the launches of a product of few rows multiply: steps of the request, and arguments."""
+"""Inputs of products of few rows: prologue steps of the request, and arguments."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def gate_of(op: Gate | GatedNorm) -> gates.Gate | None:
 
 
 class Vectors:
-    """What the launches of a chain multiply: steps of the request, and arguments."""
+    """Inputs of the launches of a chain: prologue steps of the request, and arguments."""
 
     def __init__(self, at: Lowering, chain: Chain, normed: Slice | None) -> None:
         self._at, self._chain, self._normed = at, chain, normed
@@ -54,7 +54,7 @@ class Vectors:
                 self._begun = left if left is not None and left.norm == self._norm else None
 
     def asked(self, request: LinearRequest) -> LinearRequest:
-        """The request, with the vectors as they are."""
+        """The request for plain vectors."""
         chain = self._chain
         if chain.gate is not None:
             gate = gate_of(chain.gate)
@@ -127,7 +127,7 @@ def _sum_arguments(at: Lowering, chain: Chain) -> Arguments:
 
 
 def _gated(chain: Chain) -> Tensor:
-    """What the products read, before the gate."""
+    """The tensor that the products read, before the gate."""
     if chain.gate is None:
         return chain.x
     return chain.gate.x

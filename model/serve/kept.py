@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections import OrderedDict
 from enum import Enum
 from hashlib import blake2b
 from typing import Literal, Protocol
@@ -33,7 +34,7 @@ class Store:
         self._seconds = seconds
         self._bytes = 0
         # in the order of their last use
-        self._values: dict[bytes, tuple[float, bytes | bytearray]] = {}
+        self._values: OrderedDict[bytes, tuple[float, bytes | bytearray]] = OrderedDict()
 
     def do(self, action: Action, name: bytes, value: bytes = b"", start: int = 0) -> bytes | None:
         """Put a value; append one to what is there, if that has ``start`` bytes; get what is there
@@ -64,7 +65,9 @@ class Store:
         return value
 
     def _forget(self, before: float) -> None:
-        for name, (used, _) in list(self._values.items()):
+        while self._values:
+            name = next(iter(self._values))
+            used, _ = self._values[name]
             if used > before and self._bytes <= self._most_bytes:
                 break
             self._take(name)

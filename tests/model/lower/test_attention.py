@@ -111,6 +111,7 @@ def attend(session: Session, at: LayerAttention) -> tuple[list[str], list[Any]]:
     return kernels, [rows, *(memory.download(np.uint8) for memory in stored(session))]
 
 
+@pytest.mark.turns(5)
 @pytest.mark.parametrize(
     ("kv_dtype", "page_len"),
     [("f16", 0), ("f16", 16), ("f32", 0), ("q8_0", 32), ("fp8", 16), ("q4_0", 0)],

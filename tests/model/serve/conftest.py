@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 
-from tests.patience import PATIENCE
+from tests.patience import PATIENCE, wait_for
 from urdir.model.engine.adapters import AdapterScale
 from urdir.model.engine.requests.request import Ending, Finish, Piece, Request, TokenChoice
 from urdir.model.engine.requests.slots import SlotAction, SlotDone
@@ -214,11 +213,7 @@ class Running:
             http_client=httpx.AsyncClient(timeout=PATIENCE, trust_env=False),
         )
 
-    def wait_for(self, condition: Callable[[], bool], seconds: float = 10) -> None:
-        end = time.monotonic() + seconds
-        while not condition():
-            assert time.monotonic() < end, "it did not happen in time"
-            time.sleep(0.01)
+    wait_for = staticmethod(wait_for)
 
 
 @contextlib.contextmanager
@@ -239,7 +234,7 @@ def running(
                 yield Running(service, url, port, server, service.model, client)
         finally:
             server.should_exit = server.force_exit = True
-            thread.join(20)
+            thread.join(PATIENCE)
             assert not thread.is_alive()
 
 
@@ -281,12 +276,13 @@ def server(_shared_server: Running, service: ToyService) -> Running:
 def process() -> Iterator[Callable[..., Any]]:
     """Starts `serve_process.Process`."""
     from tests.model.serve.serve_process import Process
+    from tests.processes import kill
 
     with contextlib.ExitStack() as stack:
 
         def start(*flags: str, **how: Any) -> Process:
             started = Process(*flags, **how)
-            stack.callback(started.process.kill)
+            stack.callback(kill, started.process)
             return started
 
         yield start

@@ -253,3 +253,20 @@ def test_a_store_bounds_how_many_values_it_has() -> None:
     for name in names:  # what was dropped takes nothing
         store.do("append", name, b"", 0)
     assert [name for name in names if store.do("get", name) is not None] == names[-10:]
+
+
+def test_a_full_store_is_as_quick_as_an_empty_one() -> None:
+    """Front ends look for events and orders many times a second."""
+
+    def seconds(values: int) -> float:
+        store, times = Store(1 << 30, 60.0), []
+        for number in range(values):
+            store.do("put", b"%d" % number)
+        for _ in range(5):
+            begun = time.thread_time()
+            for _ in range(50):
+                store.do("get", b"0")
+            times.append(time.thread_time() - begun)
+        return min(times)
+
+    assert seconds(3_000) < 20 * seconds(10)

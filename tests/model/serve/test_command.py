@@ -20,6 +20,7 @@ import pytest
 
 from tests.model.serve.serve_process import CHAT, HI, Process
 from tests.patience import PATIENCE
+from tests.processes import running, start_python
 from urdir.model.cli import main
 from urdir.model.commands import serve_opening as command
 from urdir.model.engine.options import EngineOptions
@@ -269,11 +270,8 @@ def test_names_of_the_model(
 @pytest.mark.full
 def test_the_demo_model_answers_several_at_once() -> None:
     """The engine itself, on a machine without a GPU."""
-    command = [sys.executable, "-m", "urdir.model", "serve", "--port", "0", "-c", "64"]
-    process = subprocess.Popen(
-        [*command, "--device", "emulator"], stderr=subprocess.PIPE, text=True
-    )
-    try:
+    words = ("serve", "--port", "0", "-c", "64", "--device", "emulator")
+    with running(start_python("-m", "urdir.model", *words, stderr=subprocess.PIPE)) as process:
         assert process.stderr is not None
         lines = iter(process.stderr.readline, "")
         url = next(found[0] for line in lines if (found := re.search(r"http://\S+", line)))
@@ -284,10 +282,7 @@ def test_the_demo_model_answers_several_at_once() -> None:
         assert [choice["message"]["content"] for choice in choices] == ["2 plus 3 is 5."] * 3
         assert {choice["finish_reason"] for choice in choices} == {"stop"}
         process.send_signal(signal.SIGINT)
-        assert process.wait(30) == 0
-    finally:
-        process.kill()
-        process.communicate()
+        assert process.wait(PATIENCE) == 0
 
 
 @pytest.mark.parametrize(

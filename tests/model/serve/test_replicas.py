@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
@@ -21,6 +20,8 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.patience import wait_for
+from tests.processes import end_of, running, start_python
 from urdir.model.commands import values
 from urdir.model.serve.access import Access
 from urdir.model.serve.interface import Metrics
@@ -216,21 +217,17 @@ class Cluster:
             found[whose] = next(float(line.split()[1]) for line in lines if line.split()[0] == name)
         return found
 
-    def wait_for(self, condition: Callable[[], bool], seconds: float = STARTED) -> None:
-        end = time.monotonic() + seconds
-        while not condition():
-            assert time.monotonic() < end, "it did not happen in time"
-            time.sleep(0.2)
+    def wait_for(self, condition: Callable[[], bool]) -> None:
+        wait_for(condition, STARTED)
 
 
 @contextlib.contextmanager
 def started(command: list[str], port: int, sign: str) -> Iterator[Cluster]:
     """A cluster of its own, once a line of stderr has ``sign``."""
-    process = subprocess.Popen(
-        [sys.executable, *command], stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        env={**os.environ, "RAY_ADDRESS": "local"},
-    )  # fmt: skip
-    try:
+    pipe = subprocess.PIPE
+    environment = {**os.environ, "RAY_ADDRESS": "local"}
+    process = start_python(*command, stdin=pipe, stderr=pipe, env=environment)
+    with running(process):
         assert process.stderr is not None
         seen = []
         for line in process.stderr:
@@ -242,9 +239,8 @@ def started(command: list[str], port: int, sign: str) -> Iterator[Cluster]:
         cluster = Cluster(process, port)
         with cluster.http:
             yield cluster
-    finally:
         process.send_signal(signal.SIGINT)
-        process.communicate(timeout=60)
+        end_of(process)
 
 
 def free_port() -> int:
@@ -292,7 +288,7 @@ class TestTwoReplicas:
             next(reply.iter_lines())
             assert sum(cluster.figures("urdir_running").values()) == 1
         before = sum(cluster.figures("urdir_generated_tokens_total").values())
-        cluster.wait_for(lambda: not any(cluster.figures("urdir_running").values()), 20)
+        cluster.wait_for(lambda: not any(cluster.figures("urdir_running").values()))
         assert sum(cluster.figures("urdir_generated_tokens_total").values()) < before + 100
 
     def test_errors_come_through(self, cluster: Cluster) -> None:

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.patience import wait_for
 from urdir.model.errors import BusyError, ConstraintError, ModelError
 from urdir.model.files.gguf import Gguf
 from urdir.model.text import constraint_starter, constraint_worker
@@ -112,13 +113,6 @@ def source_pid(compiler: ConstraintCompiler) -> int:
     source: Any = compiler._starter._source
     pid: int = source._process.pid
     return pid
-
-
-def wait_for(condition: Callable[[], bool], seconds: float = 10.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 # ---- kinds ---------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.patience import wait_for
 from urdir.driver.errors import CudaError
 from urdir.model.engine import runner
 from urdir.model.engine.batch import Batch, Output, Segment, StepShape
@@ -61,13 +62,6 @@ def record_for_the_request(session: Session) -> None:
 def prepare_all(session: Session, shape: StepShape) -> None:
     while session.steps.prepare(shape):
         session.steps.wait_for_helper()
-
-
-def wait_for(condition: Callable[[], object]) -> None:
-    end = time.monotonic() + 250
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.001)
 
 
 def test_what_takes_long_is_another_thread_s(
