@@ -12,6 +12,7 @@ from urdir.model.lower import (
     latent,
     linear,
     moe,
+    ngrams,
     recurrent,
     rwkv,
     selection,
@@ -22,7 +23,7 @@ from urdir.model.lower.rule import RuleBook
 
 _ROOMS = (
     *(adapters, moe, selection, compression, latent, attention, rwkv, linear),
-    *(altup, recurrent, collectives, stream, streams, blocks),
+    *(altup, recurrent, collectives, stream, streams, blocks, ngrams),
 )
 #: What a step is lowered by.
 RULES = RuleBook([rule for room in _ROOMS for rule in room.RULES])

@@ -30,6 +30,8 @@ NO_SIZES = {
     *("interleave_moe_layer_step", "leading_dense_block_count", "num_loops"),
     *("rope.scaling.original_context_length", "attention.rope_pattern"),
     *("token_shift_count", "rescale_every_n_layers", "attention.compress_ratios"),
+    *("ple.layers", "ple.eos_token_id", "ple.image_token_id", "ple.layer_multipliers"),
+    *("ple.head_offsets", "ple.head_vocab_sizes"),
 }
 Golden = Callable[[str], Any]
 Changed = Callable[..., Any]
