@@ -30,6 +30,7 @@ from urdir.model.families.registry import describe
 from urdir.model.families.rope import RopeConfig
 from urdir.model.families.stored import StoredMatrix, StoredVector
 from urdir.model.files.metadata import Metadata, StringArray
+from urdir.ptxgen.kernels.ngram_rows import NgramHash
 
 DATA = Path(__file__).parents[2] / "data"
 KINDS = ("families", "encoders", "encoder_decoders")
@@ -156,6 +157,9 @@ def check(value: Any) -> None:
         assert value.repeat > 0
         assert value.size % value.repeat == 0
         assert value.first + value.size // value.repeat <= math.prod(value.shape)
+    elif isinstance(value, NgramHash):
+        assert all(0 <= factor < 2**64 for factor in value.multipliers)
+        check((value.offsets, value.sizes, value.boundary))
     elif is_dataclass(value):
         if isinstance(value, Attention):
             assert min(value.heads, value.kv_heads, value.key_dim, value.value_dim) > 0
