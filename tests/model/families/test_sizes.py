@@ -31,6 +31,8 @@ NO_SIZES = {
     *("rope.scaling.original_context_length", "attention.rope_pattern"),
     *("adapters.token_ids_activate", "adapters.token_ids_substitute"),
     *("token_shift_count", "rescale_every_n_layers", "attention.compress_ratios"),
+    *("ple.layers", "ple.eos_token_id", "ple.image_token_id", "ple.layer_multipliers"),
+    *("ple.head_offsets", "ple.head_vocab_sizes"),
 }
 Golden = Callable[[str], Any]
 Changed = Callable[..., Any]
