@@ -103,19 +103,19 @@ class _Run:
         command += ["--seconds", str(self._end - time.monotonic())]
         with tempfile.TemporaryFile() as current:
             command += ["--current", str(current.fileno())]
-            process = subprocess.Popen(
+            with subprocess.Popen(
                 command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
                 env=_ENVIRONMENT, pass_fds=[current.fileno()],
-            )  # fmt: skip
-            assert process.stdout is not None
-            for line in process.stdout:
-                if line.startswith(worker.REPORT):
-                    report = json.loads(line.removeprefix(worker.REPORT))
-                    self._took(report["next"] - first, report["outcomes"])
-                    first = report["next"]
-                    for what in report["findings"]:
-                        self._found(first - 1, what)
-            if status := process.wait():
+            ) as process:  # fmt: skip
+                assert process.stdout is not None
+                for line in process.stdout:
+                    if line.startswith(worker.REPORT):
+                        report = json.loads(line.removeprefix(worker.REPORT))
+                        self._took(report["next"] - first, report["outcomes"])
+                        first = report["next"]
+                        for what in report["findings"]:
+                            self._found(first - 1, what)
+            if status := process.returncode:
                 number = int.from_bytes(os.pread(current.fileno(), 8, 0), "little")
                 self._took(number + 1 - first, {"finding": 1, "unknown": number - first})
                 self._found(number, f"died with {status}")

@@ -147,7 +147,7 @@ def test_spans_go_to_a_collector(server: Any) -> None:
     with HTTPServer(("127.0.0.1", 0), Collector) as collector:
         url = f"http://127.0.0.1:{collector.server_port}"
         with subprocess.Popen([sys.executable, "-c", script, url]) as process:
-            collector.timeout = 60
+            collector.timeout = 120
             collector.handle_request()
         assert process.returncode == 0
     [(path, body)] = got

@@ -16,6 +16,7 @@ import httpx
 import pytest
 
 from tests.patience import PATIENCE, wait_for
+from tests.processes import running, start
 
 CHROMIUM = shutil.which("chromium")
 DRIVER = shutil.which("chromedriver")
@@ -95,7 +96,7 @@ class Browser:
 def browser() -> Iterator[Browser]:
     if CHROMIUM is None or DRIVER is None:
         pytest.skip("chromium or chromedriver is missing")
-    with subprocess.Popen([DRIVER, "--port=0"], stdout=subprocess.PIPE, text=True) as process:
+    with running(start([DRIVER, "--port=0"], stdout=subprocess.PIPE)) as process:
         assert process.stdout is not None
         found = None
         while found is None:
@@ -107,7 +108,6 @@ def browser() -> Iterator[Browser]:
             opened = Browser(driver)
             yield opened
             opened.close()
-        process.terminate()
 
 
 @pytest.fixture
