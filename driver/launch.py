@@ -117,7 +117,7 @@ def pack(kernel: Kernel, args: Mapping[str, Any], label: str = "") -> PackedArgu
     places: list[int] = []
     for param, needed in zip(declared.params, declared.nbytes, strict=True):
         value = args[param.name]
-        if param.is_pointer:
+        if needed is not None:
             regions[param.name] = value
             value = _address(kernel, param, needed, value, label)
             places.append(value)
