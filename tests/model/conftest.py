@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from tests.model import golden_files
+from urdir.driver.emulator import jit
 from urdir.model.cli import main
 from urdir.ptxgen.render import frame
 
@@ -39,12 +40,18 @@ def _module(name: str) -> Any:
     return module
 
 
+#: Texts and programs of kernels that a process of tests keeps: a megabyte each.
+KEPT_KERNELS = 1024
+
+
 @pytest.fixture(scope="session", autouse=True)
-def _kernels_are_rendered_once() -> Iterator[None]:
-    """Most tests open a device of their own, which has no cache: they would render the same kernels
-    again and again."""
+def _kernels_are_made_once() -> Iterator[None]:
+    """Most tests open a device of their own, which has no cache, and many files the same models:
+    they would render and compile the same kernels again and again."""
+    keep = functools.lru_cache(maxsize=KEPT_KERNELS)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(frame, "render", functools.lru_cache(maxsize=1 << 11)(frame.render))
+        patch.setattr(frame, "render", keep(frame.render))
+        patch.setattr(jit, "_compile", keep(jit._compile.__wrapped__))
         yield
 
 
