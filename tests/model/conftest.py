@@ -19,6 +19,8 @@ from tests.model import golden_files
 from urdir.driver.emulator import jit
 from urdir.model.cli import main
 from urdir.ptxgen.render import frame
+from urdir.ptxgen.spec import KernelSpec
+from urdir.ptxgen.target import Target
 
 DATA = Path(__file__).parent.parent / "data"
 
@@ -48,10 +50,23 @@ KEPT_KERNELS = 1024
 def _kernels_are_made_once() -> Iterator[None]:
     """Most tests open a device of their own, which has no cache, and many files the same models:
     they would render and compile the same kernels again and again."""
-    keep = functools.lru_cache(maxsize=KEPT_KERNELS)
+    texts: dict[str, str] = {}
+    render = frame.render
+
+    def rendered_once(spec: KernelSpec, target: Target) -> str:
+        if not type(spec).__module__.startswith("urdir."):  # made for a test
+            return render(spec, target)
+        key = spec.key(target.name)
+        if key not in texts:
+            if len(texts) == KEPT_KERNELS:
+                texts.clear()
+            texts[key] = render(spec, target)
+        return texts[key]
+
+    compiled = functools.lru_cache(maxsize=KEPT_KERNELS)(jit._compile.__wrapped__)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(frame, "render", keep(frame.render))
-        patch.setattr(jit, "_compile", keep(jit._compile.__wrapped__))
+        patch.setattr(frame, "render", rendered_once)
+        patch.setattr(jit, "_compile", compiled)
         yield
 
 
