@@ -18,10 +18,9 @@ import numpy.typing as npt
 from urdir.driver.compare import MismatchError, written_params
 from urdir.driver.dependencies import Dependencies, Edge
 from urdir.driver.errors import DriverError, LaunchError
-from urdir.driver.graph import Graph, RecordedGraph, RecordedParts, may_be_programmatic
+from urdir.driver.graph import Graph, RecordedGraph, may_be_programmatic
 from urdir.driver.kernel import access_of
 from urdir.driver.launch import launch
-from urdir.driver.memory import PinnedBuffer
 from urdir.driver.operation import (
     Copy,
     Launch,
@@ -30,8 +29,10 @@ from urdir.driver.operation import (
     allocation_of,
 )
 from urdir.driver.parallel import Work, completed
+from urdir.driver.pinned import PinnedBuffer
 from urdir.driver.plan import Plan, StopAfter
 from urdir.driver.ranges import named
+from urdir.driver.recorded_parts import RecordedParts
 from urdir.driver.stream import Stream
 from urdir.driver.streamed import check_transfers, is_transfer
 

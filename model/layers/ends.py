@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from urdir.model.families.description import LayerEmbeddings
+from urdir.model.families.layers import LowRankConnection
 from urdir.model.graph.ops import (
     Add,
     AddVector,
@@ -15,17 +16,23 @@ from urdir.model.graph.ops import (
     Scale,
 )
 from urdir.model.graph.streams import JoinStreams
+from urdir.model.graph.switch import SwitchRows
 from urdir.model.graph.tensor import STREAM, Tensor
 from urdir.model.layers.altup import further_streams, merged
 from urdir.model.layers.builder import LayerOps, StepOps
 from urdir.model.layers.layer import recalled, save
+from urdir.model.layers.streams import gated_mean
 
 
 def embedding(step: StepOps) -> Tensor:
     """The stream as it begins (`Config`)."""
     config, graph = step.config, step.graph
-    table, scale = config.embedding, config.embedding_scale
-    x = graph.add(Embed("token_embd", step.stream(), table, scale, config.positions))
+    table, scale, tokens = config.embedding, config.embedding_scale, None
+    if config.switch is not None:
+        tokens = Tensor("tokens", step.rows, 1, "u32")
+        graph.add(SwitchRows("switch", tokens, config.switch, config.vocab_size))
+    y = step.stream()
+    x = graph.add(Embed("token_embd", y, table, scale, config.positions, tokens=tokens))
     if config.token_type is not None:
         x = graph.add(AddVector("token_types", step.stream(), x, config.token_type))
     if config.token_types is not None:
@@ -77,6 +84,8 @@ def joined_streams(step: StepOps, x: Tensor) -> Tensor:
     graph, of = step.graph, step.config.join
     if of is None:
         return graph.add(JoinStreams("streams.mean", step.stream(x.rows), x))
+    if isinstance(of, LowRankConnection):
+        return gated_mean(graph, str, "output_hc", of, x, step.stream(x.rows))[0]
     normed = graph.add(
         Norm("output_hc_norm", Tensor("normed streams", x.rows, x.width), x, of.norm)
     )

@@ -12,17 +12,20 @@ from urdir.model.lower import (
     latent,
     linear,
     moe,
+    ngrams,
+    norms,
     recurrent,
     rwkv,
     selection,
     stream,
     streams,
+    switch,
 )
 from urdir.model.lower.rule import RuleBook
 
 _ROOMS = (
     *(adapters, moe, selection, compression, latent, attention, rwkv, linear),
-    *(altup, recurrent, collectives, stream, streams, blocks),
+    *(altup, recurrent, collectives, norms, stream, streams, blocks, switch, ngrams),
 )
 #: What a step is lowered by.
 RULES = RuleBook([rule for room in _ROOMS for rule in room.RULES])

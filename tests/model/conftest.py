@@ -88,7 +88,6 @@ def cli(
 ) -> Callable[..., tuple[int, str, str]]:
     """Run a command line on the emulator; (exit code, stdout, stderr)."""
     monkeypatch.setenv("URDIR_DEVICE", "emulator")
-    monkeypatch.setenv("URDIR_CACHE_DIR", "")
 
     def run(*argv: str | Path) -> tuple[int, str, str]:
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import io
 import json
@@ -13,7 +14,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import chdir, closing
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -22,6 +23,7 @@ import numpy as np
 import pytest
 
 from tests.model.tiny_encoder import write_encoder
+from tests.processes import beginning, end_of, running, start_python
 from urdir.model import cli as command_line
 from urdir.model.families.shapes import SHAPES
 from urdir.model.files import hub, source
@@ -29,6 +31,7 @@ from urdir.model.measure.base_logits import packed, writing
 from urdir.model.measure.perplexity import Chunk
 from urdir.model.verify import check
 
+DATA = Path(__file__).parents[2] / "data"
 #: What takes the emulator long, but for what is short.
 SLOW = ("run", "chat", "logits", "ptx stats --model", "ptx dump --model", "ptx explain gemm")
 SLOW += ("bench", "check", "perplexity")
@@ -73,41 +76,48 @@ def marked(example: str) -> object:
     return pytest.param(example, marks=[pytest.mark.full, pytest.mark.slow] if is_slow else [])
 
 
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory, demo_file: Path) -> Path:
+    """What the examples name: a model, a folder of safetensors, PTX files."""
+    folder = tmp_path_factory.mktemp("examples")
+    with chdir(folder):
+        shutil.copy(demo_file, "model.gguf")
+        shutil.copy(DATA / "golden" / "nano-llama-q8_0.gguf", "model-f16.gguf")
+        Path("models").mkdir()
+        Path("models/model.gguf").symlink_to("../model.gguf")
+        Path("folder").symlink_to(DATA / "safetensors" / "llama-bf16")
+        for name in ("bge", "qwen3-embedding", "reranker"):
+            write_encoder(Path(f"{name}.gguf"), ranks=name == "reranker", unused=8000)
+        Path("tokens.txt").write_text("1 2 3")
+        Path("keys.txt").write_text(KEY)
+        Path("wiki.test.raw").write_text("Once upon a time. " * 9)
+        for name in ("f16.gguf", "q4.gguf"):
+            Path(name).symlink_to("model.gguf")
+        with writing(Path("base.kld"), [Chunk((1, 2, 3, 4, 5, 6))], 2048) as base:
+            base.write(packed(np.zeros((2, 2048), np.float32)).tobytes())
+        body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}
+        line = json.dumps({"custom_id": "a", "url": "/v1/chat/completions", "body": body})
+        Path("in.jsonl").write_text(line)
+        command_line.main(["ptx", "dump", "add", "-o", "old"])
+        command_line.main(["ptx", "dump", "add", "--target", "sm_80", "-o", "new"])
+        shutil.copytree("new", "out")
+        (mine,), (theirs,) = Path("old").iterdir(), Path("new").iterdir()
+        for name, file in (("mine.ptx", mine), ("theirs.ptx", theirs), ("edited.ptx", mine)):
+            shutil.copy(file, name)
+        bash = ".local/share/bash-completion/completions"
+        for name in (bash, ".zfunc", ".config/fish/completions"):
+            Path(name).mkdir(parents=True)
+    return folder
+
+
 @pytest.fixture
-def folder(
-    data: Path, tmp_path: Path, demo_file: Path, cli: Callable[..., tuple[int, str, str]],
-    monkeypatch: pytest.MonkeyPatch,
-) -> Path:  # fmt: skip
-    """What the examples name: a model, a folder of safetensors, PTX files, a hub."""
+def folder(prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of it, and a hub that has the model."""
+    shutil.copytree(prepared, tmp_path, symlinks=True, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
-    shutil.copy(demo_file, "model.gguf")
-    shutil.copy(data / "golden" / "nano-llama-q8_0.gguf", "model-f16.gguf")
-    Path("models").mkdir()
-    Path("models/model.gguf").symlink_to(Path("model.gguf").resolve())
-    Path("folder").symlink_to(data / "safetensors" / "llama-bf16")
     for module in (hub, source):
         monkeypatch.setattr(module, "download", lambda name: Path("model.gguf").resolve())
-    for name in ("bge", "qwen3-embedding", "reranker"):
-        write_encoder(Path(f"{name}.gguf"), ranks=name == "reranker", unused=8000)
-    Path("tokens.txt").write_text("1 2 3")
-    Path("keys.txt").write_text(KEY)
-    Path("wiki.test.raw").write_text("Once upon a time. " * 9)
-    for name in ("f16.gguf", "q4.gguf"):
-        Path(name).symlink_to("model.gguf")
-    with writing(Path("base.kld"), [Chunk((1, 2, 3, 4, 5, 6))], 2048) as base:
-        base.write(packed(np.zeros((2, 2048), np.float32)).tobytes())
-    body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}
-    line = json.dumps({"custom_id": "a", "url": "/v1/chat/completions", "body": body})
-    Path("in.jsonl").write_text(line)
-    cli("ptx", "dump", "add", "-o", "old")
-    cli("ptx", "dump", "add", "--target", "sm_80", "-o", "new")
-    shutil.copytree("new", "out")
-    (mine,), (theirs,) = Path("old").iterdir(), Path("new").iterdir()
-    for name, file in (("mine.ptx", mine), ("theirs.ptx", theirs), ("edited.ptx", mine)):
-        shutil.copy(file, name)
-    for name in (".local/share/bash-completion/completions", ".zfunc", ".config/fish/completions"):
-        Path(name).mkdir(parents=True)
     return tmp_path
 
 
@@ -136,23 +146,23 @@ class Server:
     """`urdir serve`, which goes on until it is interrupted."""
 
     def __init__(self, words: list[str]) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "urdir.model", *words, "--device", "emulator", "--port", "0"],
+        self.process = start_python(
+            *("-m", "urdir.model", *words, "--device", "emulator", "--port", "0"),
             env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "URDIR_CACHE_DIR": ""},
             stderr=subprocess.PIPE,
-            text=True,
         )
         assert self.process.stderr is not None
         lines: list[str] = []
-        while not (found := re.search(r"http://\S+", "".join(lines[-1:]))):
-            lines.append(self.process.stderr.readline())
-            assert lines[-1], "".join(lines)
+        with beginning(self.process):
+            while not (found := re.search(r"http://\S+", "".join(lines[-1:]))):
+                lines.append(self.process.stderr.readline())
+                assert lines[-1], "".join(lines)
         self.url = found[0].replace("0.0.0.0", "127.0.0.1")
 
     def close(self) -> int:
-        self.process.send_signal(signal.SIGINT)
-        self.process.communicate(timeout=60)
-        return self.process.returncode
+        with running(self.process):
+            self.process.send_signal(signal.SIGINT)
+            return end_of(self.process)[0]
 
 
 @pytest.fixture(scope="module")
@@ -167,10 +177,13 @@ def test_there_are_examples_of_every_command() -> None:
     assert len(names) > 55
 
 
+parser_of = functools.cache(command_line.build_parser)
+
+
 @pytest.mark.parametrize("example", examples())
 def test_every_example_is_a_command_line(example: str) -> None:
     words = words_of(example)
-    command_line.build_parser(words[0]).parse(words)
+    parser_of(words[0]).parse(words)
 
 
 @pytest.mark.parametrize("example", [marked(e) for e in examples() if " serve" not in e])

@@ -44,11 +44,9 @@ from urdir.model.measure.bench import (
     Rates,
     _Bench,
     bench,
-    bytes_per_step,
-    flops_of,
-    moved_per_step,
     time_step,
 )
+from urdir.model.measure.costs import bytes_per_step, flops_of, moved_per_step
 from urdir.model.measure.kernels import bench_gemv
 from urdir.model.measure.paper_device import paper_device
 from urdir.model.measure.product_rate import product_rate

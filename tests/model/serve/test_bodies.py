@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from tests.patience import PATIENCE
 from urdir.model.serve.json_reader import JsonReader, JsonTooLargeError
 from urdir.model.serve.limits import Limits
 from urdir.model.serve.text_thread import TextThread
@@ -197,7 +198,7 @@ def test_prompts_that_are_none(server: Any, prompt: Any) -> None:
 @contextlib.contextmanager
 def sending(server: Any, body: bytes, size: int) -> Iterator[socket.socket]:
     """A connection that has announced ``size`` bytes, and sent ``body``."""
-    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE) as connection:
         head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
         connection.sendall(f"{head}Content-Length: {size}\r\n\r\n".encode() + body)
         yield connection
@@ -248,7 +249,7 @@ def test_a_turn_that_is_given_up_leaves_nothing() -> None:
                     await run(job)
                     log.append(name)
 
-        first = asyncio.create_task(work("first", lambda: go.wait(10), lambda: None))
+        first = asyncio.create_task(work("first", lambda: go.wait(PATIENCE), lambda: None))
         second = asyncio.create_task(work("second", lambda: None))
         third = asyncio.create_task(work("third", lambda: log.append("runs"), lambda: None))
         await asyncio.sleep(0.05)
@@ -278,7 +279,7 @@ class Halted:
 
     def render(self, messages: Any, *more: Any, **options: Any) -> Any:
         self.rendered.append(messages[-1].content)
-        self.go.wait(10)
+        self.go.wait(PATIENCE)
         return self._template.render(messages, *more, **options)
 
     def tokens(self, prompt: Any) -> Any:
