@@ -576,6 +576,7 @@ def test_dots_note_of_its_class_is_that_of_published_folders(
         ({"apply_mla_qkv_lora_rescale": False}, "'apply_mla_qkv_lora_rescale'"),
         ({"moe_shared_expert_intermediate_size": 64}, "96 is supported"),
         ({"attention_gate_type": "elementwise"}, "'attention_gate_type'"),
+        ({"rope_parameters": {"rope_theta": 1e6}}, "objects for deepseek_sparse_attention"),
     ):
         with pytest.raises(UnsupportedError, match=message):
             described(said | change)

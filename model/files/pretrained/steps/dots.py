@@ -91,10 +91,14 @@ def _shared_width(fields: Fields, found: Found) -> None:
 
 def _bases(fields: Fields, found: Found) -> None:
     given = fields.given("rope_parameters", dict, {})
+    if set(given) - set(_BASES):
+        raise fields.refused("rope_parameters", f"objects for {', '.join(_BASES)} are supported")
     for kind, (key, older, usual) in _BASES.items():
         of = Fields(given[kind] if isinstance(given.get(kind), dict) else {}, fields.path)
-        base = fields.take(older, float)
-        found[key] = of.take("rope_theta", float) or base or usual
+        base = of.take("rope_theta", float) or fields.given(older, float, usual)
+        if not 1.001 < base < 1e30:
+            raise fields.wrong(older, base)
+        found[key] = base
         of.fix("rope_type", ("default",))
         of.ignore(("partial_rotary_factor",))
         of.finish()
