@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from urdir.driver.errors import LaunchError, LifetimeError, error_of
 from urdir.driver.kernel import SCALAR_FORMATS, Kernel, Param, Signature, signature
-from urdir.driver.memory import Buffer, PinnedBuffer, Region
+from urdir.driver.memory import Buffer, Region
+from urdir.driver.pinned import PinnedBuffer
 
 if TYPE_CHECKING:
     from urdir.driver.module import LoadedKernel

@@ -14,7 +14,8 @@ from urdir.driver.errors import LaunchError
 from urdir.driver.host_work import HostWork
 from urdir.driver.kernel import Kernel, signature
 from urdir.driver.launch import Argument, PackedArguments, pack
-from urdir.driver.memory import Buffer, PinnedBuffer, Region
+from urdir.driver.memory import Buffer, Region
+from urdir.driver.pinned import PinnedBuffer
 
 if TYPE_CHECKING:
     from urdir.driver.stream import Stream

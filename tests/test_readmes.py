@@ -135,7 +135,7 @@ def test_an_example_prints_the_documented_output(
 ) -> None:
     """Run in this process, where most kernels are compiled; in another one if it needs files."""
     text = script.text.replace('Device.open("auto")', 'Device.open("emulator")')
-    text = text.replace("Engine.open()", 'Engine.open(device="emulator", cache_folder=None)')
+    text = text.replace("Engine.open()", 'Engine.open(device="emulator")')
     expected = script.output
     if not is_available():
         expected = expected.replace("spills: False\n", "")

@@ -87,6 +87,7 @@ def test_every_bit_of_a_block_is_moved_to_a_bit_of_its_own(fmt: Format) -> None:
         assert set(sources) == wanted
 
 
+@pytest.mark.turns(3)
 @pytest.mark.parametrize(("fmt", "rows", "cols"), _cases(), ids=str)
 def test_unpacked_weights_are_ggufs_to_the_bit(fmt: Format, rows: int, cols: int) -> None:
     layout = Layout(fmt, rows, cols)
@@ -109,6 +110,7 @@ def test_unpacked_weights_are_ggufs_to_the_bit(fmt: Format, rows: int, cols: int
     )
 
 
+@pytest.mark.turns(3)
 @pytest.mark.parametrize(("fmt", "rows", "cols"), _cases(), ids=str)
 def test_every_unit_has_a_place_of_its_own(fmt: Format, rows: int, cols: int) -> None:
     """One to one: what is left is padding, less than a tile at the end of each row and matrix."""
@@ -160,6 +162,7 @@ def items_of_a_block(fmt: Format, block: Bytes) -> dict[str, Bytes]:
     return {p.name: layout.plane_of(packed, p)[0, : count // p.units] for p in fmt.tile_planes}
 
 
+@pytest.mark.turns(3)
 @pytest.mark.parametrize(("fmt", "rows", "cols"), _cases(), ids=str)
 def test_padding_is_zeros(fmt: Format, rows: int, cols: int) -> None:
     """Whatever the blocks hold; zeros are weights of zero to every kernel: their d is zero."""

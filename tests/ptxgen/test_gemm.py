@@ -72,6 +72,7 @@ def test_rows_that_do_not_fill_a_tile_give_the_product(device: Device, cols: int
         assert deviation.ok, deviation
 
 
+@pytest.mark.turns(2)
 @pytest.mark.parametrize("fmt", FORMATS.values(), ids=lambda f: f.name)
 def test_one_activation_at_a_time_gives_the_weights_rounded(device: Device, fmt: Format) -> None:
     """With x rows of the unit matrix every sum is exact: y is W in f16, within a rounding."""

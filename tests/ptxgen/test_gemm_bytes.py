@@ -47,6 +47,7 @@ def product(fmt: Format, rows: int, cols: int, batch: int) -> GemmBytes:
     return choose_bytes(GemmBytes(fmt, rows, cols, batch, any_cut(batch)), 132)
 
 
+@pytest.mark.turns(2)
 @pytest.mark.parametrize(
     "fmt",
     [

@@ -253,6 +253,7 @@ def relative_rms(y: npt.NDArray[Any], expected: npt.NDArray[Any]) -> float:
     return float(np.sqrt(np.mean((y - expected) ** 2) / np.mean(expected**2)))
 
 
+@pytest.mark.turns(2)
 @every_format
 def test_products_are_off_by_what_rounding_activations_makes(device: Device, fmt: Format) -> None:
     """Every one by itself, whatever cancels: six standard deviations of independent roundings,
@@ -339,6 +340,7 @@ def test_an_infinite_weight_shows_in_its_row_alone(device: Device) -> None:
 # ---- every cut gives the product ----
 
 
+@pytest.mark.turns(2)
 @pytest.mark.parametrize(
     "spec",
     [

@@ -66,15 +66,11 @@ def inputs_of(spec: KernelSpec) -> dict[str, Any]:
 # ---- the suite that anybody's kernel gets ----
 
 
-@pytest.mark.turns(12)
+@pytest.mark.turns(24)
 class TestCatalog(TextSuite):
     """Every kernel of the catalog; those on the GPU are in tests/gpu."""
 
     kernels = tuple(kernels().values())
-
-    @pytest.mark.turns(24)
-    def test_it_assembles_without_spills(self, spec: KernelSpec) -> None:
-        super().test_it_assembles_without_spills(spec)
 
 
 class TestOnTheEmulator(EmulatorSuite):
@@ -83,9 +79,13 @@ class TestOnTheEmulator(EmulatorSuite):
 
     kernels = tuple(kernels().values())
 
-    @pytest.mark.turns(6, which=4)
+    @pytest.mark.turns(12, which=4)
     def test_it_agrees_with_its_reference(self, spec: KernelSpec, urdir_emulator: Device) -> None:
         super().test_it_agrees_with_its_reference(spec, urdir_emulator)
+
+    @pytest.mark.turns(2)
+    def test_it_runs_on_another_target(self, small_spec: KernelSpec, other_target: str) -> None:
+        super().test_it_runs_on_another_target(small_spec, other_target)
 
 
 @pytest.mark.full

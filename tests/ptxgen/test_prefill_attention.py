@@ -188,7 +188,7 @@ def test_rows_never_written_are_never_read(target: str, window: int) -> None:
 # ---- cost ----
 
 
-@pytest.mark.turns(2)
+@pytest.mark.turns(4)
 @pytest.mark.skipif(not is_available(), reason="nvJitLink is not installed")
 @pytest.mark.parametrize("target", ["sm_75", "sm_90", "sm_120"])
 @pytest.mark.parametrize("dtype", ["f16", "f32", "q8_0"])

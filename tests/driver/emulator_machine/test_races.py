@@ -507,7 +507,7 @@ def check_sanitized(spec: KernelSpec, target: str) -> None:
 @pytest.mark.turns(24)
 @pytest.mark.parametrize("spec", EXAMPLES)
 def test_no_false_alarm(spec: KernelSpec) -> None:
-    """Without the sanitizer, test_kernels.py runs a sixth of the others."""
+    """Without the sanitizer, test_kernels.py runs a twelfth of the others."""
     check_sanitized(spec, "sm_90a")
 
 

@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import chdir, closing
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -31,6 +31,7 @@ from urdir.model.measure.base_logits import packed, writing
 from urdir.model.measure.perplexity import Chunk
 from urdir.model.verify import check
 
+DATA = Path(__file__).parents[2] / "data"
 #: What takes the emulator long, but for what is short.
 SLOW = ("run", "chat", "logits", "ptx stats --model", "ptx dump --model", "ptx explain gemm")
 SLOW += ("bench", "check", "perplexity")
@@ -75,41 +76,48 @@ def marked(example: str) -> object:
     return pytest.param(example, marks=[pytest.mark.full, pytest.mark.slow] if is_slow else [])
 
 
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory, demo_file: Path) -> Path:
+    """What the examples name: a model, a folder of safetensors, PTX files."""
+    folder = tmp_path_factory.mktemp("examples")
+    with chdir(folder):
+        shutil.copy(demo_file, "model.gguf")
+        shutil.copy(DATA / "golden" / "nano-llama-q8_0.gguf", "model-f16.gguf")
+        Path("models").mkdir()
+        Path("models/model.gguf").symlink_to("../model.gguf")
+        Path("folder").symlink_to(DATA / "safetensors" / "llama-bf16")
+        for name in ("bge", "qwen3-embedding", "reranker"):
+            write_encoder(Path(f"{name}.gguf"), ranks=name == "reranker", unused=8000)
+        Path("tokens.txt").write_text("1 2 3")
+        Path("keys.txt").write_text(KEY)
+        Path("wiki.test.raw").write_text("Once upon a time. " * 9)
+        for name in ("f16.gguf", "q4.gguf"):
+            Path(name).symlink_to("model.gguf")
+        with writing(Path("base.kld"), [Chunk((1, 2, 3, 4, 5, 6))], 2048) as base:
+            base.write(packed(np.zeros((2, 2048), np.float32)).tobytes())
+        body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}
+        line = json.dumps({"custom_id": "a", "url": "/v1/chat/completions", "body": body})
+        Path("in.jsonl").write_text(line)
+        command_line.main(["ptx", "dump", "add", "-o", "old"])
+        command_line.main(["ptx", "dump", "add", "--target", "sm_80", "-o", "new"])
+        shutil.copytree("new", "out")
+        (mine,), (theirs,) = Path("old").iterdir(), Path("new").iterdir()
+        for name, file in (("mine.ptx", mine), ("theirs.ptx", theirs), ("edited.ptx", mine)):
+            shutil.copy(file, name)
+        bash = ".local/share/bash-completion/completions"
+        for name in (bash, ".zfunc", ".config/fish/completions"):
+            Path(name).mkdir(parents=True)
+    return folder
+
+
 @pytest.fixture
-def folder(
-    data: Path, tmp_path: Path, demo_file: Path, cli: Callable[..., tuple[int, str, str]],
-    monkeypatch: pytest.MonkeyPatch,
-) -> Path:  # fmt: skip
-    """What the examples name: a model, a folder of safetensors, PTX files, a hub."""
+def folder(prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of it, and a hub that has the model."""
+    shutil.copytree(prepared, tmp_path, symlinks=True, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
-    shutil.copy(demo_file, "model.gguf")
-    shutil.copy(data / "golden" / "nano-llama-q8_0.gguf", "model-f16.gguf")
-    Path("models").mkdir()
-    Path("models/model.gguf").symlink_to(Path("model.gguf").resolve())
-    Path("folder").symlink_to(data / "safetensors" / "llama-bf16")
     for module in (hub, source):
         monkeypatch.setattr(module, "download", lambda name: Path("model.gguf").resolve())
-    for name in ("bge", "qwen3-embedding", "reranker"):
-        write_encoder(Path(f"{name}.gguf"), ranks=name == "reranker", unused=8000)
-    Path("tokens.txt").write_text("1 2 3")
-    Path("keys.txt").write_text(KEY)
-    Path("wiki.test.raw").write_text("Once upon a time. " * 9)
-    for name in ("f16.gguf", "q4.gguf"):
-        Path(name).symlink_to("model.gguf")
-    with writing(Path("base.kld"), [Chunk((1, 2, 3, 4, 5, 6))], 2048) as base:
-        base.write(packed(np.zeros((2, 2048), np.float32)).tobytes())
-    body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}
-    line = json.dumps({"custom_id": "a", "url": "/v1/chat/completions", "body": body})
-    Path("in.jsonl").write_text(line)
-    cli("ptx", "dump", "add", "-o", "old")
-    cli("ptx", "dump", "add", "--target", "sm_80", "-o", "new")
-    shutil.copytree("new", "out")
-    (mine,), (theirs,) = Path("old").iterdir(), Path("new").iterdir()
-    for name, file in (("mine.ptx", mine), ("theirs.ptx", theirs), ("edited.ptx", mine)):
-        shutil.copy(file, name)
-    for name in (".local/share/bash-completion/completions", ".zfunc", ".config/fish/completions"):
-        Path(name).mkdir(parents=True)
     return tmp_path
 
 
