@@ -18,7 +18,7 @@ import numpy.typing as npt
 from urdir.driver.compare import MismatchError, written_params
 from urdir.driver.dependencies import Dependencies, Edge
 from urdir.driver.errors import DriverError, LaunchError
-from urdir.driver.graph import Graph, RecordedGraph, RecordedParts, may_be_programmatic
+from urdir.driver.graph import Graph, RecordedGraph, may_be_programmatic
 from urdir.driver.kernel import access_of
 from urdir.driver.launch import launch
 from urdir.driver.memory import PinnedBuffer
@@ -32,6 +32,7 @@ from urdir.driver.operation import (
 from urdir.driver.parallel import Work, completed
 from urdir.driver.plan import Plan, StopAfter
 from urdir.driver.ranges import named
+from urdir.driver.recorded_parts import RecordedParts
 from urdir.driver.stream import Stream
 from urdir.driver.streamed import check_transfers, is_transfer
 

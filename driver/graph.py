@@ -6,16 +6,15 @@ recording. `Graph` is under construction, `RecordedGraph` can be launched.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
-from urdir.driver.context import OpenDevice, Owned, close_all
+from urdir.driver.context import OpenDevice, Owned
 from urdir.driver.dependencies import Edge, find_edges, missing_edges
 from urdir.driver.errors import CudaError, DriverTooOldError, LaunchError, LifetimeError, check
-from urdir.driver.interrupts import deferred_interrupts
 from urdir.driver.kernel import signature
 from urdir.driver.launch import Argument
 from urdir.driver.node import (
@@ -249,7 +248,8 @@ class RecordedGraph(Owned):
 
     def tools_ids(self) -> tuple[int, ...] | None:
         """The ids by which tools (CUPTI, Nsight Systems) name the nodes: ``originalGraphNodeId`` of
-        their tables. None where the driver does not tell (cuGraphNodeGetToolsId)."""
+        their tables. None where the driver does not tell (cuGraphNodeGetToolsId), or not of these
+        nodes."""
         _ = self.handle
         self.device.context.make_current()
         api = self.device.api
@@ -258,6 +258,10 @@ class RecordedGraph(Owned):
             found = [check(api, api.cuGraphNodeGetToolsId(of.handle), what) for of in self.nodes]
         except (AttributeError, DriverTooOldError):  # older bindings, an older driver
             return None
+        except CudaError as error:
+            if error.name == "CUDA_ERROR_NOT_SUPPORTED":
+                return None
+            raise
         return tuple(map(int, found))
 
     def table(self) -> list[dict[str, Any]]:
@@ -322,53 +326,6 @@ class RecordedGraph(Owned):
 
     def _destroy(self, handle: Any) -> Any:
         return self.device.api.cuGraphExecDestroy(handle)
-
-
-class RecordedParts:
-    """A plan of which parts are recorded, and others are `HostWork`: launched as a recorded graph
-    is, in a call that returns once the host's work is done."""
-
-    def __init__(self, device: OpenDevice, name: str, parts: Sequence[RecordedGraph | Launch]):
-        self.device, self.name = device, name
-        self._parts = tuple(parts)
-
-    @property
-    def graphs(self) -> tuple[RecordedGraph, ...]:
-        """The recorded parts."""
-        return tuple(part for part in self._parts if not isinstance(part, Launch))
-
-    @property
-    def handle(self) -> tuple[Any, ...]:
-        """The driver's handles; LifetimeError if it is closed."""
-        return tuple(graph.handle for graph in self.graphs)
-
-    @property
-    def nbytes(self) -> int:
-        """Approximate device memory of the graphs in bytes."""
-        return sum(graph.nbytes for graph in self.graphs)
-
-    def launch(self, stream: Stream) -> None:
-        """Queue one run on ``stream``, and do the host's part of it. Raises DriverError.
-
-        Ctrl-C waits until all is queued: later runs take what the host has left half done as done.
-        """
-        _ = self.handle
-        with deferred_interrupts():
-            for part in self._parts:
-                if isinstance(part, Launch):
-                    part.perform(stream)
-                else:
-                    part.launch(stream)
-
-    def close(self) -> None:
-        """Free the graphs. Idempotent."""
-        close_all(self.graphs)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
 
 
 def may_be_programmatic(device: OpenDevice, before: Operation, after: Operation) -> bool:

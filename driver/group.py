@@ -16,8 +16,9 @@ from typing import Any, Self, overload
 from urdir.driver.context import close_all
 from urdir.driver.device import Device, find_devices
 from urdir.driver.errors import CudaError, DeviceNameError, DriverError, GroupError
-from urdir.driver.graph import RecordedGraph, RecordedParts
+from urdir.driver.graph import RecordedGraph
 from urdir.driver.ptx_files import PtxFiles
+from urdir.driver.recorded_parts import RecordedParts
 from urdir.driver.stream import Stream
 
 

@@ -6,7 +6,6 @@ import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from functools import lru_cache
 from typing import Any, Protocol
 
 import numpy as np
@@ -149,7 +148,8 @@ class Signature:
 
     ``layout`` and ``nbytes`` follow ``params``: place and size in the parameter block, and bytes
     that a pointer points to (0 for a scalar). ``block`` packs the values of all into that block.
-    ``pointers`` has the name, bytes and access ("in", "out" or "inout") of each pointer.
+    ``pointers`` has the name, bytes and access ("in", "out" or "inout") of each pointer, ``sizes``
+    the bytes by name.
     """
 
     params: tuple[Param, ...]
@@ -158,41 +158,43 @@ class Signature:
     block: struct.Struct
     names: frozenset[str]
     pointers: tuple[tuple[str, int, str], ...]
+    sizes: Mapping[str, int]
     shape: LaunchShape
 
 
 def signature(kernel: Kernel) -> Signature:
     """The signature of a kernel, cached for recent kernels."""
-    return _signature(_Identity(kernel))
+    known = _SIGNATURES.get(id(kernel))
+    if known is None:
+        if len(_SIGNATURES) >= _MOST_SIGNATURES:
+            _SIGNATURES.clear()
+        known = _SIGNATURES[id(kernel)] = kernel, _signature(kernel)
+    return known[1]
 
 
-class _Identity:
-    """A hash key by identity: kernels need not be hashable."""
-
-    __slots__ = ("kernel",)
-
-    def __init__(self, kernel: Kernel) -> None:
-        self.kernel = kernel
-
-    def __hash__(self) -> int:
-        return id(self.kernel)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Identity) and other.kernel is self.kernel
+def nbytes_of(kernel: Kernel, name: str) -> int:
+    """Bytes of the array that the pointer called ``name`` points to."""
+    return signature(kernel).sizes[name]
 
 
-@lru_cache(maxsize=1024)
-def _signature(identity: _Identity) -> Signature:
-    kernel = identity.kernel
+#: By the identity of kernels, which need not be hashable and live as long as their entry.
+_SIGNATURES: dict[int, tuple[Kernel, Signature]] = {}
+_MOST_SIGNATURES = 4096
+
+
+def _signature(kernel: Kernel) -> Signature:
     params = tuple(kernel.params)
     layout = param_layout(kernel)
+    pointers = tuple((p.name, kernel.nbytes(p), access_of(p)) for p in params if p.is_pointer)
+    sizes = {name: nbytes for name, nbytes, _ in pointers}
     return Signature(
         params,
         layout,
-        tuple(kernel.nbytes(p) if p.is_pointer else 0 for p in params),
+        tuple(sizes.get(p.name, 0) for p in params),
         _block(params, layout),
         frozenset(p.name for p in params),
-        tuple((p.name, kernel.nbytes(p), access_of(p)) for p in params if p.is_pointer),
+        pointers,
+        sizes,
         kernel.launch_shape,
     )
 

@@ -34,7 +34,6 @@ class PackedArguments:
         "_attributes",
         "_bound",
         "_config",
-        "_owners",
         "_pointers",
         "_storage",
         "address",
@@ -56,7 +55,6 @@ class PackedArguments:
         self.address = ctypes.addressof(pointers) if len(pointers) else 0
         self._storage = storage
         self._pointers = pointers
-        self._owners = tuple(_owner(region) for region in regions.values())
         self._bound: tuple[LoadedKernel, Stream] | None = None
         self._config: Any = None
         self._attributes: list[Any] = []
@@ -72,7 +70,7 @@ class PackedArguments:
         Raises LifetimeError if a buffer was closed meanwhile, LaunchError if ``loaded`` is another
         kernel or something belongs to another device.
         """
-        for owner in self._owners:
+        for owner in map(_owner, self.regions.values()):
             if owner.closed:
                 raise LifetimeError(
                     f"kernel {self.kernel.name}: {owner.kind} {owner.name!r} is closed"
@@ -94,7 +92,7 @@ class PackedArguments:
                 f"{loaded.kernel.key(target)}"
             )
         reaches = loaded.device.context.reaches
-        for owner in (*self._owners, stream):
+        for owner in (*map(_owner, self.regions.values()), stream):
             is_near = owner.device is loaded.device
             if not is_near and (owner is stream or not reaches(owner.device.context)):
                 raise LaunchError(

@@ -123,29 +123,6 @@ class Region:
         what = f"cuMemcpyDtoHAsync {nbytes} bytes from {self.name!r}"
         check(api, api.cuMemcpyDtoHAsync(host, at, nbytes, stream.handle), what)
 
-    def upload_rows(self, array: Array, pitch: int, offset: int = 0) -> None:
-        """Copy a C-contiguous (rows, ...) array to rows that start ``pitch`` bytes apart.
-
-        The bytes between a row's end and the next row's start are unchanged.
-        """
-        host = _contiguous(array, f"upload to {self.name!r}")
-        rows = len(array) if array.ndim else 0
-        width = array.nbytes // rows if rows else 0
-        if not rows or not width <= pitch:
-            raise TransferError(
-                f"upload of rows to {self.name!r}: shape {array.shape} has rows of {width} bytes, "
-                f"the pitch is {pitch}"
-            )
-        api, at = self._enter(offset, (rows - 1) * pitch + width, "upload of rows")
-        copy = api.CUDA_MEMCPY2D()
-        copy.srcMemoryType = api.CUmemorytype.CU_MEMORYTYPE_HOST
-        copy.srcHost, copy.srcPitch = host, width
-        copy.dstMemoryType = api.CUmemorytype.CU_MEMORYTYPE_DEVICE
-        copy.dstDevice, copy.dstPitch = at, pitch
-        copy.WidthInBytes, copy.Height = width, rows
-        what = f"cuMemcpy2D {rows} rows of {width} bytes to {self.name!r}"
-        check(api, api.cuMemcpy2D(copy), what)
-
     def copy_from(self, source: Region, stream: Stream | None = None) -> None:
         """Copy all of ``source`` (not overlapping) to the region's start.
 

@@ -39,11 +39,13 @@ class Launch:
     _uses: tuple[Use, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        packed, declared = pack(self.kernel, self.args, self.label), signature(self.kernel)
+        packed, pointers = pack(self.kernel, self.args, self.label), signature(self.kernel).pointers
         object.__setattr__(self, "packed", packed)
         uses = tuple(
-            Use(start, start + nbytes, access != "out", access != "in", name)
-            for (name, nbytes, access), start in zip(declared.pointers, packed.places, strict=True)
+            [
+                Use(start, start + nbytes, access != "out", access != "in", name)
+                for (name, nbytes, access), start in zip(pointers, packed.places, strict=True)
+            ]
         )
         object.__setattr__(self, "_uses", uses)
         _check_uses(self)

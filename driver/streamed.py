@@ -7,7 +7,7 @@ from bytes, as for all operations, so that a slot is overwritten only after its 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from urdir.driver.errors import LaunchError
@@ -128,10 +128,13 @@ def _transfer(of: StreamedSlice) -> Operation:
     return Copy(of, of.source, f"transfer {of.name}")
 
 
-def _slots(operation: Operation, *, written: bool) -> Iterator[StreamedSlice]:
+def _slots(operation: Operation, *, written: bool) -> Collection[StreamedSlice]:
     """The slots that an operation reads alone, or writes, each once."""
-    pairs = zip(operation.uses(), operation.memory(), strict=True)
+    memory = operation.memory()
+    if not any(isinstance(of, StreamedSlice) for of in memory):
+        return ()
+    pairs = zip(operation.uses(), memory, strict=True)
     slots = [
         of.whole for use, of in pairs if isinstance(of, StreamedSlice) and use.writes == written
     ]
-    yield from {id(of): of for of in slots}.values()
+    return {id(of): of for of in slots}.values()

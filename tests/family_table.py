@@ -241,6 +241,7 @@ def _more(config: Config) -> Features:
     yield isinstance(config.join, StreamJoin), "weighted sum of streams"
     sources = [m.q.matrix.name for m in config.attentions]
     yield len(set(sources)) < len(sources), "looped layers"
+    yield config.switch is not None, "adapters that tokens switch on"
     yield bool(config.unused_tensors), "unused tensors"
     of = config.embedding_of_texts
     yield of is not None and of.pooling is not None, "embeddings"

@@ -18,7 +18,7 @@ import hashlib
 import itertools
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from urdir.driver.operation import Launch
@@ -39,6 +39,8 @@ FOLDER = Path(__file__).with_name("data") / "ptx_digests"
 TARGETS = ("sm_75", "sm_80", "sm_90", "sm_120")
 #: One more, for the kernels that have a text of their own for it.
 HOPPER = "sm_90a"
+#: Stands for a digest that is left out.
+LEFT = "*"
 #: Published shape, type of its weights, type of the cache.
 MODELS = (
     ("llama-3.2-1b", "f16", "f16"),
@@ -49,6 +51,8 @@ MODELS = (
     ("qwen2.5-1.5b", "q4_k_m", "f16"),
     ("qwen3-8b", "q6_k", "f16"),
 )
+#: The others have the same launches with other shapes.
+SAMPLE = tuple(model for model in MODELS if model[0] not in ("llama-3.2-3b", "qwen2.5-1.5b"))
 GPU, SMS, CONTEXT = "sm_90a", 132, 8192
 #: Sequences of a decode step, and the lengths that they may have; most steps are of short ones.
 ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 16, 32, 64)
@@ -67,21 +71,27 @@ def digest(spec: KernelSpec, target: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
-def examples_table() -> Iterator[str]:
-    """A line for each example: kernel, name, and a digest for each target ("-": not for it)."""
+def examples_table(is_whole: bool = True) -> Iterator[str]:
+    """A line for each example: kernel, name, and a digest for each target ("-": not for it; `LEFT`:
+    for `HOPPER` and one of the others by turns only, unless the table is whole)."""
+    turn = itertools.count()
     for kind in sorted(kernels().values(), key=lambda kind: kind.name):
         if not kind.__module__.startswith("urdir."):
             continue
         for name, spec in kind.examples().items():
-            digests = [digest(spec, t) if t in spec.targets else "-" for t in TARGETS]
+            own = [t for t in TARGETS if t in spec.targets]
+            taken = own if is_whole else own[next(turn) % len(own) :][:1] if own else []
+            digests = [
+                digest(spec, t) if t in taken else LEFT if t in own else "-" for t in TARGETS
+            ]
             if HOPPER in spec.targets:
                 digests.append(digest(spec, HOPPER))
             yield f"{kind.name} | {name} | " + " ".join(digests)
 
 
-def plans_table() -> Iterator[str]:
-    """For each model and step its launches."""
-    for model in MODELS:
+def plans_table(is_whole: bool = True) -> Iterator[str]:
+    """For each model and step its launches; of `SAMPLE` unless the table is whole."""
+    for model in MODELS if is_whole else SAMPLE:
         for step, plan in _plans(*model):
             yield f"{' '.join(model)} | {step}"
             yield from ("    " + line for line in _launches(plan))
@@ -137,6 +147,22 @@ def _line(op: Launch) -> str:
     assert isinstance(spec, KernelSpec)
     label = re.sub(r"^blk\.\d+\.", "  ", op.label)
     return f"{label} | {spec.name} | {digest(spec, GPU)}"
+
+
+def of_sample(written: Sequence[str], found: Sequence[str]) -> Iterator[str]:
+    """The lines of a whole table, less what the table ``found`` leaves out."""
+    models = {" ".join(model) for model in MODELS if model not in SAMPLE}
+    marks = dict(line.rsplit(" | ", 1) for line in found if LEFT in line.split())
+    is_left = False
+    for line in written:
+        if not line.startswith(" "):
+            is_left = line.partition(" | ")[0] in models
+        name, _, digests = line.rpartition(" | ")
+        if name in marks:
+            both = itertools.zip_longest(digests.split(), marks[name].split(), fillvalue="")
+            line = f"{name} | " + " ".join(LEFT if m == LEFT else d for d, m in both)
+        if not is_left:
+            yield line
 
 
 TABLES = {"examples.txt": examples_table, "plans.txt": plans_table}

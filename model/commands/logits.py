@@ -215,9 +215,8 @@ def _of_two(
     settings: SessionSettings,
 ) -> dict[str, Rows]:
     """The logits of a model and of another one with the same vocabulary."""
-    from urdir.model.engine.draft_pair import check_takes_drafts
+    from urdir.model.engine.draft_pair import check_takes_drafts, open_alone
     from urdir.model.engine.logits import logits_of
-    from urdir.model.engine.plain_draft import open_alone
     from urdir.model.families.config import Config
     from urdir.model.progress import Progress
     from urdir.model.text.same_vocabulary import check_same_vocabulary

@@ -91,7 +91,7 @@ class SessionBudget:
             units=0 if exact else _units(config, cache.max_len, rows, chunks[-1]),
             drafts=drafts,
             states=bool(config.recurrents),
-            adapters=config.adapters is not None,
+            adapters=config.takes_adapters,
             sources=config.source is not None,
         )
         sms = device.properties.sm_count

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Self, get_args
+from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,9 @@ import numpy.typing as npt
 from urdir.model.engine.sampling_settings import SamplingSettings
 from urdir.model.errors import ModelError, SettingsError
 from urdir.model.files.metadata import Metadata
+
+if TYPE_CHECKING:
+    from urdir.model.engine.encoding.encoder import Encoder
 
 Floats = npt.NDArray[np.float32]
 Doubles = npt.NDArray[np.float64]
@@ -107,6 +110,23 @@ class Masks:
         if token is None or not 0 <= token < vocabulary:
             raise ModelError(f"{_MASK} is {token}: expected one of {vocabulary} tokens")
         return cls(token, metadata.optional(_SHIFT, bool, True))
+
+
+def diffuse(
+    encoder: Encoder,
+    metadata: Metadata,
+    prompt: Sequence[int],
+    length: int,
+    settings: SamplingSettings,
+    diffusion: DiffusionSettings,
+) -> Iterator[list[int]]:
+    """`denoise` by a model that fills masks; a seed is drawn where ``settings`` have none. Raises
+    SettingsError, ModelError for a file without a mask token, ContextFullError."""
+    if length < 1:
+        raise SettingsError(f"a text of {length} tokens: expected 1 or more")
+    masks = Masks.of(metadata, encoder.config.vocab_size)
+    encoder.check_texts([[*prompt, *[masks.token] * length]])
+    return denoise(encoder.logits, prompt, length, masks, settings.with_seed(), diffusion)
 
 
 def denoise(

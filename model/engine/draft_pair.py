@@ -118,6 +118,30 @@ class Pair:
             return False
         return not (isinstance(self.own, DraftConfig) and self.own.shares_output)
 
+    def check_devices(self, devices: int) -> None:
+        """Raise UnsupportedError for several GPUs if each has a part of what the draft needs."""
+        if devices > 1 and not self.is_replicable:
+            raise UnsupportedError(
+                "a draft that uses the output, the cache or heads of its model on "
+                f"{devices} GPUs is not supported, as each has a part of them: open the model on "
+                "one, without the draft, or with one that has all of its own"
+            )
+
+    def with_draft(self, settings: SessionSettings) -> SessionSettings:
+        """The settings of a session with this draft model, if it has drafts."""
+        if settings.drafts is None:
+            return settings
+        model = replace(self.model, tokens=self._first_tokens(settings.drafts))
+        return replace(settings, drafts=self.settings(settings.drafts), draft_model=model)
+
+    def _first_tokens(self, drafts: DraftSettings) -> int:
+        """How many tokens the model's own heads draft alone, see `DraftSettings.first_tokens`:
+        those of byte-pair vocabularies are in the order of their merges; 0 with a file."""
+        if self.file is not None:
+            return 0
+        kind = self.gguf.metadata.optional("tokenizer.ggml.model", str, "gpt2")
+        return drafts.first_tokens(self.config.vocab_size, ranked=kind == "gpt2")
+
     def settings(self, wanted: DraftSettings) -> DraftSettings:
         """Draft settings with no more drafts than the draft can make at once."""
         most = min(wanted.most, self.most or wanted.most)
@@ -260,3 +284,18 @@ def open_pair(pair: Pair, device: Device, settings: SessionSettings, most: int) 
         assert pair.launches is not None
         draft = kind(session, shape, own, pair.launches, pair.token_map)
         yield owners.enter_context(draft)
+
+
+@contextmanager
+def open_alone(
+    gguf: ModelFile, config: Config, device: Device, settings: SessionSettings
+) -> Iterator[Session]:
+    """A session of one model. Raises ModelError for a context that it does not take and where there
+    is too little memory."""
+    check_context(config, settings.context)
+    config = config.at_context(settings.context)
+    budget = SessionBudget.of(paper_weights(gguf, config, device), settings)
+    MemoryPlan.of(gguf, config, budget).check(device)
+    with ExitStack() as owners:
+        weights = owners.enter_context(Weights.load(gguf, config, device))
+        yield owners.enter_context(Session(device, weights, settings))

@@ -127,13 +127,9 @@ class Engine(Owner):
         are not normalised. Raises UnsupportedError, SettingsError, ContextFullError for a text that
         is too long, ModelError, DriverError.
         """
-        from urdir.model.engine.encoding.texts import normalized, tokens_of
+        from urdir.model.engine.encoding.texts import embeddings
 
-        encoder = self.encoder
-        tokens = tokens_of(lambda: self.tokenizer, texts)
-        made = encoder.encode(tokens, pooling)
-        is_score = encoder.chosen_pooling(pooling) == "rank"
-        return normalized(made) if normalize and not is_score else made
+        return embeddings(self.encoder, lambda: self.tokenizer, texts, pooling, normalize)
 
     def rerank(self, query: str, documents: Sequence[str]) -> Floats:
         """How well each of the documents fits the query, by a ranking model: (n,) f32, higher is
@@ -144,14 +140,9 @@ class Engine(Owner):
         """How well the texts of each pair fit: (n,) f32, higher is better. A ranking model reads
         the two together, a query and a document; others give the cosine of their embeddings, by
         ``pooling`` as in `embed`. Raises as `embed`."""
-        if self.encoder.chosen_pooling(pooling) == "rank":
-            from urdir.model.engine.encoding.texts import pair_tokens
+        from urdir.model.engine.encoding.texts import scores
 
-            tokens = pair_tokens(self.tokenizer, self.file.metadata, pairs)
-            return self.encoder.encode(tokens, "rank")[:, 0]
-        both = self.embed([text for pair in pairs for text in pair], pooling=pooling)
-        scores: Floats = (both[0::2] * both[1::2]).sum(axis=1)
-        return scores
+        return scores(self.encoder, self.tokenizer, self.file.metadata, pairs, pooling)
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -187,20 +178,19 @@ class Engine(Owner):
         from urdir.model.engine.logits import logits_of
         from urdir.model.engine.requests.sources import whole
 
-        if (of := self.config.source) is None:
-            if decoder is not None:
-                raise SettingsError("decoder: its tokens are the text, there is no encoder")
-            tokens = self.tokenize(text)
-            if self.config.diffuses:
-                return self.encoder.logits(tokens, range(len(tokens)))
-            return logits_of(self.session, tokens)
-        source: Sequence[int] = self.tokenize(text)
-        if isinstance(text, str):
-            source = whole(source, self.tokenizer)
-        if not source:
-            raise ModelError("the text is empty: the encoder needs a token to read")
-        begun = [of.start] if decoder is None else decoder
-        return logits_of(self.session, begun, source=source)
+        tokens = self.tokenize(text)
+        if (of := self.config.source) is not None:
+            source = whole(tokens, self.tokenizer if isinstance(text, str) else None)
+            if not source:
+                raise ModelError("the text is empty: the encoder needs a token to read")
+            return logits_of(
+                self.session, [of.start] if decoder is None else decoder, source=source
+            )
+        if decoder is not None:
+            raise SettingsError("decoder: its tokens are the text, there is no encoder")
+        if self.config.diffuses:
+            return self.encoder.logits(tokens, range(len(tokens)))
+        return logits_of(self.session, tokens)
 
     def logprobs(self, text: str | Sequence[int]) -> NDArray[np.float64]:
         """ln p of each token of a text, or of token ids, after the first: (n_tokens - 1,) f64.
@@ -220,26 +210,14 @@ class Engine(Owner):
 
     @overload
     def chat(
-        self,
-        messages: Messages,
-        *,
-        stream: Literal[False] = False,
-        **options: Unpack[ChatOptions],
+        self, messages: Messages, *, stream: Literal[False] = False, **options: Unpack[ChatOptions]
     ) -> Reply: ...
     @overload
     def chat(
-        self,
-        messages: Messages,
-        *,
-        stream: Literal[True],
-        **options: Unpack[ChatOptions],
+        self, messages: Messages, *, stream: Literal[True], **options: Unpack[ChatOptions]
     ) -> ReplyStream: ...
     def chat(
-        self,
-        messages: Messages,
-        *,
-        stream: bool = False,
-        **options: Unpack[ChatOptions],
+        self, messages: Messages, *, stream: bool = False, **options: Unpack[ChatOptions]
     ) -> Reply | ReplyStream:
         """The model's answer to a conversation of `Message` objects or dictionaries, with
         ``stream`` as it comes.
@@ -254,20 +232,15 @@ class Engine(Owner):
         from urdir.model.engine.reply import ChatPrompt, ReplyStream
 
         prompt = ChatPrompt.of(self.template, messages, options)
-        reply = ReplyStream(
-            self.generation(prompt.request(self.default_settings, options)), prompt.parser
-        )
+        request = prompt.request(self.default_settings, options)
+        reply = ReplyStream(self.generation(request), prompt.parser)
         if stream:
             return reply
         for _ in reply:
             pass
         return reply.reply
 
-    def chat_async(
-        self,
-        messages: Messages,
-        **options: Unpack[ChatOptions],
-    ) -> AsyncReply:
+    def chat_async(self, messages: Messages, **options: Unpack[ChatOptions]) -> AsyncReply:
         """`chat` for asyncio: ``await`` the reply whole, or iterate over its deltas; see
         `generation_async`."""
         from urdir.model.engine.reply import AsyncReply, ChatPrompt
@@ -292,7 +265,7 @@ class Engine(Owner):
         (Dream, LLaDA, RND1): see `diffusion`. It ends before the first end token."""
         tokens = self.tokenize(prompt)
         *_, filled = self.diffusion(tokens, length=length, settings=settings, diffusion=diffusion)
-        ends = frozenset(self.tokenizer.end_ids)
+        ends = self.tokenizer.end_ids
         return self.tokenizer.decode(takewhile(lambda of: of not in ends, filled[len(tokens) :]))
 
     def diffusion(
@@ -306,19 +279,14 @@ class Engine(Owner):
         """The tokens of prompt and answer after each step of `DiffusionSettings`, masks among them.
         Raises UnsupportedError for a model that does not fill masks, ContextFullError,
         SettingsError, ModelError."""
-        from urdir.model.engine.diffusion import DiffusionSettings, Masks, denoise
+        from urdir.model.engine.diffusion import DiffusionSettings, diffuse
 
         if not self.config.diffuses:
             raise UnsupportedError(
                 f"'{self.config.architecture}' models do not fill masked tokens: use generate"
             )
-        if length < 1:
-            raise SettingsError(f"a text of {length} tokens: expected 1 or more")
-        masks = Masks.of(self.file.metadata, self.config.vocab_size)
-        self.encoder.check_texts([[*prompt, *[masks.token] * length]])
-        chosen = (settings or self.default_settings).with_seed()
-        how = diffusion or DiffusionSettings()
-        return denoise(self.encoder.logits, prompt, length, masks, chosen, how)
+        how, chosen = diffusion or DiffusionSettings(), settings or self.default_settings
+        return diffuse(self.encoder, self.file.metadata, prompt, length, chosen, how)
 
     def generation(self, request: Request) -> Generation:
         """One answer, token by token. One is open at a time."""
@@ -329,9 +297,7 @@ class Engine(Owner):
         return Generation(self.session, self.tokenizer, request, choose)
 
     def generate_all(
-        self,
-        prompts: Sequence[str | Sequence[int]],
-        **options: Unpack[AnswerOptions],
+        self, prompts: Sequence[str | Sequence[int]], **options: Unpack[AnswerOptions]
     ) -> Iterator[Continuation]:
         """Whole continuations of many prompts, in their order; up to ``sequences`` run at once.
 

@@ -128,8 +128,8 @@ class Generation:
                 except Exception as error:
                     loop.fail(error)
                 self.statistics.cached_tokens = answer.cached
-                while told := loop.take_items().get(answer):  # again for the ending of a stop
-                    for item in told:
+                while new := loop.take_items().get(answer):  # again for the ending of a stop
+                    for item in new:
                         take(item)
                 for item in items:
                     if isinstance(item, Exception):

@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 _TOGETHER = 32
 #: Graphs whose kernels other processes compile at the same time.
 _WAITING = 32
+#: Graphs that have begun to be made. Which are expected changes with the requests: of more, those
+#: that were not gone on with for longest are given up.
+MOST_BEGUN = 64
 #: Makes the plan of a shape, in pieces.
 Build = Callable[[StepParts, StepShape], Work["Plan"]]
 
@@ -192,7 +195,16 @@ class Steps(Owner):
         if job is not None:
             self._waits[shape] = job
             (self._waiting if job.waits else self._helper).submit(job.run)
+        self._give_up()
         return True
+
+    def _give_up(self) -> None:
+        """Give up graphs that have begun, unless a thread works for them."""
+        for shape in [*self._begun][: max(0, len(self._begun) - MOST_BEGUN)]:
+            if (job := self._waits.get(shape)) is None or job.is_done:
+                self._waits.pop(shape, None)
+                self._begun.pop(shape).close()
+                self._bound.pop(shape, None)
 
     @property
     def is_waiting(self) -> bool:

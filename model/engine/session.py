@@ -68,7 +68,7 @@ class Session(Owner):
             all_weights = (weights, *peers)
             lead, self.exchange = open_ranks(owners, all_weights, settings, observer, drafters)
             self.cache, self.source = lead.cache, lead.source
-            has_room = weights.config.adapters is not None
+            has_room = weights.config.takes_adapters
             #: The LoRA adapters, where there is room for some.
             self.adapters = Adapters(all_weights) if has_room else None
             self.parts, self.steps, self.storage = lead.parts, lead.steps, lead.storage

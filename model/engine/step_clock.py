@@ -55,10 +55,9 @@ class StepClock(Owner):
         self._last = span
 
     def rest(self) -> None:
-        """Pause: without work, or after a launch that was not read, until the next launch."""
-        if self._last is not None:
-            self._free.append(self._last)
-            self._last = None
+        """Pause until the next launch. Nothing is queued: launches that were not read never are."""
+        self._last = None
+        self._free = [*self._spans]
 
     def close(self) -> None:
         """Free the marks. Idempotent."""

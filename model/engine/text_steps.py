@@ -62,7 +62,8 @@ def rows_of(state: TextRows, shape: EncodeShape) -> tuple[Rows, OutputRows]:
     ]
     segment = state["segment"].slice(0, 8 * shape.texts)
     tokens, types = (_words(state, name, count) for name in ("tokens", "types"))
-    texts = RowsOfTexts(tokens, types, segment, kinds, bounds)
+    places = _words(state, "position" if state.shape.padding is None else "place", count)
+    texts = RowsOfTexts(tokens, types, places, segment, kinds, bounds)
     at = _words(state, "sequence", count), _words(state, "position", count)
     rows = Rows(count, state.shape.rows, count, *at, texts=texts)
     picked = _words(state, "picked", shape.texts)

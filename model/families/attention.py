@@ -223,16 +223,6 @@ class Attention:
         return self.heads * self.key_dim
 
     @property
-    def key_width(self) -> int:
-        """Width of all key heads."""
-        return self.kv_heads * self.key_dim
-
-    @property
-    def value_width(self) -> int:
-        """Width of all value heads."""
-        return self.kv_heads * self.value_dim
-
-    @property
     def output_width(self) -> int:
         """Width of all heads of the result."""
         return self.heads * self.value_dim

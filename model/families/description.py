@@ -27,6 +27,7 @@ from urdir.model.families.stored import (
     StoredVector,
 )
 from urdir.model.families.streaming import Streaming
+from urdir.model.families.switch import Switch
 from urdir.ptxgen.kernels.streams import STREAMS
 
 
@@ -88,7 +89,8 @@ class Description:
 
     The residual stream starts as the token's row of ``embedding``, times ``embedding_scale``, plus
     its row of ``positions`` and the ``token_type`` (hidden,) of all tokens, or the row of
-    ``token_types`` for its own, normalised by ``embedding_norm``. It is saved as ``saves``, and
+    ``token_types`` for its own, normalised by ``embedding_norm``. Positions do not count tokens
+    ``padding``, whose row of ``positions`` is the last one. The stream is saved as ``saves``, and
     ``adds`` (hidden,) is added. Logits are ``output`` of ``output_norm`` of the stream, times
     ``logit_scale``, then c * tanh(. / c) for a ``softcap`` c > 0. With ``recalls``, banked streams
     are mixed in before that, as in `Block`. If blocks have hyper-connections, the stream is copied
@@ -113,6 +115,7 @@ class Description:
     output_norm: Normalization | None
     embedding_scale: float = 1.0
     positions: StoredMatrix | None = None
+    padding: int | None = None
     embedding_norm: Normalization | None = None
     saves: str | None = None
     adds: StoredVector | None = None
@@ -129,6 +132,7 @@ class Description:
     join: StreamJoin | LowRankConnection | None = None
     streams: tuple[Linear, ...] = ()
     merges: tuple[Linear, ...] = ()
+    switch: Switch | None = None  # adapters of its own, for which it has the room
     ignored_keys: tuple[str, ...] = ()  # of the file, unknown to the architecture
     unused_tensors: tuple[str, ...] = ()  # of the file, not used for plain decoding
     share: Share | None = None
@@ -185,6 +189,11 @@ class Description:
     def stream_width(self) -> int:
         """Values of the residual in a row, of all its streams."""
         return self.hidden * (STREAMS if self.has_streams else 1)
+
+    @property
+    def takes_adapters(self) -> bool:
+        """Whether the room for adapters is for those of requests."""
+        return self.adapters is not None and self.switch is None
 
     @property
     def is_causal(self) -> bool:

@@ -61,6 +61,7 @@ def model_facts(description: Description) -> Facts:
         output_bias=description.output.bias is not None,
         logit_scale=_other_than(description.logit_scale, 1.0),
         softcap=description.softcap,
+        switched_adapters=description.switch and len(description.switch.tokens),
         hidden_logits=description.hides and list(description.hides),
         streams=len(description.streams),
         weighted_sum_of_streams=isinstance(description.join, StreamJoin),

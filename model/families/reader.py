@@ -23,6 +23,7 @@ from urdir.ptxgen.kernels.norm import Norm
 
 _T = TypeVar("_T")
 _D = TypeVar("_D")
+_Number = TypeVar("_Number", int, float)
 
 #: Whether a tensor is required, or optional.
 Presence = Literal["required", "optional", "absent"]
@@ -119,15 +120,15 @@ class Reader:
 
     def count(self, name: str, default: int = 0) -> int:
         """A non-negative integer."""
-        value = self.optional(name, int, default)
-        if value < 0:
-            raise ConfigError(f"metadata key '{self.key(name)}' is {value}, expected 0 or more")
-        return value
+        return self._not_negative(name, int, default)
 
     def amount(self, name: str, default: float = 0.0) -> float:
         """A non-negative number; 0 often means none."""
-        value = self.optional(name, float, default)
-        if value < 0.0:
+        return self._not_negative(name, float, default)
+
+    def _not_negative(self, name: str, kind: type[_Number], default: _Number) -> _Number:
+        value = self.optional(name, kind, default)
+        if value < 0:
             raise ConfigError(f"metadata key '{self.key(name)}' is {value}, expected 0 or more")
         return value
 
@@ -278,7 +279,7 @@ class Reader:
         self, name: str, layer: int | None, *shape: int, bias: Presence = "optional"
     ) -> Linear:
         """The matrix ``name``.weight of that shape, rows first, and ``name``.bias (rows,)."""
-        has_bias = bias == "required" or (bias == "optional" and self.anywhere(f"{name}.bias"))
+        has_bias = self._has_bias(name, bias)
         orders = [f"{of}.order" for of in (name, SHARED_ORDERS.get(name)) if of is not None]
         return Linear(
             self.matrix(name, layer, *shape),
@@ -286,17 +287,15 @@ class Reader:
             next((self.vector(of, layer, shape[-1]) for of in orders if self.has(of, layer)), None),
         )
 
+    def _has_bias(self, name: str, bias: Presence) -> bool:
+        return bias == "required" or (bias == "optional" and self.anywhere(f"{name}.bias"))
+
     def norm(
-        self,
-        name: str,
-        layer: int | None,
-        norm: Norm,
-        *shape: int,
-        bias: Presence = "absent",
+        self, name: str, layer: int | None, norm: Norm, *shape: int, bias: Presence = "absent"
     ) -> Normalization:
         """``norm`` with the weights ``name``.weight of that shape (default: the hidden size)."""
         shape = shape or (self.hidden,)
-        has_bias = bias == "required" or (bias == "optional" and self.anywhere(f"{name}.bias"))
+        has_bias = self._has_bias(name, bias)
         return Normalization(
             Norm(norm.kind, norm.eps, weight=True, bias=has_bias),
             self.vector(f"{name}.weight", layer, *shape),
@@ -340,6 +339,3 @@ class Reader:
         if limit is not None and isinstance(value, int):
             limit.check(value, f"metadata key '{key}'", ConfigError)
         return value
-
-
-_Number = TypeVar("_Number", int, float)

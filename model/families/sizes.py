@@ -39,10 +39,12 @@ _BY_LIMIT: Mapping[Limit, tuple[str, ...]] = {
         *(f"attention.{of}_lora_rank" for of in ("q", "kv", "decay", "iclr", "gate", "output")),
         *("attention.value_residual_mix_lora_rank", "attention.kv_lora_rank_swa"),
         *("time_mix_extra_dim", "time_decay_extra_dim", "hyper_connection.low_rank"),
+        "adapters.lora_rank",
     ),
     limits.DRAFT_BLOCK: ("block_size",),
     limits.INDEX_POOL: ("attention.indexer.kpool",),
     limits.RESIDUAL_STREAMS: ("hyper_connection.count",),
+    limits.SWITCHED: ("adapters.count",),
     limits.BALANCES: ("hyper_connection.sinkhorn_iterations",),
     limits.EXPERTS: (
         *("expert_count", "expert_used_count", "expert_shared_count"),

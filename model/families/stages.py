@@ -59,6 +59,8 @@ def _check(config: Config) -> None:
         reason = "layers that attend to what earlier ones selected"
     elif config.has_streams:
         reason = "several residual streams"
+    elif config.switch is not None:
+        reason = "adapters that tokens switch on"
     elif config.layer_embeddings is not None:
         reason = "embeddings of each layer"
     elif any(isinstance(of, TimeMix) and of.residual for of in config.recurrents):

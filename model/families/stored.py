@@ -10,6 +10,7 @@ import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, is_dataclass, replace
+from functools import cache
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -286,6 +287,13 @@ def _walk(value: Any) -> Iterator[Stored]:
     elif isinstance(value, tuple):
         for item in value:
             yield from _walk(item)
-    elif is_dataclass(value):
-        for field in fields(value):
-            yield from _walk(getattr(value, field.name))
+    else:
+        kind: Any = type(value)
+        for name in _names(kind):
+            yield from _walk(getattr(value, name))
+
+
+@cache
+def _names(kind: Any) -> tuple[str, ...]:
+    """The fields of a dataclass, and of another type none."""
+    return tuple(field.name for field in fields(kind)) if is_dataclass(kind) else ()

@@ -56,6 +56,7 @@ EXPERTS = Limit("experts of a layer", 65_536, "512")
 INDEX_POOL = Limit("tokens of a pool of index keys", 64, "4")
 RESIDUAL_STREAMS = Limit("streams of a residual", 16, "4")
 BALANCES = Limit("iterations that balance streams", 256, "20")
+SWITCHED = Limit("adapters within a model", 4096, "unknown; llama.cpp takes 4,096")
 
 #: Quantities in a transformers folder.
 JSON_NBYTES = Limit("bytes of a text file", 256 << 20, "34 million, a tokenizer.json")

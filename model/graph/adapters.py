@@ -10,7 +10,8 @@ from urdir.model.families.stored import Linear
 from urdir.model.graph.evaluation import Evaluation, Floats
 from urdir.model.graph.experts import Experts, Route
 from urdir.model.graph.graph import Graph
-from urdir.model.graph.ops import Activate, Bound, Op, Product, Scale
+from urdir.model.graph.op import Op
+from urdir.model.graph.ops import Activate, Bound, Product, Scale
 from urdir.model.graph.tensor import Tensor
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from urdir.model.families.stored import RelativeBias, StoredVector
 from urdir.model.graph.evaluation import Evaluation, Floats
-from urdir.model.graph.ops import Op
+from urdir.model.graph.op import Op
 from urdir.model.graph.tensor import Tensor
 from urdir.ptxgen.kernels.attention.own_token import Temperature
 from urdir.ptxgen.kernels.attention.scores import Scores

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from urdir.model.families.dflash2 import Convolution
 from urdir.model.graph.evaluation import Evaluation, Floats
-from urdir.model.graph.ops import Op
+from urdir.model.graph.op import Op
 from urdir.model.graph.tensor import Tensor
 from urdir.ptxgen.kernels.speculation.block_conv import BlockConv
 

@@ -10,7 +10,7 @@ from urdir.model.families.attention import Attention
 from urdir.model.families.compression import BlockIndexer, Compression, Compressor
 from urdir.model.families.rope import RopeConfig
 from urdir.model.graph.evaluation import Evaluation, Floats
-from urdir.model.graph.ops import Op
+from urdir.model.graph.op import Op
 from urdir.model.graph.tensor import Tensor
 from urdir.ptxgen.kernels.attention.turn_tail import turned_tail
 

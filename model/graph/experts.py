@@ -10,7 +10,7 @@ from urdir.model.families.adapters import AdapterRoom
 from urdir.model.families.feed_forward import Router
 from urdir.model.families.stored import Linear
 from urdir.model.graph.evaluation import Evaluation, Floats
-from urdir.model.graph.ops import Op
+from urdir.model.graph.op import Op
 from urdir.model.graph.tensor import Tensor
 from urdir.ptxgen.kernels.activation import Activation
 from urdir.ptxgen.kernels.experts.keep_experts import LEAST

@@ -10,7 +10,7 @@ from urdir.model.families.attention import Attention, Latent
 from urdir.model.families.stored import Linear
 from urdir.model.graph.attention import attention, selected_of
 from urdir.model.graph.evaluation import Evaluation, Floats
-from urdir.model.graph.ops import Op
+from urdir.model.graph.op import Op
 from urdir.model.graph.tensor import Tensor
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from urdir.model.families.ngrams import NgramMemory
 from urdir.model.families.stored import StoredMatrix
 from urdir.model.graph.evaluation import Evaluation, Floats
-from urdir.model.graph.ops import Op
+from urdir.model.graph.op import Op
 from urdir.model.graph.tensor import Tensor
 from urdir.ptxgen.kernels.gate_streams import stream_gates
 from urdir.ptxgen.kernels.ngram_rows import NgramHash

@@ -1,16 +1,8 @@
-"""Operations: frozen records of what is computed, each with its evaluation in numpy.
-
-Shapes are checked where an operation is made (ValueError). ``label`` names it as launches are
-named. ``evaluate`` takes the float64 values of the tensors that the operation reads, in the order
-of ``reads``; weights and the cache are those of an `Evaluation`.
-"""
+"""Operations on the stream and on vectors, products and collectives; see `Op`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, fields
-from functools import cache
-from typing import ClassVar
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -18,79 +10,32 @@ from urdir.model.families.adapters import AdapterRoom
 from urdir.model.families.rope import RopeConfig
 from urdir.model.families.stored import Linear, Normalization, StoredMatrix, StoredVector
 from urdir.model.graph.evaluation import Evaluation, Floats
+from urdir.model.graph.op import Op
 from urdir.model.graph.tensor import Tensor
 from urdir.ptxgen.kernels.activation import Activation
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Op:
-    """Base: an operation with one result ``y``. Its other fields with tensors are what it reads."""
-
-    #: The word by which rules name the kind.
-    word: ClassVar[str] = ""
-
-    label: str
-    y: Tensor
-
-    @property
-    def reads(self) -> tuple[Tensor, ...]:
-        """The tensors that it is computed from."""
-        return tuple(self._tensors())
-
-    @property
-    def makes(self) -> tuple[Tensor, ...]:
-        """The tensors that it makes."""
-        return (self.y,)
-
-    def _tensors(self) -> Iterator[Tensor]:
-        for name in self._names():
-            value = getattr(self, name)
-            if isinstance(value, Tensor):
-                yield value
-            elif isinstance(value, tuple):
-                yield from (item for item in value if isinstance(item, Tensor))
-
-    def evaluate(self, at: Evaluation, *x: Floats) -> Floats:
-        """The values of ``y`` of those that it reads; of several results side by side."""
-        raise NotImplementedError
-
-    @classmethod
-    @cache
-    def _names(cls) -> tuple[str, ...]:
-        return tuple(of.name for of in fields(cls) if "Tensor" in str(of.type) and of.name != "y")
-
-    def _check(self, holds: bool, what: str) -> None:
-        if not holds:
-            reads = ", ".join(map(str, self.reads))
-            raise ValueError(f"{self.label}: {self.word} of {reads} to {self.y}: {what}")
-
-    def _check_same(self, *tensors: Tensor) -> None:
-        shape = self.y.rows, self.y.width
-        same = all((of.rows, of.width) == shape for of in tensors)
-        self._check(same, "the shapes differ")
-
-    def __str__(self) -> str:
-        reads = ", ".join(map(str, self.reads))
-        return f"{self.label}: {self.word} {reads} -> {self.y}"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Embed(Op):
     """y = scale * the rows of a ``table`` (vocabulary, width) for the rows' tokens, plus those of
     ``positions`` for their positions, where a model has these; or with ``types`` the rows of a
-    table (types, width) for the tokens' types."""
+    table (types, width) for the tokens' types. Other ``tokens`` (rows, 1) may take the place of the
+    rows' own."""
 
     word = "embed"
     table: StoredMatrix
     scale: float = 1.0
     positions: StoredMatrix | None = None
     types: bool = False
+    tokens: Tensor | None = None
 
     def __post_init__(self) -> None:
         self._check(self.y.width == self.table.cols, f"the table has {self.table.cols} columns")
 
     def evaluate(self, at: Evaluation, *x: Floats) -> Floats:
         rows = at.types if self.types else at.tokens
+        if self.tokens is not None:
+            rows = x[0][:, 0].astype(np.intp)
         y: Floats = at.matrix(self.table)[rows] * self.scale
         return y if self.positions is None else y + at.matrix(self.positions)[at.positions]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from urdir.model.graph.evaluation import Evaluation, Floats
-from urdir.model.graph.ops import Op
+from urdir.model.graph.op import Op
 from urdir.model.graph.tensor import Tensor
 
 

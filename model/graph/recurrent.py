@@ -16,7 +16,7 @@ from urdir.model.families.recurrent import (
 )
 from urdir.model.families.stored import StoredVector
 from urdir.model.graph.evaluation import Evaluation, Floats
-from urdir.model.graph.ops import Op
+from urdir.model.graph.op import Op
 from urdir.model.graph.tensor import Tensor
 from urdir.ptxgen.kernels.activation import Activation
 from urdir.ptxgen.kernels.recurrent.heads import Order

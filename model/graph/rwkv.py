@@ -10,7 +10,7 @@ import numpy as np
 from urdir.model.families.rwkv import LowRank, TimeMix
 from urdir.model.families.stored import StoredVector
 from urdir.model.graph.evaluation import Evaluation, Floats
-from urdir.model.graph.ops import Op
+from urdir.model.graph.op import Op
 from urdir.model.graph.tensor import Tensor
 from urdir.ptxgen.kernels.recurrent.wkv import DECAY, LEAST_LENGTH
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from urdir.model.families.attention import Indexer
 from urdir.model.graph.evaluation import Evaluation, Floats
-from urdir.model.graph.ops import Op
+from urdir.model.graph.op import Op
 from urdir.model.graph.tensor import Tensor
 
 

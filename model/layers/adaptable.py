@@ -11,7 +11,8 @@ from urdir.model.families.config import Config
 from urdir.model.families.stored import Linear, StoredMatrix, stored_in
 from urdir.model.files.low_rank import Adapter
 from urdir.model.graph.experts import Experts, Route
-from urdir.model.graph.ops import Op, Product
+from urdir.model.graph.op import Op
+from urdir.model.graph.ops import Product
 from urdir.model.layers.builder import StepOps
 from urdir.model.layers.ends import embedding, head
 from urdir.model.layers.model import layers

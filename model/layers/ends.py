@@ -16,6 +16,7 @@ from urdir.model.graph.ops import (
     Scale,
 )
 from urdir.model.graph.streams import JoinStreams
+from urdir.model.graph.switch import SwitchRows
 from urdir.model.graph.tensor import STREAM, Tensor
 from urdir.model.layers.altup import further_streams, merged
 from urdir.model.layers.builder import LayerOps, StepOps
@@ -26,8 +27,12 @@ from urdir.model.layers.streams import gated_mean
 def embedding(step: StepOps) -> Tensor:
     """The stream as it begins (`Config`)."""
     config, graph = step.config, step.graph
-    table, scale = config.embedding, config.embedding_scale
-    x = graph.add(Embed("token_embd", step.stream(), table, scale, config.positions))
+    table, scale, tokens = config.embedding, config.embedding_scale, None
+    if config.switch is not None:
+        tokens = Tensor("tokens", step.rows, 1, "u32")
+        graph.add(SwitchRows("switch", tokens, config.switch, config.vocab_size))
+    y = step.stream()
+    x = graph.add(Embed("token_embd", y, table, scale, config.positions, tokens=tokens))
     if config.token_type is not None:
         x = graph.add(AddVector("token_types", step.stream(), x, config.token_type))
     if config.token_types is not None:

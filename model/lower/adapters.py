@@ -9,12 +9,14 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from urdir.model.graph.adapters import Adapt
-from urdir.model.graph.ops import Gather, Norm, Op, Product
+from urdir.model.graph.op import Op
+from urdir.model.graph.ops import Gather, Norm, Product
 from urdir.model.graph.tensor import Tensor
 from urdir.model.lower.lowering import Lowering
+from urdir.model.lower.norms import append_norm
 from urdir.model.lower.rows import Rows
 from urdir.model.lower.rule import Rule
-from urdir.model.lower.stream import append_norm
+from urdir.model.lower.switch import ADAPTERS, ROWS, SCALES
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.linear.epilogue.adapted import Adapted
 from urdir.ptxgen.kernels.linear.epilogue.self_adapted import MOST_EACH, SelfAdapted
@@ -36,7 +38,7 @@ SLOTS = "lora slot"
 
 
 def lower_normed_adapt(at: Lowering, ops: Sequence[Op]) -> bool:
-    """norm adapt: the norm that the products compute as well."""
+    """norm adapt: A x after a norm that the products compute as well."""
     norm, of = ops
     assert isinstance(norm, Norm)
     assert isinstance(of, Adapt)
@@ -50,7 +52,7 @@ def lower_normed_adapt(at: Lowering, ops: Sequence[Op]) -> bool:
 
 
 def lower_adapt(at: Lowering, ops: Sequence[Op]) -> bool:
-    """adapt: of x as it is, or after a norm that each reader computes."""
+    """adapt: A x of plain x, or of x after a norm that each reader computes."""
     (of,) = ops
     assert isinstance(of, Adapt)
     if of.x.rows == 1 and all(isinstance(op, Product) for op in at.readers(of.y)):
@@ -97,7 +99,19 @@ def _append_shrink(at: Lowering, of: Adapt) -> None:
 
 
 def rows_of_tensor(at: Lowering, x: Tensor) -> Rows:
-    """The rows of the step that a tensor has: all, or those whose results are wanted."""
+    """The rows of the step that a tensor has: all, or those whose results are wanted. Rows whose
+    adapters tokens have switched on are sequences of their own."""
+    rows = _rows_of_tensor(at, x)
+    if at.parts.config.switch is None:
+        return rows
+    first = 0 if rows is at.rows else at.rows.count
+    sequence, adapter, scale = (
+        at.work[name].slice(4 * first, 4 * rows.count) for name in (ROWS, ADAPTERS, SCALES)
+    )
+    return replace(rows, sequence=sequence, adapter=adapter, adapter_scale=scale)
+
+
+def _rows_of_tensor(at: Lowering, x: Tensor) -> Rows:
     if at.outputs is None or x.rows != at.outputs.rows.count:
         return at.rows
     if x.rows != at.rows.count:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from urdir.model.graph.altup import CorrectStreams, MatchLength, PredictStreams, Sparsify
-from urdir.model.graph.ops import Op
+from urdir.model.graph.op import Op
 from urdir.model.lower.lowering import Lowering
 from urdir.model.lower.rule import Rule
 from urdir.ptxgen.kernels.altup import correct_streams, match_length, predict_streams, sparsify
 
 
 def lower_predict(at: Lowering, ops: Sequence[Op]) -> bool:
-    """Predictions of all streams."""
+    """Predict all streams."""
     (of,) = ops
     assert isinstance(of, PredictStreams)
     kernel = predict_streams.PredictStreams(of.y.rows, of.y.width, len(of.x))
@@ -23,7 +23,7 @@ def lower_predict(at: Lowering, ops: Sequence[Op]) -> bool:
 
 
 def lower_correct(at: Lowering, ops: Sequence[Op]) -> bool:
-    """Corrections of all streams, and the first one scaled."""
+    """Correct all streams, and scale the first one."""
     (of,) = ops
     assert isinstance(of, CorrectStreams)
     kernel = correct_streams.CorrectStreams(of.y.rows, of.y.width, len(of.x))
@@ -35,7 +35,7 @@ def lower_correct(at: Lowering, ops: Sequence[Op]) -> bool:
 
 
 def lower_match_length(at: Lowering, ops: Sequence[Op]) -> bool:
-    """Rows as long as others."""
+    """Scale rows to the length of other rows."""
     (of,) = ops
     assert isinstance(of, MatchLength)
     kernel = match_length.MatchLength(of.y.rows, of.y.width)
@@ -45,7 +45,7 @@ def lower_match_length(at: Lowering, ops: Sequence[Op]) -> bool:
 
 
 def lower_sparsify(at: Lowering, ops: Sequence[Op]) -> bool:
-    """Gates far above their mean."""
+    """Keep gates far above their mean."""
     (of,) = ops
     assert isinstance(of, Sparsify)
     kernel = sparsify.Sparsify(of.y.rows, of.y.width, of.deviations)

@@ -81,7 +81,7 @@ def place(lifetimes: Sequence[Lifetime]) -> Places:
 
 
 def _slots(lifetimes: Sequence[Lifetime]) -> tuple[list[_Slot], dict[int, int]]:
-    """Slots, and the number of that of each buffer without a place."""
+    """Assign slots: the slots, and the number of the slot of each buffer without a place."""
     fixed = [index for index, of in enumerate(lifetimes) if of.offset is not None]
     order = [index for index, of in enumerate(lifetimes) if of.offset is None]
     order.sort(key=lambda index: (lifetimes[index].first, -lifetimes[index].nbytes))
@@ -123,7 +123,7 @@ def _offsets(slots: Sequence[_Slot], lifetimes: Sequence[Lifetime]) -> dict[int,
 
 
 def _complete(earlier: Sequence[int]) -> list[int]:
-    """Of each buffer the launches that are complete before it and before all after it."""
+    """For each buffer the launches that are complete before it and before all later buffers."""
     found, rest = [], -1
     for mask in reversed(earlier):
         rest &= mask

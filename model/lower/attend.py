@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from urdir.driver.kernel import nbytes_of
 from urdir.model.lower.registers import Overlaid
 from urdir.model.lower.rows import Rows
 from urdir.model.memory.buckets import COARSE_CHUNKS
@@ -217,7 +218,7 @@ def flash_attention_multi_head(
     `incremental_attention_into`.
     """
     kernel = at.prompt_kernel(packs)
-    region = out.slice(0, kernel.nbytes(kernel.param("out"))) if packs else out
+    region = out.slice(0, nbytes_of(kernel, "out")) if packs else out
     at.launch(plan, kernel, at.label, out=region)
 
 

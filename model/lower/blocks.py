@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from urdir.model.graph.block_conv import ConvolveBlock
-from urdir.model.graph.ops import Op
+from urdir.model.graph.op import Op
 from urdir.model.lower.lowering import Lowering
 from urdir.model.lower.rule import Rule
 from urdir.ptxgen.kernels.speculation.block_conv import BlockConv

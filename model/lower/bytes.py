@@ -1,5 +1,4 @@
-"""Launches of products of many rows as signed bytes, of matrices that were chosen for it, and as
-floats of eight bits, of those that are."""
+"""Products of many rows in 8 bits: signed bytes of matrices chosen for it, or E4M3 matrices."""
 
 from __future__ import annotations
 
@@ -7,6 +6,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Literal
 
+from urdir.driver.kernel import nbytes_of
 from urdir.model.lower.adapters import adapter_arguments
 from urdir.model.lower.chain import Chain
 from urdir.model.lower.lowering import Lowering
@@ -48,7 +48,7 @@ def append_bytes(at: Lowering, chain: Chain, matrices: Sequence[Matrix], packs: 
         launch[f"weights{n}"] = matrix.data
         launch |= {} if of_floats else {f"row_scales{n}": matrix.scales}
         launch[f"bias{n}"] = matrix.bias
-        launch[f"y{n}"] = at.place(y).slice(0, kernel.nbytes(kernel.param(f"y{n}")))
+        launch[f"y{n}"] = at.place(y).slice(0, nbytes_of(kernel, f"y{n}"))
     if pair:
         launch |= {"up": rest[0].data, "up_bias": rest[0].bias}
         launch |= {} if of_floats else {"up_row_scales": rest[0].scales}
@@ -63,7 +63,7 @@ def append_bytes(at: Lowering, chain: Chain, matrices: Sequence[Matrix], packs: 
 def _packed_bytes(
     at: Lowering, chain: Chain, cols: int, element: Literal["s8", "e4m3"]
 ) -> dict[str, Slice | None]:
-    """The vectors of a product as bytes, and their scales, by a launch."""
+    """Append the quantisation of a product's vectors to bytes with scales."""
     norm, label, source = chain.norm, f"{chain.label}.pack", at.place(chain.x)
     packed = norm is None and chain.x in at.packed
     if packed:

@@ -1,10 +1,11 @@
-"""The operations around a run of products that one launch may compute, taken apart."""
+"""Chains: products and the operations around them that one launch may compute."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from urdir.model.graph.op import Op
 from urdir.model.graph.ops import (
     Activate,
     Add,
@@ -12,7 +13,6 @@ from urdir.model.graph.ops import (
     Bound,
     Gate,
     Norm,
-    Op,
     Product,
     Scale,
     ScaleBy,
@@ -73,12 +73,12 @@ class Chain:
 
     @property
     def rows(self) -> int:
-        """Vectors that are multiplied."""
+        """Number of vectors that are multiplied."""
         return self.products[0].x.rows
 
     @property
     def label(self) -> str:
-        """That of the launch."""
+        """Label of the launch."""
         return self.products[0].label + self.suffix
 
     @property
@@ -94,8 +94,8 @@ class Chain:
 
     @property
     def epilogue(self) -> tuple[Epilogue, ...]:
-        """What follows the products in one launch, biases apart; the factor of a residual is a part
-        of its step."""
+        """Epilogue steps of the launch, without biases; the factor of a residual belongs to its
+        step."""
         ends = [step for step in self.ends if not (self.residual and isinstance(step, Scaled))]
         return (
             *adapted(self.products),
@@ -107,7 +107,7 @@ class Chain:
 
 
 class _Reader:
-    """Takes operations from the front as long as they are connected."""
+    """Operations that are taken from the front while they are connected."""
 
     def __init__(self, ops: Sequence[Op]) -> None:
         self._ops = list(ops)
@@ -123,7 +123,7 @@ class _Reader:
 
 
 def adapted(products: Sequence[Product]) -> tuple[Adapted, ...]:
-    """The step that adds what the rows' adapters make of several products; none without."""
+    """The step that adds B a of the rows' LoRA adapters to several products; empty without them."""
     with_low = [of for of in products if of.low is not None]
     if not with_low:
         return ()
@@ -135,7 +135,7 @@ def adapted(products: Sequence[Product]) -> tuple[Adapted, ...]:
 
 
 def read_chain(ops: Sequence[Op]) -> Chain | None:
-    """The operations as a chain; None where one does not read what the ones before make."""
+    """Parse operations as a chain; None if one does not read the results of those before it."""
     at = _Reader(ops)
     chain = _prologue(at)
     if chain is None or not _products(at, chain) or not _epilogue(at, chain):
@@ -174,7 +174,7 @@ def _prologue(at: _Reader) -> Chain | None:
 
 
 def _products(at: _Reader, chain: Chain) -> bool:
-    """Products of one vector, each with the same ends."""
+    """Parse products of one vector, each followed by the same steps."""
     vector = chain.x if chain.norm is None else chain.norm.y
     while isinstance(product := at.next(), Product):
         at.take()

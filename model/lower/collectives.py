@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from urdir.model.graph.ops import Add, AllGather, AllReduce, Norm, Op
+from urdir.model.graph.op import Op
+from urdir.model.graph.ops import Add, AllGather, AllReduce, Norm
 from urdir.model.graph.tensor import Tensor
 from urdir.model.lower.lowering import Begun, Lowering
 from urdir.model.lower.rule import Rule, variants
@@ -111,7 +112,7 @@ def append_sum_of_ranks(
 
 
 def lower_parts_of_ranks(at: Lowering, ops: Sequence[Op]) -> bool:
-    """The ranks' logits, side by side."""
+    """Gather the logits of all ranks, side by side."""
     (of,) = ops
     assert isinstance(of, AllGather)
     exchange = at.parts.exchange

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 from urdir.model.families.compression import Compressor
 from urdir.model.families.rope import RopeConfig
 from urdir.model.graph.compression import AttendBlocks, SelectBlocks, TurnTail
-from urdir.model.graph.ops import Op
+from urdir.model.graph.op import Op
 from urdir.model.lower.lowering import Lowering
 from urdir.model.lower.rule import Rule
 from urdir.model.lower.selection import LAST, ROW, append_selection

@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from urdir.driver.kernel import nbytes_of
 from urdir.model.graph.adapters import Adapt
-from urdir.model.graph.ops import AllReduce, Gate, Norm, Op, Product
+from urdir.model.graph.op import Op
+from urdir.model.graph.ops import AllReduce, Gate, Norm, Product
 from urdir.model.graph.recurrent import Convolve
 from urdir.model.graph.tensor import Tensor
 from urdir.model.lower.adapters import adapter_arguments, own_adapters
@@ -209,5 +211,5 @@ def _result(at: Lowering, kernel: LinearSpec, y: Tensor, first: int, number: int
     """Where the launch for the vectors from ``first`` on leaves its product of that number."""
     place = at.place(y)
     if kernel.packs and not kernel.summarises:
-        return place.slice(0, kernel.nbytes(kernel.param("y")))
+        return place.slice(0, nbytes_of(kernel, "y"))
     return rows_of(place, first, kernel.batch, kernel.parts[number].rows)

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from urdir.model.families.attention import Attention
 from urdir.model.graph.latent import AttendLatent, CacheLatent, HeadProduct
-from urdir.model.graph.ops import Gather, Op, Product
+from urdir.model.graph.op import Op
+from urdir.model.graph.ops import Gather, Product
 from urdir.model.lower.attend import (
     LayerAttention,
     append_keys_alone,

@@ -11,6 +11,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from urdir.driver.kernel import nbytes_of
 from urdir.model.families.attention import Attention
 from urdir.model.graph.latent import AttendLatent
 from urdir.model.lower.attend import LayerAttention, append_keys_alone, append_tokens
@@ -90,7 +91,7 @@ def append_blocks(
             begin=walk.begin,
             partial=work[WRITTEN_PARTIAL],
             softmax=work[WRITTEN_SOFTMAX],
-            out=out.slice(0, kernel.nbytes(kernel.param("out"))),
+            out=out.slice(0, nbytes_of(kernel, "out")),
         )
     return out
 

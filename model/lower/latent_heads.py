@@ -11,7 +11,7 @@ from urdir.model.lower.chain import Chain
 from urdir.model.lower.experts.per_row import PerRow
 from urdir.model.lower.linear import lower_together
 from urdir.model.lower.lowering import Lowering
-from urdir.model.lower.stream import append_norm
+from urdir.model.lower.norms import append_norm
 from urdir.model.lower.vectors import rows_of
 from urdir.ptxgen.kernels.join import Join
 

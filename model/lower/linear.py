@@ -14,13 +14,15 @@ from typing import TYPE_CHECKING
 
 from urdir.model.graph.attention import Attend
 from urdir.model.graph.latent import AttendLatent, HeadProduct
-from urdir.model.graph.ops import Gate, Gather, Op, Product
+from urdir.model.graph.op import Op
+from urdir.model.graph.ops import Gate, Gather, Product
 from urdir.model.graph.tensor import Tensor
 from urdir.model.lower.adapters import adapter_arguments
 from urdir.model.lower.bytes import append_bytes
 from urdir.model.lower.chain import Chain, adapted, read_chain
 from urdir.model.lower.few import append_few, goes_on, limits_allow
 from urdir.model.lower.lowering import Lowering
+from urdir.model.lower.norms import append_norm, append_norm_after
 from urdir.model.lower.packed import append_packed
 from urdir.model.lower.requests import (
     alike,
@@ -31,7 +33,7 @@ from urdir.model.lower.requests import (
     takes_bytes,
 )
 from urdir.model.lower.rule import Rule, variants
-from urdir.model.lower.stream import append_norm, append_norm_after, append_sum
+from urdir.model.lower.stream import append_sum
 from urdir.model.lower.vectors import with_norm
 from urdir.model.memory.weights import Matrix
 from urdir.ptxgen.kernels.attention.choice import fills_sms

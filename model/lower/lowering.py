@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from urdir.model.families.stored import Linear, Normalization, StoredVector
 from urdir.model.graph.adapters import Adapt
 from urdir.model.graph.graph import Graph
-from urdir.model.graph.ops import Norm, Op
+from urdir.model.graph.op import Op
+from urdir.model.graph.ops import Norm
 from urdir.model.graph.tensor import Tensor
 from urdir.model.lower.arguments import without_none
 from urdir.model.lower.parts import LayerParts, device_limits

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 from urdir.model.families.stored import StoredVector
 from urdir.model.graph.adapters import Adapt
 from urdir.model.graph.experts import Experts, Route
-from urdir.model.graph.ops import Add, Norm, Op, Product
+from urdir.model.graph.op import Op
+from urdir.model.graph.ops import Add, Norm, Product
 from urdir.model.graph.tensor import Tensor
 from urdir.model.lower.adapters import SLOTS, rows_of_tensor
 from urdir.model.lower.chain import Chain
@@ -27,10 +28,10 @@ from urdir.model.lower.experts.products import MixtureCall
 from urdir.model.lower.experts.shared_read import SharedRead
 from urdir.model.lower.linear import lower_chain
 from urdir.model.lower.lowering import Lowering
+from urdir.model.lower.norms import append_norm
 from urdir.model.lower.parts import StepParts
 from urdir.model.lower.registers import COUNTERS
 from urdir.model.lower.rule import Rule, variants
-from urdir.model.lower.stream import append_norm
 from urdir.model.memory.norms import NormLayer
 from urdir.ptxgen.kernels.experts.keep_experts import KeepExperts
 from urdir.ptxgen.kernels.experts.logits import RouterLogits

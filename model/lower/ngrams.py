@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from urdir.model.graph.ngrams import ConvolveApart, EmbedNgrams, GateStreams
-from urdir.model.graph.ops import Op
+from urdir.model.graph.op import Op
 from urdir.model.lower.lowering import Lowering
 from urdir.model.lower.parts import StepParts
 from urdir.model.lower.rule import Rule

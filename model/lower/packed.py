@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from urdir.driver.kernel import nbytes_of
 from urdir.model.lower.adapters import adapter_arguments
 from urdir.model.lower.chain import Chain
 from urdir.model.lower.lowering import Begun, Lowering
+from urdir.model.lower.norms import append_norm
 from urdir.model.lower.requests import biases, packs_next_norm
-from urdir.model.lower.stream import append_norm
 from urdir.model.memory.weights import Matrix
 from urdir.ptxgen.kernels.linear.epilogue.heads import HeadPlaces, Heads
 from urdir.ptxgen.kernels.linear.epilogue.norm import BeginNorm
@@ -56,7 +57,7 @@ def append_packed(at: Lowering, chain: Chain, matrices: Sequence[Matrix], packs:
     for number, (matrix, y) in enumerate(zip((first, *others), chain.results, strict=True)):
         n = str(number or "")
         launch |= {f"weights{n}": matrix.data, f"bias{n}": matrix.bias}
-        launch[f"y{n}"] = at.place(y).slice(0, kernel.nbytes(kernel.param(f"y{n}")))
+        launch[f"y{n}"] = at.place(y).slice(0, nbytes_of(kernel, f"y{n}"))
     if pair:
         launch |= {"up": rest[0].data, "up_bias": rest[0].bias}
     launch |= adapter_arguments(at, chain.products, 0, chain.rows, pair)
@@ -107,7 +108,7 @@ def append_packed_heads(
     for number, (matrix, y) in enumerate(matrices):
         n = str(number or "")
         launch |= {f"weights{n}": matrix.data, f"bias{n}": matrix.bias}
-        launch[f"y{n}"] = y.slice(0, kernel.nbytes(kernel.param(f"y{n}")))
+        launch[f"y{n}"] = y.slice(0, nbytes_of(kernel, f"y{n}"))
     at.launch(kernel, label, length=rows, **launch)
 
 

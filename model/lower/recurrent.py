@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from urdir.model.families.recurrent import KimiDelta, Lightning, Recurrence
-from urdir.model.graph.ops import Op, Product
+from urdir.model.graph.op import Op
+from urdir.model.graph.ops import Product
 from urdir.model.graph.recurrent import Convolve, GatedNorm, Recur, Scan
 from urdir.model.graph.tensor import Tensor
 from urdir.model.lower.lowering import Lowering

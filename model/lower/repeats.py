@@ -52,7 +52,7 @@ class Kinds:
 
     @classmethod
     def of(cls, parts: LayerParts) -> Kinds:
-        """Those of the model that ``parts`` has, which are found once."""
+        """The kinds of a model's layers, cached by its weights."""
         found = cls._known.get(parts.weights)
         if found is None or found._cache is not parts.cache:
             found = cls._known[parts.weights] = cls(parts)
@@ -162,7 +162,7 @@ class _Open(NamedTuple):
 
 
 class Repeats:
-    """Lowered layers of one plan, by what their launches depend on."""
+    """Templates of lowered layers of one plan, by everything that their launches depend on."""
 
     def __init__(self, at: Lowering) -> None:
         self._at, self._starts = at, at.starts
@@ -172,7 +172,7 @@ class Repeats:
         self._open: _Open | None = None
 
     def begin(self, index: int) -> bool:
-        """The operations that follow are those of a layer; True if they are lowered."""
+        """Begin a layer; True if its launches were appended from a template."""
         self._open = None
         if index + 1 >= len(self._kinds):
             return False
@@ -193,7 +193,7 @@ class Repeats:
         return self._repeat(found, index, tuple(numbers))
 
     def end(self) -> None:
-        """The operations of the layer that was begun are lowered."""
+        """End the layer that was begun, and keep its launches as a template."""
         if self._open is None:
             return
         of, at = self._open, self._at
@@ -217,7 +217,7 @@ class Repeats:
         )
 
     def _end(self, index: int) -> int:
-        """The number of the operation after those of a layer."""
+        """The number of the first operation after a layer."""
         starts = self._starts
         return starts[index + 1] if index + 1 < len(starts) else len(self._at.ops)
 
@@ -249,7 +249,7 @@ class Repeats:
         return None
 
     def _is_own(self, op: Unplaced, own: Collection[Key]) -> bool:
-        """Whether all that differs between layers is known of a launch."""
+        """Whether every argument that differs between layers belongs to the layer itself."""
         parts = self._at.parts
         shared = {_key(table) for table in parts.weights.rope_tables.values()}
         if _NUMBER.match(op.label) is None:
@@ -264,8 +264,8 @@ class Repeats:
         return True
 
     def _repeat(self, found: _Lowered, index: int, read: Sequence[int]) -> bool:
-        """Append the launches of a layer as those of another; False where they do not go with its
-        arguments."""
+        """Append the launches of a template for another layer; False if its arguments differ in
+        which of them are the same."""
         at, own = self._at, self._arguments(index)
         if any(_key(own[i]) != _key(own[j]) for i, j in found.same):
             return False
@@ -314,7 +314,7 @@ def _template(op: Unplaced, slots: Mapping[Key, int]) -> _Template:
 
 
 def _moved(place: Slice, streams: Mapping[int, Register]) -> Slice:
-    """The same part of the register that stands for another one."""
+    """The same part of the register that replaces another one."""
     register = _stream(place)
     assert register is not None
     return streams[register.number].part(place.offset, place.nbytes)

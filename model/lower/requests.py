@@ -36,7 +36,7 @@ def request_of(at: Lowering, rows: int, matrices: Sequence[Matrix], *steps: Step
 
 
 def biases(matrices: Sequence[Matrix]) -> tuple[Bias, ...]:
-    """The step that adds the matrices' biases, if they have some."""
+    """The step that adds the matrices' biases; empty without biases."""
     return Bias.where([matrix.bias is not None for matrix in matrices])
 
 
@@ -91,7 +91,7 @@ def takes_few_normed(
 
 
 def next_norm(at: Lowering, chain: Chain) -> NormLayer | None:
-    """The norm that follows the sum, where the launch may begin it."""
+    """The norm after the sum, if the launch may begin it."""
     following = at.following()
     if chain.residual is None or not isinstance(following, Norm) or following.x is not chain.y:
         return None

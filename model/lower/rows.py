@@ -36,24 +36,25 @@ class RowsWalk:
 
 @dataclass(frozen=True, slots=True)
 class RowsOfTexts:
-    """What rows of whole texts side by side have: their ``tokens`` and the tokens' ``types``
-    (rows,) u32; ``segment`` (texts, 2) u32, the bounds of each text; and for each kind of
-    attention, as `Scores.bounds` of ``kinds`` have them, the first and last row that each
-    attends to, (rows,) u32."""
+    """What rows of whole texts side by side have: their ``tokens``, the tokens' ``types`` and
+    their ``places`` in a table of positions (rows,) u32; ``segment`` (texts, 2) u32, the bounds of
+    each text; and for each kind of attention, as `Scores.bounds` of ``kinds`` have them, the first
+    and last row that each attends to, (rows,) u32."""
 
     tokens: Slice
     types: Slice
+    places: Slice
     segment: Slice
     kinds: Sequence[Scores]
     bounds: Sequence[tuple[Slice, Slice]]
 
     def of(self, scores: Scores) -> tuple[Slice, Slice]:
-        """The bounds of attention with these scores."""
+        """Bounds of the keys that each row attends to with these scores."""
         return self.bounds[self.kinds.index(bounds_kind(scores))]
 
 
 def bounds_kind(scores: Scores) -> Scores:
-    """What of ``scores`` decides which keys a row attends to."""
+    """The fields of ``scores`` that decide which keys a row attends to."""
     return Scores(window=scores.window, chunk=scores.chunk, causal=scores.causal)
 
 
@@ -122,11 +123,11 @@ class Rows:
 
     @property
     def decode(self) -> int:
-        """Rows that are no prompt's."""
+        """Number of decoded rows."""
         return self.count - self.prompt
 
     def split(self) -> tuple[Rows, Rows]:
-        """The rows that are no prompt's, and those that are."""
+        """The decoded rows, and the rows of prompts."""
         first = replace(self, count=self.decode, prompt=0, segments=0, segment=None, walk=None)
         at, nbytes = 4 * self.decode, 4 * self.prompt
         rest = replace(
@@ -148,12 +149,12 @@ class Rows:
 
     @property
     def arguments(self) -> dict[str, Slice]:
-        """What kernels that work by row take."""
+        """Arguments of kernels that work by row."""
         return {"sequence": self.sequence, "position": self.position}
 
     @property
     def recurrent_arguments(self) -> dict[str, Slice]:
-        """What kernels that advance states take: of prompts their segments, too."""
+        """Arguments of kernels that advance states: as `arguments`, and the segments of prompts."""
         return {**self.arguments, **without_none(segment=self.segment, state_at=self.state_at)}
 
 
@@ -167,5 +168,5 @@ class OutputRows:
 
     @classmethod
     def of(cls, state: DecodeState, count: int, keys: int) -> OutputRows:
-        """``count`` of them."""
+        """The first ``count`` output rows."""
         return cls(state["output_row"], Rows.of(state, count, keys))

@@ -7,7 +7,8 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from urdir.model.graph.ops import Op, Product
+from urdir.model.graph.op import Op
+from urdir.model.graph.ops import Product
 from urdir.model.lower.lowering import Lowering
 
 #: Operations that a rule takes at most.
@@ -31,13 +32,13 @@ class Rule:
         return self.takes.split()[0]
 
     def pattern(self) -> re.Pattern[str]:
-        """What matches the text of operations (`text_of`)."""
+        """The regular expression for words that are joined and ended by commas."""
         words = re.sub(r"[a-z_]+", r"(?:\g<0>,)", self.takes)
         return re.compile(words.replace(" ", ""))
 
 
 def variants(takes: str, lower: Lower) -> list[Rule]:
-    """Rules for words of which those with "?" may be missing, the longest first."""
+    """Rules for all choices of the optional words, those with "?", the longest rule first."""
     words = takes.split()
     optional = [word.endswith("?") for word in words]
     choices = [
@@ -48,7 +49,7 @@ def variants(takes: str, lower: Lower) -> list[Rule]:
 
 
 class RuleBook:
-    """Rules in the order in which they are tried: for each first word those that begin with it."""
+    """Rules by their first word, in the order in which they are tried."""
 
     def __init__(self, rules: Sequence[Rule]) -> None:
         self.rules = tuple(rules)
@@ -58,7 +59,7 @@ class RuleBook:
         self._known: dict[tuple[str, ...], Sequence[tuple[Rule, int]]] = {}
 
     def matches(self, words: tuple[str, ...]) -> Sequence[tuple[Rule, int]]:
-        """The rules that take the first of these words, each with how many it takes."""
+        """The rules that match a prefix of ``words``, each with the number of words it takes."""
         if (found := self._known.get(words)) is None:
             text = "".join(f"{word}," for word in words)
             first = "product" if words[0] == "beside" else words[0]
@@ -69,7 +70,7 @@ class RuleBook:
 
 
 def words_of(ops: Sequence[Op]) -> list[str]:
-    """The word of each operation, as rules name it."""
+    """The word of each operation, as in `Rule.takes`."""
     words = []
     last: Product | None = None
     for op in ops:

@@ -13,17 +13,19 @@ from urdir.model.lower import (
     linear,
     moe,
     ngrams,
+    norms,
     recurrent,
     rwkv,
     selection,
     stream,
     streams,
+    switch,
 )
 from urdir.model.lower.rule import RuleBook
 
 _ROOMS = (
     *(adapters, moe, selection, compression, latent, attention, rwkv, linear),
-    *(altup, recurrent, collectives, stream, streams, blocks, ngrams),
+    *(altup, recurrent, collectives, norms, stream, streams, blocks, switch, ngrams),
 )
 #: What a step is lowered by.
 RULES = RuleBook([rule for room in _ROOMS for rule in room.RULES])

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from urdir.model.graph.ops import Norm, Op, Product
+from urdir.model.graph.op import Op
+from urdir.model.graph.ops import Norm, Product
 from urdir.model.graph.rwkv import LowRanks, Shift, Wkv
 from urdir.model.graph.tensor import Tensor
 from urdir.model.lower.chain import Chain

@@ -10,7 +10,7 @@ from urdir.model.families.rope import RopeConfig
 from urdir.model.graph.attention import Attend
 from urdir.model.graph.compression import SelectBlocks
 from urdir.model.graph.latent import AttendLatent
-from urdir.model.graph.ops import Op
+from urdir.model.graph.op import Op
 from urdir.model.graph.selection import Select
 from urdir.model.lower.attend import LayerAttention, append_keys_alone, append_tokens
 from urdir.model.lower.latent_heads import append_absorbed, append_latent_key, parts_of_heads

@@ -1,4 +1,4 @@
-"""Launches before their tensors have places: rules append to a sheet, which is then placed."""
+"""Sheets: launches without memory, to which rules append, and which are then placed in a plan."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Launches(Protocol):
-    """What launches are appended to: a plan or a sheet."""
+    """A plan or a sheet, to which launches are appended."""
 
     def launch(self, kernel: Kernel, label: str, /, **args: Argument) -> None:
         """Append a launch."""
@@ -62,8 +62,8 @@ class Sheet:
 
 @contextmanager
 def sheet_of(plan: Plan | Sheet, parts: LayerParts) -> Iterator[Sheet]:
-    """A sheet whose launches go to a plan at the end; one that is a sheet is that itself, and is
-    placed with what its owner appends."""
+    """A sheet that is placed in ``plan`` at the end; a ``plan`` that is a sheet is yielded itself,
+    and its owner places it."""
     if isinstance(plan, Sheet):
         yield plan
         return

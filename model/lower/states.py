@@ -41,7 +41,7 @@ class StateStep:
         return spec
 
     def launch(self, at: Lowering) -> dict[str, Slice]:
-        """The arguments of a launch of which it is the end."""
+        """Arguments that the step adds to the launch of the product."""
         then = self.following(at)
         assert then is not None
         names = {param.name for param in then.params}
@@ -50,7 +50,7 @@ class StateStep:
         return {"y": self.y, **{PREFIX + name: of for name, of in own.items()}}
 
     def append(self, at: Lowering, product: Slice) -> None:
-        """The step as a launch of its own."""
+        """Append the step as a separate launch."""
         arguments = {**self.arguments, self.takes: product, "y": self.y}
         launch_recurrent(at, self.label, self.kernel, **arguments)
 
@@ -163,7 +163,7 @@ def _launch_on(
 
 
 def recurrent_state(at: Lowering, layer: int) -> dict[str, Slice]:
-    """A layer's states, by name."""
+    """The states of a layer, by name."""
     assert at.parts.recurrent is not None
     return at.parts.recurrent.arguments(layer)
 

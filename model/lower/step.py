@@ -52,7 +52,7 @@ def lowering(
 
 
 def _lower_until(at: Lowering, words: Sequence[str], end: int) -> None:
-    """Lower the operations before number ``end``, and those that go with them."""
+    """Lower the operations up to ``end``, and later ones that fuse with them."""
     while at.position < end:
         following = words[at.position : at.position + MOST_OPERATIONS]
         for rule, count in RULES.matches(tuple(following)):
@@ -72,6 +72,6 @@ def lower(
     outputs: OutputRows | None = None,
     fixed: Mapping[Tensor, Slice] | None = None,
 ) -> None:
-    """`lowering` at once."""
+    """Run `lowering` to its end."""
     for _ in lowering(plan, parts, rows, graph, outputs, fixed):
         pass

@@ -1,4 +1,4 @@
-"""Rules for norms, sums and what else happens to vectors between products, as launches."""
+"""Rules for elementwise operations between products: sums, gates, copies, embedding."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from urdir.model.graph.op import Op
 from urdir.model.graph.ops import (
     Activate,
     Add,
@@ -17,9 +18,6 @@ from urdir.model.graph.ops import (
     Gate,
     Gather,
     Hide,
-    Norm,
-    Op,
-    Product,
     Recall,
     Reorder,
     Scale,
@@ -28,7 +26,6 @@ from urdir.model.graph.ops import (
 from urdir.model.graph.pooling import Pool
 from urdir.model.lower.lowering import Lowering
 from urdir.model.lower.parts import StepParts
-from urdir.model.lower.requests import packs
 from urdir.model.lower.rule import Rule, variants
 from urdir.ptxgen.kernels import (
     activate,
@@ -36,158 +33,34 @@ from urdir.ptxgen.kernels import (
     embedding,
     gather,
     hide,
-    normalise,
     pool_rows,
     recall,
     reorder,
     rescale,
 )
 from urdir.ptxgen.kernels.join import Join
-from urdir.ptxgen.kernels.linear import pack
 
 if TYPE_CHECKING:
     from urdir.driver.memory import Slice
-    from urdir.model.memory.weights import Matrix
 
 # One object for equal kernels, with its cached properties.
 _activate = lru_cache(maxsize=64)(activate.Activate)
 _add = lru_cache(maxsize=64)(add.Add)
-_normalise = lru_cache(maxsize=64)(normalise.Normalise)
-_pack = lru_cache(maxsize=64)(pack.Pack)
 _rescale = lru_cache(maxsize=64)(rescale.Rescale)
-
-
-# ---- norms ----
-
-
-def append_norm(at: Lowering, label: str, of: Norm, y: Slice) -> None:
-    """The norm of its vectors, in y (rows, cols)."""
-    layer, rows = at.norm(of.of), of.x.rows * of.x.width // of.cols
-    kernel = _normalise(rows, of.cols, layer.norm, **_weight_rows(of))
-    if y is at.work["normed"]:
-        at.completed = of.x, of.of
-    at.launch(kernel, label, x=at.place(of.x), y=y, weight=layer.weight, bias=layer.bias)
-
-
-def append_norm_after(
-    at: Lowering,
-    label: str,
-    norm: Norm | None,
-    delta: Slice,
-    add: Add,
-    next_norm: Norm | None,
-    scale: float = 1.0,
-) -> None:
-    """The sum of what was before and scale * norm(delta), or delta itself; with the ``next_norm``
-    completed if it is given."""
-    of = None if norm is None else at.norm(norm.of)
-    then = None if next_norm is None else at.norm(next_norm.of)
-    cols = add.y.width if norm is None else norm.cols
-    rows = add.y.rows * add.y.width // cols
-    kernel = _normalise(
-        rows,
-        cols,
-        None if of is None else of.norm,
-        residual=True,
-        scale=scale,
-        then=None if then is None else then.norm,
-    )
-    launch: dict[str, Slice | None] = {}
-    if of is not None:
-        launch |= {"weight": of.weight, "bias": of.bias}
-    residual, y = at.place(add.a), at.place(add.y)
-    if then is not None and next_norm is not None:
-        z = normed_place(at, next_norm)
-        launch |= {"next_weight": then.weight, "next_bias": then.bias, "z": z}
-    at.launch(kernel, label, x=delta, residual=residual, y=y, **launch)
-
-
-def normed_place(at: Lowering, norm: Norm) -> Slice:
-    """Where a norm is completed for the products that read it."""
-    if norm.y.name != "normed":
-        return at.place(norm.y)
-    at.completed = norm.x, norm.of
-    return at.work["normed"]
-
-
-def lower_norm(at: Lowering, ops: Sequence[Op]) -> bool:
-    """A norm that several launches read, or of heads: a launch of its own, unless it is made."""
-    (of,) = ops
-    assert isinstance(of, Norm)
-    if of.y.name == "normed" and at.completed == (of.x, of.of):
-        return True
-    if (packed := _packed_norm(at, of)) is not None:
-        layer, kernel = at.norm(of.of), _pack(of.y.rows, of.cols, at.norm(of.of).norm, keeps=True)
-        weights = {"weight": layer.weight, "bias": layer.bias}
-        at.launch(kernel, of.label, x=at.place(of.x), y=packed, z=at.place(of.y), **weights)
-        at.packed[of.y] = packed
-        return True
-    append_norm(at, of.label, of, at.place(of.y))
-    return True
-
-
-def _packed_norm(at: Lowering, of: Norm) -> Slice | None:
-    """Where a norm that is the stream too is left packed, if products that take it so follow."""
-    whole = of.y.is_stream and of.cols == of.y.width and not _weight_rows(of)
-    if not whole or not pack.Pack.can_norm(of.cols):
-        return None
-    following: list[Matrix] = []
-    while isinstance(op := at.following(len(following)), Product) and op.x is of.y:
-        following.append(at.matrix(op.of))
-    # other products might come when the vectors are others already
-    others = [op for op in at.readers(of.y) if isinstance(op, Product)]
-    if not following or len(others) > len(following):
-        return None
-    return at.work["packed"] if packs(at, of.y.rows, following) else None
-
-
-def lower_norm_after(at: Lowering, ops: Sequence[Op]) -> bool:
-    """norm [scale] add [norm]: the end of a block with a norm after it. A factor that follows is
-    multiplied in place."""
-    norm, *rest = ops
-    assert isinstance(norm, Norm)
-    y, factor = norm.y, 1.0
-    if isinstance(scale := rest[0], Scale):
-        y, factor = scale.y, scale.factor
-        rest.pop(0)
-    add, next_norm = rest[0], rest[1] if len(rest) > 1 else None
-    assert isinstance(add, Add)
-    if add.b is not y or at.readers(norm.y) != [ops[1]]:
-        return False
-    scale_by = None
-    if isinstance(next_norm, ScaleBy):
-        if add.y.rows > 1 or factor != 1.0 or next_norm.x is not add.y:
-            return False
-        scale_by, next_norm = next_norm, None
-        at.share(scale_by.y, add.y)
-    if next_norm is not None:
-        assert isinstance(next_norm, Norm)
-        if next_norm.x is not add.y or not at.begins_block(next_norm):
-            return False
-    append_norm_after(at, norm.label, norm, at.place(norm.x), add, next_norm, factor)
-    if scale_by is not None:
-        place, kernel = at.place(add.y), _rescale(add.y.width, scaled=True)
-        s = at.vector(scale_by.factor)
-        at.launch(kernel, f"{norm.label}.scale", x=place, s=s, y=place)
-    return True
-
-
-def _weight_rows(of: Norm) -> dict[str, int]:
-    return {"weight_rows": of.sets} if of.over or of.sets > 1 else {}
 
 
 # ---- sums and factors ----
 
 
 def append_sum(at: Lowering, label: str, of: Add, delta: Slice, scale: float = 1.0) -> None:
-    """What was before plus scale * delta."""
+    """Append residual + scale * delta."""
     kernel = _add(of.y.rows * of.y.width, scale)
     residual, y = at.place(of.a), at.place(of.y)
     at.launch(kernel, label, a=residual, b=delta, y=y)
 
 
 def lower_sum(at: Lowering, ops: Sequence[Op]) -> bool:
-    """[scale] add."""
+    """[scale] add: a sum, of which one addend may be scaled."""
     *scales, of = ops
     assert isinstance(of, Add)
     delta, factor = of.b, 1.0
@@ -202,7 +75,7 @@ def lower_sum(at: Lowering, ops: Sequence[Op]) -> bool:
 
 
 def lower_added_vector(at: Lowering, ops: Sequence[Op]) -> bool:
-    """A weight added to every row."""
+    """Add a stored vector to every row."""
     (of,) = ops
     assert isinstance(of, AddVector)
     kernel = add.Add(of.y.rows * of.y.width, width=of.y.width)
@@ -211,7 +84,7 @@ def lower_added_vector(at: Lowering, ops: Sequence[Op]) -> bool:
 
 
 def lower_scale(at: Lowering, ops: Sequence[Op]) -> bool:
-    """A factor, in place."""
+    """Multiply with a number, in place."""
     (of,) = ops
     assert isinstance(of, Scale)
     place = at.place(of.x)
@@ -221,16 +94,21 @@ def lower_scale(at: Lowering, ops: Sequence[Op]) -> bool:
 
 
 def lower_scale_by(at: Lowering, ops: Sequence[Op]) -> bool:
-    """A factor that is a weight."""
+    """Multiply with a stored factor."""
     (of,) = ops
     assert isinstance(of, ScaleBy)
-    kernel, s = _rescale(of.y.rows * of.y.width, scaled=True), at.vector(of.factor)
-    at.launch(kernel, of.label, x=at.place(of.x), s=s, y=at.place(of.y))
+    append_scale_by(at, of.label, of)
     return True
 
 
+def append_scale_by(at: Lowering, label: str, of: ScaleBy) -> None:
+    """Append the product of a tensor with a stored factor."""
+    kernel, s = _rescale(of.y.rows * of.y.width, scaled=True), at.vector(of.factor)
+    at.launch(kernel, label, x=at.place(of.x), s=s, y=at.place(of.y))
+
+
 def lower_copy(at: Lowering, ops: Sequence[Op]) -> bool:
-    """The stream, kept."""
+    """Copy the stream for later operations."""
     (of,) = ops
     assert isinstance(of, Copy)
     kernel = _rescale(of.y.rows * of.y.width)
@@ -239,7 +117,7 @@ def lower_copy(at: Lowering, ops: Sequence[Op]) -> bool:
 
 
 def lower_hide(at: Lowering, ops: Sequence[Op]) -> bool:
-    """Columns with the lowest number, in place."""
+    """Set columns to the lowest f32 number, in place."""
     (of,) = ops
     assert isinstance(of, Hide)
     at.share(of.y, of.x)
@@ -249,7 +127,7 @@ def lower_hide(at: Lowering, ops: Sequence[Op]) -> bool:
 
 
 def lower_recall(at: Lowering, ops: Sequence[Op]) -> bool:
-    """A sum with banked streams, which lie side by side."""
+    """Mix the stream with banked streams, which lie side by side."""
     (of,) = ops
     assert isinstance(of, Recall)
     assert of.of.weight is not None
@@ -264,7 +142,7 @@ def lower_recall(at: Lowering, ops: Sequence[Op]) -> bool:
 
 
 def lower_activate(at: Lowering, ops: Sequence[Op]) -> bool:
-    """f(x), in a launch of its own."""
+    """f(x) as a separate launch."""
     (of,) = ops
     assert isinstance(of, Activate)
     width = of.y.width if of.divisors is not None else 0
@@ -275,7 +153,7 @@ def lower_activate(at: Lowering, ops: Sequence[Op]) -> bool:
 
 
 def lower_gate(at: Lowering, ops: Sequence[Op]) -> bool:
-    """gate [add]: f(gate) * x, added to what was before, in a launch of its own."""
+    """gate [add]: f(gate) * x, with a residual added if one follows, as a separate launch."""
     of, *adds = ops
     assert isinstance(of, Gate)
     y, added = of.y, None
@@ -311,7 +189,7 @@ def lower_gate_of_columns(at: Lowering, ops: Sequence[Op]) -> bool:
 
 
 def lower_gather(at: Lowering, ops: Sequence[Op]) -> bool:
-    """The rows whose results are wanted."""
+    """Gather the rows whose results the step needs."""
     (of,) = ops
     assert isinstance(of, Gather)
     assert at.outputs is not None
@@ -321,7 +199,7 @@ def lower_gather(at: Lowering, ops: Sequence[Op]) -> bool:
 
 
 def lower_pool(at: Lowering, ops: Sequence[Op]) -> bool:
-    """The mean of each text."""
+    """Pool the rows of each text by their mean."""
     (of,) = ops
     assert isinstance(of, Pool)
     assert at.rows.texts is not None
@@ -332,7 +210,7 @@ def lower_pool(at: Lowering, ops: Sequence[Op]) -> bool:
 
 
 def lower_reorder(at: Lowering, ops: Sequence[Op]) -> bool:
-    """Columns in another order."""
+    """Permute columns."""
     (of,) = ops
     assert isinstance(of, Reorder)
     kernel = reorder.Reorder(of.y.width, of.y.rows)
@@ -342,22 +220,26 @@ def lower_reorder(at: Lowering, ops: Sequence[Op]) -> bool:
 
 
 def lower_embed(at: Lowering, ops: Sequence[Op]) -> bool:
-    """Rows of a table, for the rows' tokens."""
+    """Look up the embedding of each row's token."""
     (of,) = ops
     assert isinstance(of, Embed)
     weights, texts = at.parts.weights, at.rows.texts
     table = weights.matrix(of.table)
     positions = weights.positions if of.positions is not None else None
     known = 0 if positions is None else positions.nbytes // (4 * table.cols)
-    where: dict[str, Slice] = {"position": at.rows.position}
+    where: dict[str, Slice]
     if texts is not None:
         max_len, sequences, tokens = known or at.rows.keys, 1, texts.tokens
         tokens = texts.types if of.types else tokens
+        where = {"position": at.rows.position if positions is None else texts.places}
     else:
         assert isinstance(at.parts, StepParts)
         state = at.parts.state
         max_len, sequences, tokens = state.max_len, state.sequences, state["tokens"]
-        where = at.rows.arguments
+        if of.tokens is not None:
+            tokens = at.place(of.tokens)
+        else:
+            where = at.rows.arguments
     kernel = embedding.Embedding(
         table.format,
         table.rows,
@@ -367,7 +249,7 @@ def lower_embed(at: Lowering, ops: Sequence[Op]) -> bool:
         sequences=sequences,
         scale=of.scale,
         positions=known,
-        texts=texts is not None,
+        texts=texts is not None or of.tokens is not None,
     )
     at.launch(
         kernel,
@@ -382,7 +264,7 @@ def lower_embed(at: Lowering, ops: Sequence[Op]) -> bool:
 
 
 def lower_concat(at: Lowering, ops: Sequence[Op]) -> bool:
-    """Two vectors, one after the other."""
+    """Concatenate two vectors per row."""
     (of,) = ops
     assert isinstance(of, Concat)
     kernel = Join(of.x.rows, of.x.width, of.other.width)
@@ -392,12 +274,8 @@ def lower_concat(at: Lowering, ops: Sequence[Op]) -> bool:
 
 RULES: Sequence[Rule] = (
     Rule("concat", lower_concat),
-    *variants("norm scale? add norm", lower_norm_after),
-    Rule("norm add scale_by", lower_norm_after),
-    *variants("norm scale? add", lower_norm_after),
     *variants("scale? add", lower_sum),
     Rule("columns gate", lower_gate_of_columns),
-    Rule("norm", lower_norm),
     Rule("add_vector", lower_added_vector),
     Rule("scale", lower_scale),
     Rule("scale_by", lower_scale_by),

@@ -1,9 +1,10 @@
-"""What the launches of a product of few rows multiply: steps of the request, and arguments."""
+"""Inputs of products of few rows: prologue steps of the request, and arguments."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from urdir.driver.kernel import nbytes_of
 from urdir.model.graph.ops import Gate, Norm
 from urdir.model.graph.recurrent import GatedNorm
 from urdir.model.graph.tensor import Tensor
@@ -38,7 +39,7 @@ def gate_of(op: Gate | GatedNorm) -> gates.Gate | None:
 
 
 class Vectors:
-    """What the launches of a chain multiply: steps of the request, and arguments."""
+    """Inputs of the launches of a chain: prologue steps of the request, and arguments."""
 
     def __init__(self, at: Lowering, chain: Chain, normed: Slice | None) -> None:
         self._at, self._chain, self._normed = at, chain, normed
@@ -53,7 +54,7 @@ class Vectors:
                 self._begun = left if left is not None and left.norm == self._norm else None
 
     def asked(self, request: LinearRequest) -> LinearRequest:
-        """The request, with the vectors as they are."""
+        """The request for plain vectors."""
         chain = self._chain
         if chain.gate is not None:
             gate = gate_of(chain.gate)
@@ -84,7 +85,7 @@ class Vectors:
             return {**_sum_arguments(at, chain), **weights}
         x = at.place(_gated(chain)) if self._normed is None else self._normed
         if kernel.packed:
-            return {"x": x.slice(0, kernel.nbytes(kernel.param("x")))}
+            return {"x": x.slice(0, nbytes_of(kernel, "x"))}
         return {
             "x": rows_of(x, first, kernel.batch, kernel.cols),
             **_gate_arguments(at, chain),
@@ -126,7 +127,7 @@ def _sum_arguments(at: Lowering, chain: Chain) -> Arguments:
 
 
 def _gated(chain: Chain) -> Tensor:
-    """What the products read, before the gate."""
+    """The tensor that the products read, before the gate."""
     if chain.gate is None:
         return chain.x
     return chain.gate.x

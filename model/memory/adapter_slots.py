@@ -9,9 +9,10 @@ import numpy as np
 
 from urdir.model.errors import ConfigError
 from urdir.model.families.adapters import experts_of
-from urdir.model.families.stored import Run, StoredMatrix
+from urdir.model.families.stored import StoredMatrix
 from urdir.model.files.low_rank import Floats, LowRank
 from urdir.model.memory.matrix_rows import row_runs
+from urdir.model.memory.switched_adapters import check_finite, numbers_in
 
 if TYPE_CHECKING:
     from urdir.model.memory.weights import Weights
@@ -43,8 +44,7 @@ def write_slot(
                 a[:, first:stop] = _columns(of, own.a)
                 b[:, first:stop] = _rows(of, own.b) * np.float32(scale)
             first = stop
-        if not (np.isfinite(a).all() and np.isfinite(b).all()):
-            raise ConfigError(f"tensor '{of.name}': an adapter has values beyond {room.element}")
+        check_finite(of.name, room, a, b)
         for place, values in ((all_a, a), (all_b, b)):
             part = place.slice(slot * values.nbytes, values.nbytes)
             part.upload(values.reshape(-1))
@@ -54,14 +54,10 @@ def _columns(of: StoredMatrix, a: Floats) -> Floats:
     """A for the columns of x that the matrix takes."""
     if of.columns is None:
         return a
-    return a[..., _numbers(of.columns)]
+    return a[..., numbers_in(of.columns)]
 
 
 def _rows(of: StoredMatrix, b: Floats) -> Floats:
     """B of the rows of a matrix."""
     rows = b.reshape(-1, b.shape[-1])
-    return rows if of.is_whole else rows[_numbers(tuple(row_runs(of)))]
-
-
-def _numbers(runs: Sequence[Run]) -> np.ndarray:
-    return np.concatenate([np.arange(start, stop) for start, stop in runs])
+    return rows if of.is_whole else rows[numbers_in(row_runs(of))]

@@ -12,7 +12,8 @@ from urdir.driver.errors import DriverError
 from urdir.model.memory.block_table import BlockTable
 from urdir.model.memory.cache_shape import CachedLayer
 from urdir.model.memory.counted_pages import CountedPages
-from urdir.model.memory.pages import PagePool, Path
+from urdir.model.memory.pages import PagePool
+from urdir.model.memory.prefix_tree import Path
 from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from urdir.driver.errors import DriverError
 from urdir.model.memory.cache_groups import LeadingGroup, PagedGroup
 from urdir.model.memory.host_pages import HostPages
 from urdir.model.memory.host_slots import Move
-from urdir.model.memory.pages import Node, Path
 from urdir.model.memory.prefix_copy import Bytes, read_pages, write_pages
+from urdir.model.memory.prefix_tree import Node, Path
 from urdir.model.memory.window_group import WindowGroup
 
 #: Weight of the last step in the mean time of a prompt's tokens, and the least tokens of one that

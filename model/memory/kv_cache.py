@@ -29,7 +29,7 @@ from urdir.model.memory.cached_prefixes import CachedPrefixes
 from urdir.model.memory.counted_pages import CountedPages
 from urdir.model.memory.host_pages import HostPages
 from urdir.model.memory.open_groups import open_groups
-from urdir.model.memory.pages import Node
+from urdir.model.memory.prefix_tree import Node
 from urdir.model.memory.queued_writes import QueuedWrites
 from urdir.model.memory.window_group import WindowGroup
 from urdir.model.owner import Owner

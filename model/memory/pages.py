@@ -1,58 +1,22 @@
-"""Page pool of a paged cache: reference counts, and a prefix tree of cached pages.
+"""Page pool of a paged cache: reference counts, and what a prefix tree keeps of the pages.
 
-Keys and values depend on all earlier tokens, so a page can serve every sequence with the same
-tokens up to the page's end. Cached pages are nodes of a tree: a node's parent is the page before
-it. Lookup compares tokens, page after page, not hashes: different prefixes are never confused.
-Children of a node are sorted by tokens: the longest matches, whole pages or partial ones, are
-neighbours of the insertion point.
-
-Each *scope*, a byte string, has its own tree: sequences share within a scope only. All scopes share
-the pages and the eviction order.
-
-A page without references is *unused*, or *kept* for its prefix until it is evicted. The least
-recently used page is evicted first, and a page before its parent. With a *host* the contents of a
-page that is evicted move to a slot there, and back once a sequence begins with them: nodes below
-one in a slot are all in slots. A node whose slot is needed leaves the tree.
+All scopes share the pages and the eviction order. A page without references is *unused*, or *kept*
+for its prefix until it is evicted. The least recently used page is evicted first, and a page before
+its parent. With a *host* the contents of a page that is evicted move to a slot there, and back once
+a sequence begins with them: nodes below one in a slot are all in slots. A node whose slot is needed
+leaves the tree.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
 from collections.abc import Sequence
 from dataclasses import dataclass
-from operator import attrgetter, ne
 from typing import Protocol
-from weakref import WeakValueDictionary
 
 from urdir.driver.errors import DriverError
 from urdir.model.memory.counted_pages import CountedPages
 from urdir.model.memory.host_slots import Move
-
-#: A partial page is shared by a copy, which takes as long as computing a few tokens: the minimum,
-#: as a fraction of the page.
-LEAST_COPIED = 1 / 4
-
-
-@dataclass(frozen=True, slots=True)
-class Path:
-    """What is cached of a sequence's first ``wanted`` tokens: the ``nodes`` of whole pages, then
-    the first ``common`` tokens of ``part``. ``followed`` tokens are in the tree, which layers with
-    a window may lack."""
-
-    nodes: list[Node]
-    part: Node | None
-    common: int
-    wanted: int
-    followed: int
-
-    @property
-    def all_nodes(self) -> list[Node]:
-        """The nodes of all cached tokens."""
-        return self.nodes if self.part is None else [*self.nodes, self.part]
-
-    def tokens(self, page_len: int) -> int:
-        """Number of cached tokens."""
-        return len(self.nodes) * page_len + self.common
+from urdir.model.memory.prefix_tree import Node, Path, PrefixTree
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,8 +89,7 @@ class PagePool(CountedPages):
         self._moves: list[Move[Node]] = []
         self._windows = tuple(windows)
         self._nodes: list[Node | None] = [None] * pages
-        # By scope; a root lives while a page of it is cached, which refers to it.
-        self._roots: WeakValueDictionary[bytes, Node] = WeakValueDictionary()
+        self.tree = PrefixTree(page_len)
 
     def release(self, pages: Sequence[int]) -> None:
         """See CountedPages; their prefix is evicted last."""
@@ -138,13 +101,13 @@ class PagePool(CountedPages):
 
     def known(self, tokens: Sequence[int], scope: bytes = b"") -> int:
         """How many of ``tokens`` are in cached whole pages of ``scope``."""
-        return len(self._find(tuple(tokens), scope)[0]) * self.page_len
+        return len(self.tree.find(tuple(tokens), scope)[0]) * self.page_len
 
     def find(self, tokens: Sequence[int], scope: bytes = b"", *, has_slots: bool = True) -> Path:
         """The longest usable prefix of ``tokens`` in ``scope``; without ``has_slots`` of pages on
         the device alone."""
         size = self.page_len
-        nodes, part, common = self._find(tuple(tokens), scope)
+        nodes, part, common = self.tree.find(tuple(tokens), scope)
         followed = len(nodes) * size + common
         if not has_slots:
             part, common = (part, common) if part and part.is_on_device else (None, 0)
@@ -242,7 +205,7 @@ class PagePool(CountedPages):
         at = len(tokens) // length
         while at and not self._is_whole(pages[at - 1]):
             at -= 1
-        node = self._nodes[pages[at - 1]] if at else self._root(scope)
+        node = self._nodes[pages[at - 1]] if at else self.tree.root(scope)
         assert node is not None
         for start in range(at * length, len(tokens), length):
             node = self._know(node, tuple(tokens[start : start + length]), pages[start // length])
@@ -255,45 +218,20 @@ class PagePool(CountedPages):
         if node is not None and len(node.tokens) > filled:
             self._forget(node)
 
-    def _root(self, scope: bytes) -> Node:
-        """The root of a scope, removed with the last reference to it."""
-        return self._roots.setdefault(scope, Node(None, (), -1))
-
-    def _find(self, tokens: tuple[int, ...], scope: bytes) -> tuple[list[Node], Node | None, int]:
-        """The whole pages that ``tokens`` start with; the page with the longest partial match after
-        them, if worth a copy; and the length of that match."""
-        length, node, found = self.page_len, self._root(scope), list[Node]()
-        while True:
-            start = len(found) * length
-            wanted = tokens[start : start + length]
-            at = bisect_left(node.children, wanted, key=_TOKENS)
-            near = node.children[max(at - 1, 0) : at + 1]
-            best = max(near, key=lambda child: common_length(child.tokens, wanted), default=None)
-            common = 0 if best is None else common_length(best.tokens, wanted)
-            if best is None or common < length * LEAST_COPIED:
-                return found, None, 0
-            if common < length:
-                return found, best, common
-            found.append(best)
-            node = best
-
     def _know(self, parent: Node, tokens: tuple[int, ...], page: int) -> Node:
         """The node below ``parent`` with these tokens (or more, in a partial page), made of
         ``page`` if it does not exist."""
-        at = bisect_left(parent.children, tokens, key=_TOKENS)
-        if at < len(parent.children):
-            after = parent.children[at]
-            if after.tokens[: len(tokens)] == tokens:
-                if not after.is_on_device and after.tokens == tokens:
-                    self._adopt(after, page)
-                return after
+        if (known := parent.child(tokens)) is not None:
+            if not known.is_on_device and known.tokens == tokens:
+                self._adopt(known, page)
+            return known
         node = self._nodes[page]
         if node is None:
             node = self._nodes[page] = Node(parent, tokens, page)
         else:  # cached by the first of these tokens
             parent.remove(node)
             node.tokens = tokens
-        insort(parent.children, node, key=_TOKENS)
+        parent.insert(node)
         return node
 
     def _adopt(self, node: Node, page: int) -> None:
@@ -379,44 +317,3 @@ class PagePool(CountedPages):
             self._nodes[node.page] = None
             if not self._users[node.page]:
                 self._leave(node.page)
-
-
-class Node:
-    """A page that holds ``tokens`` after those of its ancestors; or a root, without parent and
-    page. ``page`` is -1 while it is in a slot of the host."""
-
-    __slots__ = ("__weakref__", "children", "page", "parent", "tokens")
-
-    def __init__(self, parent: Node | None, tokens: tuple[int, ...], page: int) -> None:
-        self.parent = parent
-        self.tokens = tokens
-        self.page = page
-        self.children: list[Node] = []  # sorted by tokens, which are distinct
-
-    @property
-    def is_on_device(self) -> bool:
-        """Whether it has a page."""
-        return self.page >= 0
-
-    def remove(self, child: Node) -> None:
-        """Remove a child."""
-        del self.children[bisect_left(self.children, child.tokens, key=_TOKENS)]
-
-    def path(self) -> list[Node]:
-        """The nodes from the first page to this one."""
-        nodes, node = [], self
-        while node.parent is not None:
-            nodes.append(node)
-            node = node.parent
-        return nodes[::-1]
-
-
-_TOKENS = attrgetter("tokens")
-
-
-def common_length(a: tuple[int, ...], b: tuple[int, ...]) -> int:
-    """Length of the common prefix."""
-    if a == b:
-        return len(a)
-    shorter = min(len(a), len(b))
-    return next((i for i, differ in enumerate(map(ne, a, b)) if differ), shorter)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from urdir.driver.kernel import nbytes_of
 from urdir.model.families.config import Config
 from urdir.model.memory.buckets import row_buckets
 from urdir.model.memory.cache_shape import CacheShape
@@ -43,5 +44,5 @@ def most_partial(kernels: Iterable[IncrementalAttention | FlashDecode]) -> dict[
     for kernel in kernels:
         if isinstance(kernel, FlashDecode) and kernel.chunks > 1:
             for param, name in PARTIAL.items():
-                sizes[name] = max(sizes.get(name, 0), kernel.nbytes(kernel.param(param)))
+                sizes[name] = max(sizes.get(name, 0), nbytes_of(kernel, param))
     return sizes

@@ -16,9 +16,9 @@ from collections.abc import Sequence
 from urdir.driver.errors import DriverError
 from urdir.model.errors import PrefixFileError
 from urdir.model.memory.kv_cache import KvCache
-from urdir.model.memory.pages import common_length
 from urdir.model.memory.prefix_copy import Bytes, PrefixBytes
 from urdir.model.memory.prefix_states import PrefixStates, StateHost
+from urdir.model.memory.prefix_tree import common_length
 from urdir.model.memory.recurrent_state import RecurrentState
 from urdir.model.memory.shared_states import SharedStates
 

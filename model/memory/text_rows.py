@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from urdir.driver.stream import Stream
 
 Words = npt.NDArray[np.uint32]
+Places = npt.NDArray[np.intp]
 
 
 class TextKeys(Owner):
@@ -76,16 +77,19 @@ class TextKeys(Owner):
 @dataclass(frozen=True, slots=True)
 class TextRowsShape:
     """Steps of up to ``rows`` rows of up to ``texts`` texts, with attention of some ``kinds``
-    (`RowsOfTexts`)."""
+    (`RowsOfTexts`). ``padding``: a token that the table of positions does not count, and its row
+    there."""
 
     rows: int
     texts: int
     kinds: tuple[Scores, ...]
+    padding: tuple[int, int] | None = None
 
     def sizes(self) -> dict[str, int]:
         """Bytes of every part, by name."""
         names = ["tokens", "types", "position", "sequence", "slot"]
         names += [f"{end} {i}" for i in range(len(self.kinds)) for end in ("begin", "last")]
+        names += ["place"] * (self.padding is not None)
         rows = dict.fromkeys(names, 4 * self.rows)
         return rows | {"segment": 8 * self.texts, "picked": 4 * self.texts}
 
@@ -93,7 +97,8 @@ class TextRowsShape:
 class TextRows(Owner):
     """The rows of the next step of texts. Writes are queued on ``stream``.
 
-    ``tokens``, ``types`` and ``position`` (rows,) u32, the last in each text; ``begin i`` and
+    ``tokens``, ``types`` and ``position`` (rows,) u32, the last in each text; with `padding`
+    ``place`` (rows,) u32, the rows of the table of positions; ``begin i`` and
     ``last i`` (rows,) u32, the bounds of the attention of kind i; ``segment`` (texts, 2) u32, the
     rows of each text; ``picked`` (texts,) u32, one row of each. Of padding rows and texts all are
     `IDLE`. Texts that are sources have the ``slot`` (rows,) u32 of a sequence.
@@ -131,9 +136,12 @@ class TextRows(Owner):
         starts = ends - lengths
         of_rows = [np.repeat(of, lengths) for of in (starts, ends)]
         live = int(ends[-1])
-        self._put("tokens", np.concatenate([np.asarray(text, np.uint32) for text in texts]), rows)
+        tokens = np.concatenate([np.asarray(text, np.uint32) for text in texts])
+        self._put("tokens", tokens, rows)
         places = np.arange(live) - of_rows[0]
         self._put("position", places, rows)
+        if self.shape.padding is not None:
+            self._put("place", self._places(tokens, places, of_rows[0]), rows)
         self._put("types", places >= np.repeat(seconds or lengths, lengths), rows)
         for number, kind in enumerate(self.shape.kinds):
             begin, seen = kind.bounds(*of_rows)
@@ -144,6 +152,14 @@ class TextRows(Owner):
         self._put("picked", np.asarray(picked) if len(picked) else of_each, count)
         if slots:
             self._put("slot", np.repeat(slots, lengths), rows)
+
+    def _places(self, tokens: Words, positions: Places, starts: Places) -> Places:
+        """The rows of the table of positions, for tokens of texts that begin in some rows."""
+        assert self.shape.padding is not None
+        padding, place = self.shape.padding
+        is_padding = tokens == padding
+        before = np.cumsum(is_padding) - is_padding
+        return np.where(is_padding, place, positions - (before - before[starts]))
 
     def _put(
         self, name: str, values: npt.NDArray[np.integer] | npt.NDArray[np.bool_], count: int

@@ -30,8 +30,9 @@ if TYPE_CHECKING:
     from urdir.model.files.model_file import ModelFile
     from urdir.model.memory.session_settings import Split
 
-#: The table of learned positions in the arena.
+#: The table of learned positions in the arena, and those of tokens that switch adapters on.
 POSITIONS = "learned positions"
+SWITCHED, EMBEDDED = "adapters that tokens switch on", "tokens that tokens are embedded as"
 
 
 def shares_of(
@@ -80,6 +81,8 @@ def weight_sizes(gguf: ModelFile, config: Config) -> dict[str, int]:
     if config.positions is not None:
         rows = max(config.positions.rows, rounded_capacity(config.context_length))
         sizes[POSITIONS] = 4 * rows * config.hidden
+    if config.switch is not None:
+        sizes |= dict.fromkeys((SWITCHED, EMBEDDED), 4 * config.vocab_size)
     sizes |= {table_name(slopes): 4 * slopes.heads for slopes in config.slopes}
     sizes |= {table_name(of): 4 * of.heads * (2 * MOST_DISTANCE + 1) for of in config.biases}
     return sizes | {table_name(rope): 4 * rope.dim for rope in config.ropes}
@@ -108,10 +111,10 @@ def expert_nbytes(gguf: ModelFile, config: Config) -> tuple[int, int]:
 
 
 def kept_tensors(config: Config) -> Iterator[Stored]:
-    """Tensors stored on the device: without factors that go into RoPE tables, learned positions and
-    tensors of another model. Later stages have only their layers."""
+    """Tensors stored on the device: without factors that go into RoPE tables, learned positions,
+    adapters, and tensors of another model. Later stages have only their layers."""
     others = {stored for rope in config.ropes for stored in stored_in(rope)} | {config.positions}
-    others |= config.lent | {of.weight for of in config.biases}
+    others |= set(stored_in(config.switch)) | config.lent | {of.weight for of in config.biases}
     has_ends = config.stage is None or config.stage.rank == 0
     return (of for of in stored_in(config if has_ends else config.layers) if of not in others)
 

@@ -26,6 +26,7 @@ from urdir.model.memory.file_keys import matrices_key, model_key
 from urdir.model.memory.matrix_rows import float_rows, source_rows
 from urdir.model.memory.norms import NormLayer
 from urdir.model.memory.streamed import StreamedMatrices, slots_in
+from urdir.model.memory.switched_adapters import write_switched
 from urdir.model.memory.upload import (
     STAGING_BYTES,
     Piece,
@@ -35,7 +36,9 @@ from urdir.model.memory.upload import (
     vector_pieces,
 )
 from urdir.model.memory.weight_sizes import (
+    EMBEDDED,
     POSITIONS,
+    SWITCHED,
     adapted_in,
     arena_name,
     is_in_file,
@@ -134,6 +137,9 @@ class Weights(Owner):
         #: Learned positions (at least the largest cache's, hidden) f32, or None.
         self.positions = self._arena.get(POSITIONS)
         self.rope_tables = {rope: self._arena[table_name(rope)] for rope in config.ropes}
+        #: The adapter that each token switches on, and the token that it is embedded as (`Switch`),
+        #: (vocab,) u32 each; nothing in other models.
+        self.switch_tables = tuple(self._arena[of] for of in (SWITCHED, EMBEDDED) if of in arena)
         #: The bias of each head by distance, (heads, 2 MOST_DISTANCE + 1) f32.
         self.biases = {of: self._arena[table_name(of)] for of in config.biases}
         #: Decay rates of lightning attention states, (heads,) f32.
@@ -171,6 +177,7 @@ class Weights(Owner):
         self._arena.buffer.fill(0)  # padding of the last tiles
         self._upload_rope_tables(gguf)
         self._upload_positions(gguf)
+        self._upload_switch(gguf)
         for bias, table in self.biases.items():
             values = vector_values(bias.weight, gguf.tensors[bias.weight.name])
             table.upload(bias.table(values))
@@ -345,6 +352,17 @@ class Weights(Owner):
         self.positions.fill(0)
         blocks = np.ascontiguousarray(tensor.data[:])
         self.positions.upload(layout.unpack(layout.pack(blocks)).astype(np.float32))
+
+    def _upload_switch(self, gguf: ModelFile) -> None:
+        switch, room = self.config.switch, self.config.adapters
+        if switch is None or room is None:
+            return
+        tables = switch.tables(self.config.vocab_size)
+        for place, values in zip(self.switch_tables, tables, strict=True):
+            place.upload(values)
+        write_switched(
+            *(switch, room, self.adapted()), lambda of: vector_values(of, gguf.tensors[of.name])
+        )
 
     @property
     def nbytes(self) -> int:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from urdir.model.memory.block_table import BlockTable
 from urdir.model.memory.cache_groups import PagedGroup
 from urdir.model.memory.cache_shape import CachedLayer, Window
-from urdir.model.memory.pages import Node, Path
+from urdir.model.memory.prefix_tree import Node, Path
 from urdir.model.memory.window_pages import WindowPages
 
 if TYPE_CHECKING:

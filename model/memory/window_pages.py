@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from urdir.model.memory.counted_pages import CountedPages
-from urdir.model.memory.pages import Node
+from urdir.model.memory.prefix_tree import Node
 
 
 class WindowPages(CountedPages):

@@ -20,7 +20,8 @@ from urdir.model.serve.interface import Json, ServedModel
 from urdir.model.serve.limits import Limits
 from urdir.model.serve.messages import read_texts
 from urdir.model.serve.parameters import Parameters, check_model, read_limit, read_parameters
-from urdir.model.serve.request_fields import MESSAGES, refuse_unsupported
+from urdir.model.serve.refusals import refuse_unsupported
+from urdir.model.serve.request_fields import MESSAGES
 from urdir.model.serve.stream import NAMED, Shape
 from urdir.model.serve.tools import Tools, flat_tool, make_tools
 from urdir.model.serve.usage import Usage

@@ -15,7 +15,8 @@ from urdir.model.serve.interface import Json, ServedModel
 from urdir.model.serve.limits import Limits
 from urdir.model.serve.logprobs import chat_logprobs
 from urdir.model.serve.parameters import MOST_LOGPROBS, read_limit, read_parameters
-from urdir.model.serve.request_fields import CHAT, refuse_unsupported
+from urdir.model.serve.refusals import refuse_unsupported
+from urdir.model.serve.request_fields import CHAT
 
 
 def read_chat(fields: Fields, model: ServedModel, limits: Limits) -> Asked:

@@ -15,7 +15,8 @@ from urdir.model.serve.interface import Json, ServedModel
 from urdir.model.serve.limits import Limits
 from urdir.model.serve.logprobs import text_logprobs
 from urdir.model.serve.parameters import MOST_LOGPROBS, Parameters, read_limit, read_parameters
-from urdir.model.serve.request_fields import TEXT, refuse_unsupported
+from urdir.model.serve.refusals import refuse_unsupported
+from urdir.model.serve.request_fields import TEXT
 from urdir.model.serve.tokens import check_tokens
 
 DEFAULT_LIMIT = 16  # tokens, OpenAI's default

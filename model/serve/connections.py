@@ -95,7 +95,7 @@ async def accept(
         while True:
             try:
                 for _ in range(_ACCEPTED_AT_ONCE):
-                    connection, _ = await loop.sock_accept(listener)
+                    connection = await _next(listener)
                     task = loop.create_task(_connect(make, connection, tls))
                     beginning.add(task)
                     task.add_done_callback(beginning.discard)
@@ -104,14 +104,36 @@ async def accept(
             except OSError as error:
                 log.error("accepting no connections for %g s: %s", _PAUSE_SECONDS, error.strerror)
                 await asyncio.sleep(_PAUSE_SECONDS)
-            if tls is None:
-                await asyncio.gather(*beginning, return_exceptions=True)
+            if tls is None and beginning:
+                await asyncio.wait(beginning)  # which, unlike `gather`, passes no cancelling on
             while len(beginning) > _HANDSHAKES:
                 await asyncio.wait(beginning, return_when=asyncio.FIRST_COMPLETED)
     finally:
-        for each in beginning:
+        await asyncio.sleep(0)  # all have begun: a task that never ran closes no connection
+        # Only handshakes take time. uvloop closes a connection without TLS whose beginning is
+        # cancelled, and never tells its protocol, for whose end a server that stops would wait.
+        for each in beginning if tls is not None else ():
             each.cancel()
-        await asyncio.gather(*beginning, return_exceptions=True)
+        if beginning:
+            await asyncio.wait(beginning)
+
+
+async def _next(listener: socket.socket) -> socket.socket:
+    """Accept a connection. Unlike a loop's ``sock_accept``, it loses none when it is cancelled."""
+    loop = asyncio.get_running_loop()
+    while True:
+        try:
+            connection, _ = listener.accept()
+        except BlockingIOError:
+            is_readable = asyncio.Event()
+            loop.add_reader(listener, is_readable.set)
+            try:
+                await is_readable.wait()
+            finally:
+                loop.remove_reader(listener)
+        else:
+            connection.setblocking(False)
+            return connection
 
 
 async def _connect(

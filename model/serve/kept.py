@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections import OrderedDict
 from enum import Enum
 from hashlib import blake2b
 from typing import Literal, Protocol
@@ -20,18 +21,20 @@ Action = Literal["put", "append", "get", "drop"]
 #: A value takes at most this part of a store's bytes, so that one does not displace all others, and
 #: requests that go on from each other cannot make it ever larger.
 _PART = 16
+#: What an entry takes beside its value: many are of a few bytes, or of none.
+ENTRY_BYTES = 256
 
 
 class Store:
-    """Values by name, within ``most_bytes`` and until unused for ``seconds``; those used last
-    longest ago go first. Not thread-safe."""
+    """Values by name, within ``most_bytes`` and until unused for ``seconds``; the least recently
+    used go first. Each takes `ENTRY_BYTES` more than it has. Not thread-safe."""
 
     def __init__(self, most_bytes: int, seconds: float) -> None:
         self._most_bytes = most_bytes
         self._seconds = seconds
         self._bytes = 0
         # in the order of their last use
-        self._values: dict[bytes, tuple[float, bytes | bytearray]] = {}
+        self._values: OrderedDict[bytes, tuple[float, bytes | bytearray]] = OrderedDict()
 
     def do(self, action: Action, name: bytes, value: bytes = b"", start: int = 0) -> bytes | None:
         """Put a value; append one to what is there, if that has ``start`` bytes; get what is there
@@ -52,17 +55,19 @@ class Store:
     def _keep(self, name: bytes, value: bytes | bytearray) -> None:
         if len(value) <= self._most_bytes // _PART:
             self._values[name] = time.monotonic(), value
-            self._bytes += len(value)
+            self._bytes += ENTRY_BYTES + len(value)
             self._forget(0.0)
 
     def _take(self, name: bytes) -> bytes | bytearray | None:
         _, value = self._values.pop(name, (0.0, None))
         if value is not None:
-            self._bytes -= len(value)
+            self._bytes -= ENTRY_BYTES + len(value)
         return value
 
     def _forget(self, before: float) -> None:
-        for name, (used, _) in list(self._values.items()):
+        while self._values:
+            name = next(iter(self._values))
+            used, _ = self._values[name]
             if used > before and self._bytes <= self._most_bytes:
                 break
             self._take(name)

@@ -27,12 +27,8 @@ from urdir.model.serve.parameters import (
     read_limit,
     read_parameters,
 )
-from urdir.model.serve.request_fields import (
-    OLLAMA_CHAT,
-    OLLAMA_GENERATE,
-    OLLAMA_OPTIONS,
-    refuse_unsupported,
-)
+from urdir.model.serve.refusals import refuse_unsupported
+from urdir.model.serve.request_fields import OLLAMA_CHAT, OLLAMA_GENERATE, OLLAMA_OPTIONS
 from urdir.model.serve.stream import LINES, Shape
 from urdir.model.serve.tools import Tools, read_tools
 from urdir.model.serve.usage import Usage

@@ -6,6 +6,7 @@ lost. A replica is an engine with the whole application, independent of the othe
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -78,10 +79,13 @@ class Replica:
         self._metrics.say_whose(serve.get_replica_context().replica_id.unique_id)
         self._figures = _Figures(self._metrics)
         self._access, self._limits = access, limits
+        self._background: set[asyncio.Task[None]] = set()
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         """The ASGI application, for Ray."""
-        return make_app(self._service, self._access, self._limits, self._metrics)
+        return make_app(
+            self._service, self._access, self._limits, self._metrics, tasks=self._background
+        )
 
     async def check_health(self) -> None:
         """Raise the error of every request once the device is lost: Ray then replaces the replica.
@@ -93,9 +97,13 @@ class Replica:
         self._figures.export(await self._service.metrics())
 
     async def __del__(self) -> None:
-        """Answer open requests, until the time limit, when Ray releases the replica."""
-        if hasattr(self, "_service"):
-            await self._service.close()
+        """Finish responses in the background when Ray, which has waited for open requests, releases
+        the replica; Ray's time limit ends both."""
+        if not hasattr(self, "_service"):
+            return
+        while self._background:
+            await asyncio.wait(self._background)
+        await self._service.close()
 
 
 class _Figures:

@@ -1,8 +1,8 @@
 """Every field of a request that the protocols' owners document, and what becomes of it here.
 
-A field that would change the answer is served or refused: `refuse_unsupported` refuses. The tables
-of this room's README are written from `FIELDS` (tests/request_fields.py). Fields that nobody
-documents are ignored, as with vLLM, and named in the log at the level of debugging.
+A field that would change the answer is served or refused (`refusals.refuse_unsupported`). Fields
+that nobody documents are ignored, as with vLLM, and named in the log at the level of debugging.
+The tables of this room's README are written from `FIELDS` (tests/request_fields.py).
 
 Read on 2026-11-24: openai-python 3.54 (`completion_create_params`), vLLM's `protocol.py` of chat
 completions, completions and tokenizing, with the guided_* of 0.9, llama-server's README and
@@ -12,16 +12,12 @@ completions, completions and tokenizing, with the guided_* of 0.9, llama-server'
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
 from urdir.model.engine.sampling_settings import SETTINGS
-from urdir.model.serve.fields import Fields
-
-log = logging.getLogger("urdir.serve")
 
 
 class Handling(Enum):
@@ -378,25 +374,3 @@ def _all() -> Iterator[RequestField]:
 
 
 FIELDS: tuple[RequestField, ...] = tuple(_all())
-_BY_ENDPOINT = {
-    endpoint: {field.name: field for field in FIELDS if endpoint in field.endpoints}
-    for endpoint in dict.fromkeys(each for field in FIELDS for each in field.endpoints)
-}
-
-
-def refuse_unsupported(fields: Fields, endpoint: str) -> None:
-    """Refuse fields that would change the answer and cannot be served. Raises ApiError."""
-    known = _BY_ENDPOINT[endpoint]
-    for name, field in known.items():
-        if field.handling is not Handling.REFUSED:
-            continue
-        value = fields.at(name)
-        if value is not None and not any(_is_same(value, each) for each in field.neutral):
-            fields.fail(name, f"is not supported: {field.note}", "unsupported_parameter")
-    if unknown := [name for name in fields.values if name not in known]:
-        log.debug("fields that are ignored: %.200r", unknown)
-
-
-def _is_same(value: Any, neutral: Any) -> bool:
-    """Equality as JSON has it: a number is no truth value."""
-    return isinstance(value, bool) == isinstance(neutral, bool) and bool(value == neutral)

@@ -12,7 +12,8 @@ from urdir.model.serve.interface import Json, ServedModel
 from urdir.model.serve.json_reader import JsonReader
 from urdir.model.serve.limits import Limits
 from urdir.model.serve.parameters import read_limit, read_parameters
-from urdir.model.serve.request_fields import RESPONSES, refuse_unsupported
+from urdir.model.serve.refusals import refuse_unsupported
+from urdir.model.serve.request_fields import RESPONSES
 from urdir.model.serve.response_items import Items
 from urdir.model.serve.response_shape import ResponseShape
 from urdir.model.serve.tools import read_tools

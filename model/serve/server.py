@@ -104,6 +104,8 @@ class HttpServer(uvicorn.Server):
         self._background = background
         self._tls = access.tls.context() if access.tls is not None else None
         self.is_interrupted = False  # by a second signal
+        #: Called when the server stops: ends responses that have no end of their own.
+        self.on_stop: Callable[[], None] = lambda: None
         self._deadline: asyncio.TimerHandle | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -124,6 +126,7 @@ class HttpServer(uvicorn.Server):
         """Accept no more connections and finish open requests."""
         self._accepting.cancel()
         await asyncio.gather(self._accepting, return_exceptions=True)
+        self.on_stop()
         await super().shutdown(sockets)
         while self._background and not self.force_exit:
             await asyncio.wait(self._background, timeout=0.1)

@@ -9,7 +9,8 @@ from urdir.model.serve.conversations import read_conversation, template_of
 from urdir.model.serve.fields import Fields
 from urdir.model.serve.interface import Json, ServedModel
 from urdir.model.serve.limits import Limits
-from urdir.model.serve.request_fields import DETOKENIZE, TOKENS, refuse_unsupported
+from urdir.model.serve.refusals import refuse_unsupported
+from urdir.model.serve.request_fields import DETOKENIZE, TOKENS
 from urdir.model.text.tokenizer import Tokenizer
 
 _SPECIAL = ("add_special_tokens", "add_special")  # vLLM's name and llama.cpp's

@@ -92,7 +92,8 @@ class ConstraintProcess(Owner):
         self.start = Step(b"", False)
         self._pipe = pipe
         self._numbers = itertools.count(1)
-        self._used = {_PROCESS}
+        #: Answers in progress, and whether the process knows of them.
+        self._used = {_PROCESS: True}
         self._unused: deque[int] = deque()  # finalisers append to it, and must not wait for a lock
         self._replies: dict[int, tuple[int, bytes]] = {}
         self._sent, self._read = 0, -1  # the first reply reports that the process is ready
@@ -132,7 +133,7 @@ class ConstraintProcess(Owner):
     def begin(self) -> int:
         """The number of a new answer."""
         number = next(self._numbers)
-        self._used.add(number)
+        self._used[number] = False
         return number
 
     def send(self, number: int, token: int) -> None:
@@ -170,8 +171,12 @@ class ConstraintProcess(Owner):
         return found
 
     def forget(self, number: int) -> None:
-        """Release a finished answer."""
-        self._unused.append(number)
+        """Release a finished answer. One without a token is unknown to the process, and may be
+        followed by others that send nothing."""
+        if self._used[number]:
+            self._unused.append(number)
+        else:
+            del self._used[number]
 
     def close(self) -> None:
         """End the process, at once or when its time is over. Idempotent."""
@@ -187,10 +192,11 @@ class ConstraintProcess(Owner):
 
     def _send(self, operation: int, number: int, value: int, body: bytes = b"") -> None:
         with self._writing:
+            self._used[number] = True
             data = HEADER.pack(operation, number, value) + body
             while self._unused:
                 over = self._unused.popleft()
-                self._used.discard(over)
+                self._used.pop(over, None)
                 self._replies.pop(over, None)
                 data += HEADER.pack(FORGET, over, 0)
             with self._whole():

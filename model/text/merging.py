@@ -9,8 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from heapq import heapify, heappop, heappush
 
-_LONGEST_REMEMBERED = 64  # characters
-_REMEMBERED = 1 << 16  # words
+_LONGEST_CACHED = 64  # characters
+#: Characters of the words that are cached, each with `_WORD` more for its entry. A character that
+#: stays alone takes up to 90 bytes, so they take 50 MB at most; of English text 12 MB.
+_CACHED = 1 << 19
+_WORD = 8
 
 
 class Merger:
@@ -24,15 +27,18 @@ class Merger:
         self._ranks = ranks
         self._between = between
         self._known: dict[str, list[str]] = {}
+        self._room = _CACHED
 
     def __call__(self, word: str) -> list[str]:
         """The pieces of `word`, from left to right; characters without a merge stay alone."""
         pieces = self._known.get(word)
         if pieces is None:
             pieces = self._merge(word)
-            if len(word) <= _LONGEST_REMEMBERED:
-                if len(self._known) >= _REMEMBERED:
+            if len(word) <= _LONGEST_CACHED:
+                self._room -= len(word) + _WORD
+                if self._room < 0:
                     self._known.clear()
+                    self._room = _CACHED
                 self._known[word] = pieces
         return pieces
 

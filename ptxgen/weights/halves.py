@@ -16,7 +16,7 @@ from urdir.ptxgen.weights.format import UNIT, Format
 from urdir.ptxgen.weights.packed_few import Order
 
 #: Quads of a unit, and of half a unit, converted together.
-QUADS, HALF_QUADS = UNIT // 4, UNIT // 8
+QUADS = UNIT // 4
 
 
 @dataclass(frozen=True, slots=True)

@@ -121,3 +121,4 @@ def start_python() -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
     yield start
     for process in started:
         process.kill()
+        process.wait()

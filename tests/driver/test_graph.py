@@ -318,6 +318,21 @@ def test_tools_know_nodes_by_their_ids(device: Device, memory: Arena) -> None:
         assert len({*ids, *(other.tools_ids() or ())}) == 6
 
 
+def test_nodes_that_tools_have_no_ids_of() -> None:
+    """A driver that has the function may not support it. Other errors are raised."""
+    api = emulated()
+    with Device.open("emulator", api=api) as device, device.allocate(64, "x") as buffer:
+        plan = Plan("one")
+        plan.fill(buffer, 0, "clear")
+        with record(plan, device) as recorded:
+            api.inject("cuGraphNodeGetToolsId", code="CUDA_ERROR_NOT_SUPPORTED")
+            assert recorded.tools_ids() is None
+            api.inject("cuGraphNodeGetToolsId", code="CUDA_ERROR_UNKNOWN")
+            with pytest.raises(CudaError, match="cuGraphNodeGetToolsId"):
+                recorded.tools_ids()
+            assert recorded.tools_ids() is not None
+
+
 def test_a_driver_that_tells_no_ids_leaves_them_out() -> None:
     api = emulated()
     api.remove("cuGraphNodeGetToolsId")

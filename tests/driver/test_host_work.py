@@ -14,12 +14,12 @@ from urdir.driver.device import Device
 from urdir.driver.diff import trace
 from urdir.driver.errors import HostWorkError, LaunchError, LifetimeError
 from urdir.driver.execute import bind, evaluate, profile, record, recording, run
-from urdir.driver.graph import RecordedParts
 from urdir.driver.host_work import Access, HostParam, HostWork
 from urdir.driver.memory import Region
 from urdir.driver.operation import Memory
 from urdir.driver.parallel import completed
 from urdir.driver.plan import Plan
+from urdir.driver.recorded_parts import RecordedParts
 from urdir.driver.stream import Stream
 from urdir.ptxgen.kernels.add import Add
 

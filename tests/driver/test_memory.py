@@ -75,21 +75,6 @@ def test_asynchronous_copies_run_in_stream_order(device: Device) -> None:
         assert pinned.view("u1", 3, offset=9000).tolist() == data[:3].tolist()
 
 
-def test_rows_are_padded(device: Device) -> None:
-    rows = RNG.integers(0, 256, (5, 34)).astype(np.uint8)
-    buffer = device.allocate(8 + 5 * 48, "x")
-    buffer.fill(0xEE)
-    buffer.upload_rows(rows, pitch=48, offset=8)
-    expected = np.full((5, 48), 0xEE, np.uint8)
-    expected[:, :34] = rows
-    assert np.array_equal(buffer.download("u1", (5, 48), offset=8), expected)
-    assert buffer.download("u1", 8).tolist() == [0xEE] * 8
-    with pytest.raises(TransferError, match="rows of 34 bytes, the pitch is 33"):
-        buffer.upload_rows(rows, pitch=33)
-    with pytest.raises(TransferError, match=r"upload of rows: bytes \[20, 246\) .* 'x'"):
-        buffer.slice(0, 240).upload_rows(rows, pitch=48, offset=20)
-
-
 @pytest.mark.parametrize(
     ("offset", "nbytes"), [(-1, 4), (0, 17), (16, 1), (13, 4), (0, 0), (0, -1), (2**63, 4)]
 )

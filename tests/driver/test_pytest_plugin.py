@@ -288,6 +288,7 @@ def test_our_own_conftest_registers_it_once(
     result.assert_outcomes(passed=1)
 
 
+@pytest.mark.full  # .ci/run runs pytest -W error beside the wheel
 @pytest.mark.slow
 def test_a_project_beside_an_installed_urdir_has_no_warning(
     run: Run, monkeypatch: pytest.MonkeyPatch

@@ -8,7 +8,7 @@ import itertools
 import json
 import lzma
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import pytest
 
 from tests.model import golden_files
 from urdir.model.cli import main
+from urdir.ptxgen.render import frame
 
 DATA = Path(__file__).parent.parent / "data"
 
@@ -38,6 +39,15 @@ def _module(name: str) -> Any:
     return module
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _kernels_are_rendered_once() -> Iterator[None]:
+    """Most tests open a device of their own, which has no cache: they would render the same kernels
+    again and again."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(frame, "render", functools.lru_cache(maxsize=1 << 11)(frame.render))
+        yield
+
+
 @pytest.fixture(scope="session")
 def reference_model() -> Any:
     """The class of `reference.py`: a forward pass of any description in numpy."""
@@ -56,7 +66,6 @@ def cli(
 ) -> Callable[..., tuple[int, str, str]]:
     """Run a command line on the emulator; (exit code, stdout, stderr)."""
     monkeypatch.setenv("URDIR_DEVICE", "emulator")
-    monkeypatch.setenv("URDIR_CACHE_DIR", "")
 
     def run(*argv: str | Path) -> tuple[int, str, str]:
         try:

@@ -43,6 +43,7 @@ from urdir.model.families.stored import (
     StoredMatrix,
     StoredVector,
 )
+from urdir.model.families.switch import Switch
 from urdir.ptxgen.kernels.activation import Activation
 from urdir.ptxgen.kernels.rotation import turns_table
 
@@ -61,13 +62,16 @@ class Reference:
         self._values: Floats = np.zeros(0)
         self._streams: list[Floats] = []
         self._tokens: Any = None
+        self._adapters: list[int] = []
 
     def logits(self, tokens: Any) -> Floats:
         """Logits (tokens, vocab) after every token of one sequence."""
         c = self.config
         tokens = self._tokens = np.asarray(tokens)
         positions = np.arange(len(tokens))
-        x = self.matrix(c.embedding)[tokens] * c.embedding_scale
+        if c.switch is not None:
+            self._switch(c.switch)
+        x = self.matrix(c.embedding)[self._tokens] * c.embedding_scale
         if c.positions is not None:
             x = x + self.matrix(c.positions)[positions]
         x = self.norm(c.embedding_norm, x)
@@ -95,6 +99,29 @@ class Reference:
         if c.hides is not None:
             logits[:, slice(*c.hides)] = np.finfo(np.float32).min
         return logits
+
+    def _switch(self, of: Switch) -> None:
+        """The adapter of each row, by attention to all tokens up to it, of one head and one value;
+        and the tokens that are embedded in place of those that switch one on."""
+        numbers = {token: number + 1 for number, token in enumerate(of.tokens)}
+        values = np.array([numbers.get(token, 0) for token in self._tokens.tolist()], np.float64)
+        scores = np.where(values > 0, of.gain, -of.gain)
+        self._adapters = []
+        for row in range(len(values)):
+            weights = np.exp(scores[: row + 1] - scores[: row + 1].max())
+            mean = weights @ values[: row + 1] / weights.sum()
+            self._adapters.append(int(mean + 0.5))
+        others = dict(zip(of.tokens, of.substitutes, strict=True))
+        self._tokens = np.array([others.get(token, token) for token in self._tokens.tolist()])
+
+    def _switched(self, of: Switch, matrix: StoredMatrix, x: Floats) -> Floats:
+        """What each row's adapter adds to the products of a matrix; nothing of others."""
+        for each in of.matrices:
+            if (each.name, each.first) == (matrix.name, matrix.first):
+                a, b = self.tensor(each.a.name), self.tensor(each.b.name)
+                rows = zip(x, self._adapters, strict=True)
+                return np.stack([b[number] @ (a[number] @ row) for row, number in rows])
+        return np.zeros((len(x), matrix.rows))
 
     # ---- weights ----
 
@@ -130,6 +157,8 @@ class Reference:
         y = x @ self.matrix(linear.matrix).T
         if linear.low is not None:
             y = y + x @ (self.matrix(linear.low.b) @ self.matrix(linear.low.a)).T
+        if self.config.switch is not None:
+            y = y + self._switched(self.config.switch, linear.matrix, x)
         if linear.factor is not None:
             y = y * self.vector(linear.factor)
         return y if linear.bias is None else y + self.vector(linear.bias)

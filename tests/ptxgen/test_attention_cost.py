@@ -32,6 +32,7 @@ def layout(dims: tuple[int, int], dtype: Any) -> KvLayout:
     )
 
 
+@pytest.mark.turns(3)
 def test_decoding(target: str, dtype: Any, dims: tuple[int, int]) -> None:
     """No spills; from sm_90 on two CTAs an SM, but of the sums of 512 values on tensor cores."""
     spec = IncrementalAttention(14, layout(dims, dtype), 8, ALL, TOKEN)
@@ -42,6 +43,7 @@ def test_decoding(target: str, dtype: Any, dims: tuple[int, int]) -> None:
     assert cost.registers <= (255 if is_alone else 128)
 
 
+@pytest.mark.turns(3)
 def test_prompts(target: str, dtype: Any, dims: tuple[int, int]) -> None:
     """No spills, and no more shared memory than a CTA has on sm_75: 64 KB."""
     spec = PrefillAttention(14, layout(dims, dtype), 512, ALL)

@@ -346,7 +346,7 @@ def test_values_of_another_width(device: Device, kind: str, dims: tuple[int, int
     check(device, spec, inputs_at(spec, [0, 20, 37]))
 
 
-@pytest.mark.turns(5)
+@pytest.mark.turns(7)
 @every_kind
 @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16", "q8_0"])
 @pytest.mark.parametrize("dim", [8, 24, 64, 72, 80, 96, 128, 160, 192, 256, 264, 320, 512])
@@ -357,7 +357,7 @@ def test_head_dims_and_types(device: Device, kind: str, dim: int, dtype: Any) ->
     check(device, spec, inputs_at(spec, [17, 37]))
 
 
-@pytest.mark.turns(2)
+@pytest.mark.turns(4)
 @every_kind
 @pytest.mark.parametrize(
     ("group", "dim"),

@@ -102,7 +102,7 @@ def assert_same_bits(device: Device, spec: Spec, inputs: Inputs) -> Inputs:
     return fused
 
 
-@pytest.mark.turns(3)
+@pytest.mark.turns(5)
 @pytest.mark.parametrize("spec", SPECS, ids=name_of)
 def test_it_equals_separate_kernels(device: Device, spec: Spec) -> None:
     assert_same_bits(device, spec, spec.make_inputs(np.random.default_rng(11)))
@@ -123,7 +123,7 @@ def test_rows_of_every_length_are_normed_as_by_normalise(device: Device, heads: 
     [  # by turns, both with --full
         pytest.param(target, spec, id=f"{name_of(spec)}-{target}", marks=[pytest.mark.full] * skips)
         for at, spec in enumerate(SPECS[::2])
-        for target, skips in (("sm_75", at % 8 != 0), ("sm_80", at % 8 != 4))
+        for target, skips in (("sm_75", at % 16 != 0), ("sm_80", at % 16 != 8))
         if target in spec.targets
     ],
 )
@@ -134,7 +134,7 @@ def test_it_equals_separate_kernels_on_older_targets(target: str, spec: Spec) ->
 
 
 # 128 dims: 16 keys a pass, two passes a step (one in f32), two steps in flight at first.
-@pytest.mark.turns(4)
+@pytest.mark.turns(7)
 @pytest.mark.parametrize("position", [0, 1, 15, 16, 17, 31, 32, 33, 63, 64, 65, 95, 96, 97, 130])
 @pytest.mark.parametrize("dtype", KV_DTYPES)
 def test_every_place_in_a_step(device: Device, position: int, dtype: Any) -> None:
@@ -150,7 +150,7 @@ def test_every_place_in_a_step(device: Device, position: int, dtype: Any) -> Non
         assert changed.sum() == 1
 
 
-@pytest.mark.turns(3)
+@pytest.mark.turns(5)
 @pytest.mark.parametrize("position", [0, 15, 16, 31, 32, 47, 99])
 @pytest.mark.parametrize("window", [0, 20])
 @pytest.mark.parametrize("dtype", ["f16", "q8_0"])
@@ -220,7 +220,7 @@ def test_a_cache_that_the_launch_before_writes_is_too_young(emulator: Device) ->
                 stream.synchronize()
 
 
-@pytest.mark.turns(3)
+@pytest.mark.turns(5)
 @pytest.mark.parametrize("target", ["sm_75", "sm_89", "sm_90", "sm_120"])
 @pytest.mark.parametrize("dtype", KV_DTYPES)
 @pytest.mark.parametrize("is_paged", [False, True])

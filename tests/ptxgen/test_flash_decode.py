@@ -213,7 +213,7 @@ PAGED = (
 
 @pytest.mark.slow
 @pytest.mark.parametrize("spec", PAGED)
-@settings(max_examples=5, deadline=None, derandomize=True)
+@settings(max_examples=3, deadline=None, derandomize=True)
 @given(data=st.data())
 def test_paged_equals_contiguous(spec: FlashDecode, data: st.DataObject) -> None:
     """Bit for bit, for any table and any lengths; and within tolerance of incremental."""
@@ -308,7 +308,7 @@ def test_whole_rows_are_copied_and_no_bank_is_met_twice(
     assert not any(row.excess for row in (*copies, *loads))
 
 
-@pytest.mark.turns(3)
+@pytest.mark.turns(5)
 @pytest.mark.parametrize("target", ["sm_75", "sm_89", "sm_90", "sm_120"])
 @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16", "q8_0"])
 @pytest.mark.parametrize("is_paged", [False, True])

@@ -98,8 +98,8 @@ def test_a_block_s_sums_are_integers_of_32_bits(fmt: Format) -> None:
 
 @pytest.mark.parametrize(
     ("spec", "target"),
-    [  # every fourth one on one of the two, both with --full
-        pytest.param(spec, target, marks=[pytest.mark.full] * (at % 8 != 4 * turn))
+    [  # every eighth one on one of the two, both with --full
+        pytest.param(spec, target, marks=[pytest.mark.full] * (at % 16 != 8 * turn))
         for at, spec in enumerate(GemmSmall.examples().values())
         for turn, target in enumerate(("sm_75", "sm_80"))
         if target in spec.targets
@@ -112,6 +112,7 @@ def test_examples_run_on_older_targets(spec: GemmSmall, target: str) -> None:
             assert deviation.ok, deviation
 
 
+@pytest.mark.turns(3)
 @pytest.mark.parametrize("cols", [1024, 1280])
 @pytest.mark.parametrize("fmt", QUANTISED, ids=lambda f: f.name)
 def test_activations_become_the_nearest_of_65279_steps_of_their_block(
@@ -184,6 +185,7 @@ def test_what_is_not_finite_stays_in_its_vector(
     assert np.isfinite(y[[0, 2]]).all()
 
 
+@pytest.mark.turns(3)
 @pytest.mark.parametrize(
     "changes",
     [
@@ -301,7 +303,7 @@ def test_every_cut_of_the_columns_gives_the_product(device: Device, split: int) 
         assert deviation.ok, deviation
 
 
-@pytest.mark.turns(2)
+@pytest.mark.turns(3)
 @pytest.mark.parametrize(
     "spec",
     [

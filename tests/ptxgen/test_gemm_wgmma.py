@@ -81,6 +81,7 @@ VECTORS = (9, 17, 63, 65, 200)
 CASES = [(fmt, VECTORS[(i + j) % 5], j) for i, fmt in enumerate(TYPES) for j in range(5)]
 
 
+@pytest.mark.turns(2)
 @pytest.mark.parametrize(
     ("fmt", "vectors"),
     [

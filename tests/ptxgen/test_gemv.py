@@ -168,7 +168,7 @@ CUTS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.turns(2)
+@pytest.mark.turns(4)
 @pytest.mark.parametrize(
     ("fmt", "cut"),
     [  # three cuts with every format, all of them with --full
@@ -215,6 +215,7 @@ def test_products_of_integers_are_exact_whatever_is_added_and_beside(device: Dev
     np.testing.assert_array_equal(y.astype(np.int64), weights @ x + bias[:21] + residual)
 
 
+@pytest.mark.turns(2)
 @every_format
 def test_any_weights_of_what_16_bits_hold(device: Device, fmt: Format) -> None:
     """Multiples of 2^-15 of 32639: x is its own rounding, so that only the f32 sums differ."""
@@ -450,6 +451,7 @@ def test_a_ring_is_filled_a_few_tiles_at_a_time(device: Device) -> None:
     np.testing.assert_array_equal(first, second)
 
 
+@pytest.mark.turns(3)
 @every_format
 def test_a_ring_deeper_than_its_tiles(device: Device, fmt: Format) -> None:
     """A warp with one tile, with two slots for it."""
@@ -459,6 +461,7 @@ def test_a_ring_deeper_than_its_tiles(device: Device, fmt: Format) -> None:
         assert deviation.ok, deviation
 
 
+@pytest.mark.turns(2)
 @pytest.mark.parametrize("target", ["sm_75", "sm_80", "sm_89"])
 @pytest.mark.parametrize("fmt", [Q8_0, Q4_K, Q6_K, Q3_K], ids=lambda f: f.name)
 def test_older_targets_give_the_same_bits(fmt: Format, target: str) -> None:
@@ -475,6 +478,7 @@ def test_older_targets_give_the_same_bits(fmt: Format, target: str) -> None:
 # ---- what a row's bits depend on ----
 
 
+@pytest.mark.turns(2)
 @pytest.mark.parametrize(
     "changes",
     [
@@ -558,7 +562,7 @@ def test_a_gated_pair_gates_the_bits_of_two(device: Device) -> None:
 # ---- races ----
 
 
-@pytest.mark.turns(4)
+@pytest.mark.turns(8)
 @pytest.mark.parametrize(
     ("name", "target"),
     [  # by turns, both with --full; sm_90: test_races has every kernel's examples

@@ -81,7 +81,7 @@ def test_rows_of_a_warp_lie_in_one_tile(
     assert GemvF32(fmt, rows, 768, others=others).cut.rows in allowed
 
 
-@pytest.mark.turns(3)
+@pytest.mark.turns(6)
 @pytest.mark.parametrize("fmt", FORMATS.values(), ids=lambda f: f.name)
 @pytest.mark.parametrize("batch", [1, 8])
 def test_a_thread_has_registers_for_what_it_holds(fmt: Format, batch: int) -> None:

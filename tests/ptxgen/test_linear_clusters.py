@@ -148,7 +148,7 @@ CLUSTERED: list[TiledSpec] = [
 ]
 
 
-@pytest.mark.turns(2)
+@pytest.mark.turns(4)
 @pytest.mark.parametrize("spec", CLUSTERED, ids=str)
 def test_a_cluster_gives_the_product(device: Device, spec: TiledSpec) -> None:
     """Rows and blocks that CTAs have no equal share of; and the same bits, run after run."""

@@ -199,7 +199,7 @@ def model_launches(shape: str) -> Iterator[Gemv]:
     yield launch(output, Normed(RMS))
 
 
-@pytest.mark.turns(2)
+@pytest.mark.turns(4)
 @pytest.mark.slow
 @needs_assembler
 @pytest.mark.parametrize("shape", LIKE_LLAMA)
@@ -212,6 +212,7 @@ def test_real_models_launches_spill_nothing(shape: str) -> None:
         assert spec.cut.warps < 8 or cost.registers <= 128, spec
 
 
+@pytest.mark.turns(2)
 @pytest.mark.slow
 @needs_assembler
 @pytest.mark.parametrize("target", TESTED)

@@ -46,6 +46,7 @@ def test_none_on_turing_and_for_f32_weights() -> None:
         choose_packed(limits("sm_75"), FORMATS["Q4_K"], 512, 512, 16)
 
 
+@pytest.mark.turns(2)
 @pytest.mark.parametrize("target", ["sm_80", "sm_86", "sm_90"])
 @pytest.mark.parametrize("vectors", [9, 65, 2048])
 def test_every_type_has_a_cut_that_fits(target: str, vectors: int) -> None:
@@ -61,7 +62,7 @@ def test_every_type_has_a_cut_that_fits(target: str, vectors: int) -> None:
             assert taken <= held.shared_per_sm
 
 
-@pytest.mark.turns(2)
+@pytest.mark.turns(5)
 @pytest.mark.skipif(not is_available(), reason="needs nvJitLink")
 @pytest.mark.parametrize("vectors", [16, 64, 2048])
 @pytest.mark.parametrize("target", ["sm_80", "sm_89", "sm_90", "sm_90a"])

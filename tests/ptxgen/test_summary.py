@@ -54,6 +54,7 @@ def test_a_summary_is_that_of_the_vectors_beside_it(device: Device, spec: GemmSm
     assert np.isfinite(np.delete(largest, 1, axis=0)).all()
 
 
+@pytest.mark.turns(2)
 @pytest.mark.parametrize("batch", [2, 4, 7])
 @pytest.mark.parametrize("cols", [256, 480, 1280])
 def test_a_norm_that_was_begun_gives_the_same_vectors(

@@ -63,6 +63,7 @@ def check(device: Device, spec: Any, is_alike: bool = True) -> None:
         assert ends.tobytes() == wanted["v_cache"].tobytes()
 
 
+@pytest.mark.turns(2)
 @pytest.mark.parametrize(("dtype", "widths"), CASES)
 def test_decoding(device: Device, dtype: Any, widths: tuple[int, int]) -> None:
     """Lanes that read values where keys are have room for twice as many wide keys a step."""
@@ -74,6 +75,7 @@ def test_decoding(device: Device, dtype: Any, widths: tuple[int, int]) -> None:
         check(device, spec, is_alike=spec.suits_tensor_cores or widths == NARROW)
 
 
+@pytest.mark.turns(2)
 @pytest.mark.parametrize(("dtype", "widths"), CASES)
 def test_prompts(device: Device, dtype: Any, widths: tuple[int, int]) -> None:
     layout = layout_of(dtype, widths)

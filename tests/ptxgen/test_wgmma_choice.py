@@ -83,6 +83,7 @@ def test_a_warpgroup_has_no_sm_alone_where_two_are_faster(vectors: int) -> None:
     assert found.cut == WgmmaCut(2, vectors, 1, 2, 3, 4, 1)
 
 
+@pytest.mark.turns(2)
 @pytest.mark.parametrize("fmt", ["Q4_K", "Q6_K", "F16"])
 @pytest.mark.parametrize("name", PRODUCTS)
 def test_more_vectors_take_no_less_and_little_more(name: str, fmt: str) -> None:

@@ -66,7 +66,7 @@ class Function:
         return self._code
 
 
-@functools.lru_cache(maxsize=1 << 12)
+@functools.lru_cache(maxsize=1 << 14)
 def _compiled(text: str, filename: str) -> CodeType:
     """Kernels that differ in constants have equal blocks."""
     return compile(text, filename, "exec")

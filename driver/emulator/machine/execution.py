@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Mapping
 
 import numpy as np
@@ -20,6 +21,21 @@ Extent = tuple[int, int, int]
 
 #: Maximum number of instructions of a launch, counted per group.
 DEFAULT_BUDGET = 10_000_000
+
+#: Programs that keep their register files for later launches, 1 to 2 MB each.
+KEPT_WAVES = 256
+
+#: Those programs, the one that ran last at the end.
+_recent: OrderedDict[Program, None] = OrderedDict()
+
+
+def _keep(program: Program, key: object, wave: Wave) -> None:
+    """Keep a wave for the next launch of its program, and forget those of the oldest program."""
+    program.idle.setdefault(key, []).append(wave)
+    _recent[program] = None
+    _recent.move_to_end(program)
+    if len(_recent) > KEPT_WAVES:
+        _recent.popitem(last=False)[0].idle.clear()
 
 
 class GridExecution:
@@ -101,7 +117,7 @@ class GridExecution:
                 wave = self._run.wave
                 wave.end()
                 if self.watch is None:
-                    self.program.idle[self._key].append(wave)
+                    _keep(self.program, self._key, wave)
                 self._run = None
 
     def waits_for(self) -> str:

@@ -81,7 +81,11 @@ class EncoderSettings:
 
     def rows_shape(self, config: Config) -> TextRowsShape:
         """The rows of the largest steps."""
-        return TextRowsShape(self.rows, text_bucket(self.rows, self.rows), kinds_of(config))
+        padding = None
+        if config.padding is not None and config.positions is not None:
+            padding = config.padding, config.positions.rows - 1
+        texts = text_bucket(self.rows, self.rows)
+        return TextRowsShape(self.rows, texts, kinds_of(config), padding)
 
 
 def workspace_of(weights: Weights, settings: EncoderSettings) -> WorkspaceShape:

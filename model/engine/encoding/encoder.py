@@ -51,6 +51,8 @@ def check_encodes(config: Config) -> None:
         why = "attention to compressed blocks"
     elif any(mixer.shares_cache_of is not None for mixer in config.attentions):
         why = "caches shared between layers"
+    elif config.switch is not None:
+        why = "adapters that tokens switch on"
     elif len(config.attentions) != config.n_layers:
         why = "layers without attention"
     if why is not None:

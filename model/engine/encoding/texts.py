@@ -10,12 +10,42 @@ import numpy as np
 from urdir.model.errors import ModelError
 
 if TYPE_CHECKING:
-    from urdir.model.engine.encoding.encoder import Floats
+    from urdir.model.engine.encoding.encoder import Encoder, Floats
+    from urdir.model.families.pooling import Pooling
     from urdir.model.files.metadata import Metadata
     from urdir.model.text.tokenizer import Tokenizer
 
 #: The template of a query and a document that a ranking model was trained with.
 _TEMPLATE = "tokenizer.chat_template.rerank"
+
+
+def embeddings(
+    encoder: Encoder,
+    tokenizer: Callable[[], Tokenizer],
+    texts: str | Sequence[str] | Sequence[Sequence[int]],
+    pooling: Pooling | None,
+    normalize: bool,
+) -> Floats:
+    """See `Engine.embed`."""
+    made = encoder.encode(tokens_of(tokenizer, texts), pooling)
+    is_score = encoder.chosen_pooling(pooling) == "rank"
+    return normalized(made) if normalize and not is_score else made
+
+
+def scores(
+    encoder: Encoder,
+    tokenizer: Tokenizer,
+    metadata: Metadata,
+    pairs: Sequence[tuple[str, str]],
+    pooling: Pooling | None,
+) -> Floats:
+    """See `Engine.score`."""
+    if encoder.chosen_pooling(pooling) == "rank":
+        return encoder.encode(pair_tokens(tokenizer, metadata, pairs), "rank")[:, 0]
+    texts = [text for pair in pairs for text in pair]
+    both = embeddings(encoder, lambda: tokenizer, texts, pooling, normalize=True)
+    found: Floats = (both[0::2] * both[1::2]).sum(axis=1)
+    return found
 
 
 def tokens_of(

@@ -201,6 +201,7 @@ def _only_attention(config: Config) -> Attention:
         or config.recurrents
         or config.has_streams
         or config.source is not None
+        or config.switch is not None
     )
     if first is None or first.value_dim != first.key_dim or needs_more:
         raise ModelError(f"layers of {config.architecture!r} do not run alone: use a Session")

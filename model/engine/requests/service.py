@@ -219,6 +219,6 @@ class Service(Owner):
 
 
 def _deliver(items: Mapping[Answer, Iterable[Item]]) -> None:
-    for answer, told in items.items():
-        for item in told:
+    for answer, new in items.items():
+        for item in new:
             answer.deliver(item)

@@ -47,10 +47,12 @@ _MAX_BIAS = 8.0
 
 
 def bert(file: Reader) -> Description:
-    """BERT, RoBERTa and XLM-RoBERTa: learned positions, GELU."""
-    positions = file.matrix("position_embd", None, file.size("context_length"), file.hidden)
+    """BERT, RoBERTa and XLM-RoBERTa: learned positions, GELU. Folders of RoBERTa have a position
+    for tokens of padding, after the others; GGUF leaves it out."""
+    padding, length = file.own("padding", int, None), file.size("context_length")
+    positions = file.matrix("position_embd", None, length + (padding is not None), file.hidden)
     found = _encoder(file, _mixer(file), lambda layer: dense(file, layer, gelu(file), gated=False))
-    return replace(found, positions=positions)
+    return replace(found, positions=positions, padding=padding)
 
 
 def nomic_bert(file: Reader) -> Description:

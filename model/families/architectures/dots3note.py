@@ -6,6 +6,9 @@ attention.sliding_window_pattern (a flag for each layer), attention.kv_lora_rank
 key_length_mla_swa, value_length_mla_swa, rope.freq_base_swa, and rope.dimension_count_swa
 (refused if it differs). Layers with a window have no indexer; the others must have one. llama.cpp:
 `src/models/` dots3note.cpp, which has no graph for MTP.
+
+Keys of indexers rotate by halves in GGUF files, as neighbours in folders: so do llama.cpp and
+transformers (its class, whatever config.json says).
 """
 
 from __future__ import annotations
@@ -40,7 +43,7 @@ def dots3note(file: Reader) -> Description:
     if file.optional("rope.dimension_count_swa", int, rope.dim) != rope.dim:
         raise UnsupportedError(f"{file.key('rope.dimension_count_swa')}: not {rope.dim}")
     local = replace(rope, freq_base=read_base(file, "rope.freq_base_swa", rope.freq_base))
-    turns, norm = replace(rope, style="half"), Norm("layer", INDEX_EPS)
+    turns, norm = rope if file.of_folder else replace(rope, style="half"), Norm("layer", INDEX_EPS)
     scores, rank = scoring(file), file.size("attention.q_lora_rank")
 
     def attends(index: int) -> Attention:

@@ -35,6 +35,7 @@ from urdir.model.families.reader import Presence, Reader
 from urdir.model.families.rope import RopeConfig, read_rope
 from urdir.model.families.stored import StoredMatrix
 from urdir.ptxgen.kernels.activation import Activation
+from urdir.ptxgen.kernels.rotation import RopeStyle
 
 
 def _rope(file: Reader) -> RopeConfig:
@@ -90,13 +91,18 @@ def opt(file: Reader) -> Description:
 
 
 def gptj(file: Reader) -> Description:
-    """GPT-J (EleutherAI 2021): attention and FFN in parallel on one norm, RoPE of neighbours.
-    Folders only."""
-    rope = read_rope(file, "interleaved", head_dims(file)[0], factors=False)
+    """GPT-J (EleutherAI 2021): RoPE of neighbours. Folders only."""
+    return parallel_decoder(file, "interleaved", output_bias="absent")
+
+
+def parallel_decoder(file: Reader, style: RopeStyle, output_bias: Presence) -> Description:
+    """Attention and FFN in parallel on one LayerNorm, with biases; ``output_bias`` is that of the
+    output of attention."""
+    rope = read_rope(file, style, head_dims(file)[0], factors=False)
     return decoder(
         file,
         layer_norm(file),
-        lambda layer: attention(file, layer, rope, output_bias="absent"),
+        lambda layer: attention(file, layer, rope, output_bias=output_bias),
         lambda layer: dense(file, layer, gelu(file), gated=False, bias="required"),
         norm_bias="required",
         norms=("attn_norm", "attn_norm"),

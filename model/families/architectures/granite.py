@@ -3,21 +3,25 @@
 Keys: those of `parts` and `rope`, attention.layer_norm_rms_epsilon, logit_scale (divides),
 residual_scale, embedding_scale, attention.scale, those of `mixtures` and (not MiniCPM)
 expert_shared_feed_forward_length; 0 counts as absent. llama.cpp: `src/models/` granite.cpp,
-granite-moe.cpp, granite-swa.cpp, minicpm.cpp.
+granite-moe.cpp, granite-swa.cpp, granite-switch.cpp, minicpm.cpp.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 
+from urdir.model.errors import ConfigError
 from urdir.model.families.attention import Attention
-from urdir.model.families.dense import decoder
+from urdir.model.families.dense import decoder, without_experts
 from urdir.model.families.description import Description
+from urdir.model.families.feed_forward import Dense
 from urdir.model.families.mixtures import optional_mixture, shared_width
 from urdir.model.families.parts import attention, head_dims, heads, rms_norm
 from urdir.model.families.reader import Reader
 from urdir.model.families.rope import read_rope
+from urdir.model.families.switch import Switch, SwitchedMatrix
 from urdir.model.families.windows import flagged_layers
 
 
@@ -66,6 +70,55 @@ def granite_swa(file: Reader) -> Description:
     return _scaled(file, mixer, file.number("logit_scale"), shared=shared_width(file, 0))
 
 
+def graniteswitch(file: Reader) -> Description:
+    """Granite with adapters of its matrices in the file, which tokens of a text switch on.
+
+    Keys: adapters.count, adapters.lora_rank, adapters.token_ids_activate and token_ids_substitute
+    (a token for each adapter), adapters.router_gain (default: 15).
+    """
+    without_experts(file)
+    found = granite(file)
+    count, rank = file.size("adapters.count"), file.size("adapters.lora_rank")
+    tokens, substitutes = (
+        _tokens_of_adapters(file, f"adapters.token_ids_{of}", count, found.vocab_size)
+        for of in ("activate", "substitute")
+    )
+    gain = file.amount("adapters.router_gain", 15.0)
+    matrices = tuple(_switched_matrices(file, found, 1 + count, rank))
+    switch = Switch(tokens, substitutes, gain, rank, matrices)
+    room = switch.room("f16")
+    return replace(found, switch=switch, adapters=room, ignored_keys=file.ignored_keys)
+
+
+def _tokens_of_adapters(file: Reader, name: str, count: int, vocab: int) -> tuple[int, ...]:
+    tokens = tuple(file.integers(name))
+    if len(tokens) != count or not all(0 <= token < vocab for token in tokens):
+        raise ConfigError(
+            f"metadata key '{file.key(name)}': expected {count} tokens "
+            f"({file.key('adapters.count')}) of a vocabulary of {vocab}"
+        )
+    return tokens
+
+
+def _switched_matrices(
+    file: Reader, found: Description, slots: int, rank: int
+) -> Iterator[SwitchedMatrix]:
+    """The low-rank matrices of all matrices of the layers."""
+    for layer, (mixer, ffn) in enumerate(of.networks for of in found.layers):
+        assert isinstance(mixer, Attention)
+        assert isinstance(ffn, Dense)
+        of_layer = {
+            **{"attn_q": mixer.q, "attn_k": mixer.k, "attn_v": mixer.v, "attn_output": mixer.o},
+            **{"ffn_gate": ffn.gate, "ffn_up": ffn.up, "ffn_down": ffn.down},
+        }
+        for name, linear in of_layer.items():
+            if linear is not None:
+                matrix, rows = linear.matrix, linear.rows
+                a = file.vector(f"{name}.lora_a", layer, slots, rank, linear.cols)
+                b = file.vector(f"{name}.lora_b", layer, slots, rows, rank)
+                yield SwitchedMatrix(matrix.name, matrix.first, rows, a, b)
+
+
 def minicpm(file: Reader) -> Description:
     """MiniCPM 1 and 2. Old files lack the scales; they follow from sizes as in llama.cpp, whose
     default of logit_scale is the inverse of the value in newer files."""
@@ -103,5 +156,6 @@ ARCHITECTURES = {
     "granite": granite,
     "granitemoe": granitemoe,
     "granite_swa": granite_swa,
+    "graniteswitch": graniteswitch,
     "minicpm": minicpm,
 }

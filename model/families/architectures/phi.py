@@ -6,27 +6,17 @@ attention.layer_norm_rms_epsilon (Phi 3). llama.cpp: `src/models/` phi2.cpp, phi
 
 from __future__ import annotations
 
+from urdir.model.families.architectures.gpt import parallel_decoder
 from urdir.model.families.dense import decoder
 from urdir.model.families.description import Description
-from urdir.model.families.parts import attention, dense, gelu, head_dims, layer_norm, rms_norm
+from urdir.model.families.parts import attention, dense, head_dims, rms_norm
 from urdir.model.families.reader import Reader
 from urdir.model.families.rope import read_rope
 
 
 def phi2(file: Reader) -> Description:
     """Phi 1, 1.5 and 2: attention and FFN in parallel on one LayerNorm; biases everywhere."""
-    rope = read_rope(file, "half", head_dims(file)[0], factors=False)
-    return decoder(
-        file,
-        layer_norm(file),
-        lambda layer: attention(file, layer, rope, output_bias="required"),
-        lambda layer: dense(file, layer, gelu(file), gated=False, bias="required"),
-        norm_bias="required",
-        norms=("attn_norm", "attn_norm"),
-        side_by_side=True,
-        output="required",
-        output_bias="required",
-    )
+    return parallel_decoder(file, "half", output_bias="required")
 
 
 def phi3(file: Reader) -> Description:

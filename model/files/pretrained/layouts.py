@@ -26,12 +26,14 @@ class Layout:
     A stored tensor counts as one of ``shape``(keys), which may contain one -1. Its matrices
     (..., in, out) are ``transposed``, always or by keys and shape. Row i of the result is row
     ``rows``(keys, number of rows)[i]. Small tensors may be changed: rows are multiplied by
-    ``factors``(keys, number of rows) and replaced by ``values`` of them.
+    ``factors``(keys, number of rows) and ``scale``(keys, values of a row), and replaced by
+    ``values`` of them.
     """
 
     transposed: bool | Callable[[Keys, tuple[int, ...]], bool] = False
     rows: Callable[[Keys, int], Rows] | None = None
     factors: Callable[[Keys, int], Floats] | None = None
+    scale: Callable[[Keys, int], float] | None = None
     values: Callable[[Floats], Floats] | None = None
     shape: Callable[[Keys], tuple[int, ...]] | None = None
 
@@ -81,6 +83,14 @@ def after(first: int) -> Callable[[Keys, int], Rows]:
         return np.arange(first, rows)
 
     return rows_after
+
+
+def padding_last(keys: Keys, rows: int) -> Rows:
+    """The rows after that of padding, then this one."""
+    padding = int(keys["own.padding"])
+    if rows <= padding + 1:
+        raise ValueError(f"more than {padding + 1} are needed")
+    return np.append(np.arange(padding + 1, rows), padding)
 
 
 def negated_exp(values: Floats) -> Floats:

@@ -24,6 +24,7 @@ from urdir.model.files.model_file import SHARED_ORDERS
 from urdir.model.files.open_file import FileBytes
 from urdir.model.files.pretrained.layouts import Layout
 from urdir.model.files.pretrained.places import Place
+from urdir.model.files.pretrained.quantised.experts import without_orders
 from urdir.model.files.pretrained.rows import GGML_TYPES, RowBytes, Rows, row_bytes
 from urdir.model.files.quantised import Recipe
 from urdir.model.files.safetensors import ITEM_NBYTES, StoredTensor
@@ -61,6 +62,7 @@ def make_tensors(
         layers = keys.get("block_count")
         assert isinstance(layers, int)
         wanted = Recipe(quantize, layers, "output.weight" not in places)
+    stored = without_orders(places, stored, path)
     kept: list[str] = []
     tensors = {}
     orders: dict[str, NDArray[np.intp]] = {}
@@ -70,7 +72,7 @@ def make_tensors(
             continue
         parts = _alike([stored[part] for part in place.parts], path)
         tensors[name] = tensor = _tensor(name, parts, place.layout, keys, wanted, path)
-        if parts[0].order is not None:
+        if any(part.order is not None for part in parts):
             orders[name.removesuffix(".weight")] = _column_order(parts, path)
         is_matrix = isinstance(tensor.data, RowBytes | FileBytes)
         if wanted and is_matrix and wanted.type_of(name, tensor.shape[-1]) is None:
@@ -88,8 +90,8 @@ def _column_order(parts: tuple[StoredTensor, ...], path: Path) -> NDArray[np.int
     order = parts[0].order
     if order is None or len(parts) > 1:
         raise UnsupportedError(
-            f"{path}: tensor '{parts[0].name}' has columns in an order of its own (desc_act); "
-            "experts may not have one"
+            f"{path}: tensor '{parts[0].name}' has columns in an order of its own (desc_act), as a "
+            "part of another tensor"
         )
     return order
 
@@ -164,7 +166,8 @@ def _tensor(
     turns = layout.transposed
     with _fitting(name, f"{shape} does", path):
         turned = turns if isinstance(turns, bool) else turns(keys, shape)
-    transposed = turned and parts[0].dtype in GGML_TYPES  # rows of blocks are outputs
+    is_float = parts[0].dtype in GGML_TYPES and not parts[0].is_decoded
+    transposed = turned and is_float  # rows of quantised matrices are outputs
     if transposed:
         if len(shape) < 2:
             raise SafetensorsError(f"{path}: tensor '{parts[0].name}' {shape} is not a matrix")
@@ -177,13 +180,17 @@ def _tensor(
         rows = Rows(parts, order, transposed)
     if len(parts) > 1:
         shape = (len(parts), *shape)
-    if len(shape) < 2 or _F32.search(name) or layout.values or layout.factors:
+    if len(shape) < 2 or _F32.search(name) or _is_changed(layout):
         return vector(name, _values(rows, layout, keys, path, name).reshape(shape))
     type_id = type_number(rows.dtype)
     if wanted is not None and (made := wanted.type_of(name, rows.width)) is not None:
         type_id = made
     data = row_bytes(rows, type_id)
     return Tensor(name, type_id, shape, 0, len(data), data)
+
+
+def _is_changed(layout: Layout) -> bool:
+    return any(of is not None for of in (layout.values, layout.factors, layout.scale))
 
 
 def _values(
@@ -193,6 +200,8 @@ def _values(
     values = rows.values()
     if layout.factors is not None:
         values = values * _of_rows(layout.factors, keys, len(values), path, name)[:, None]
+    if layout.scale is not None:
+        values = values * np.float32(layout.scale(keys, rows.width))
     return values if layout.values is None else layout.values(values)
 
 

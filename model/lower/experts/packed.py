@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from urdir.driver.kernel import nbytes_of
 from urdir.model.lower.arguments import without_none
 from urdir.model.lower.experts.layer import MixtureLayer
 from urdir.model.lower.experts.products import Product, mixture_products
@@ -121,4 +122,4 @@ class PackedExperts:
 
 def _part(buffer: Slice, kernel: KernelSpec, name: str) -> Slice:
     """What a kernel takes of a buffer."""
-    return buffer.slice(0, kernel.nbytes(kernel.param(name)))
+    return buffer.slice(0, nbytes_of(kernel, name))

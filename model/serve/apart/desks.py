@@ -87,7 +87,7 @@ class Desk:
         self._store = store
         self._frames = wire.Frames()
         self._answers: dict[int, Answer | None] = {}  # None: its constraint is being compiled
-        self._told: list[wire.Told] = []
+        self._updates: list[wire.Update] = []
         self._lock = threading.Lock()  # of what follows
         self._unsent = bytearray()
         self.is_open = True
@@ -139,7 +139,7 @@ class Desk:
             answer = engine.answer_to(call.request, partial(self._collect, call.number))
         except Exception as error:
             self._answers.pop(call.number, None)
-            self.send(wire.Round([wire.Told.of(call.number, error)]))
+            self.send(wire.Round([wire.Update.of(call.number, error)]))
             return
         with self._lock:
             if call.number not in self._answers:  # cancelled meanwhile
@@ -147,22 +147,22 @@ class Desk:
             self._answers[call.number] = answer
             engine.add(answer)  # before it can be cancelled; this never waits
 
-    def _found(self, engine: Engine, call: wire.Query | wire.Keep | wire.Scales) -> wire.Told:
+    def _found(self, engine: Engine, call: wire.Query | wire.Keep | wire.Scales) -> wire.Update:
         if isinstance(call, wire.Scales):
-            return wire.Told(call.number, adapters=engine.adapters(call.scales))
+            return wire.Update(call.number, adapters=engine.adapters(call.scales))
         if isinstance(call, wire.Keep):
             kept = self._store.do(call.action, call.name, call.value, call.start)
-            return wire.Told(call.number, kept=kept)
+            return wire.Update(call.number, kept=kept)
         if engine.lost is not None:
             raise engine.lost
-        return wire.Told(call.number, metrics=engine.metrics())
+        return wire.Update(call.number, metrics=engine.metrics())
 
-    def _reply(self, number: int, job: Callable[[], wire.Told]) -> None:
+    def _reply(self, number: int, job: Callable[[], wire.Update]) -> None:
         try:
-            told = job()
+            update = job()
         except Exception as error:
-            told = wire.Told.of(number, error)
-        self.send(wire.Round([told]))
+            update = wire.Update.of(number, error)
+        self.send(wire.Round([update]))
 
     def leave(self, engine: Engine) -> None:
         """The front end is gone: cancel its answers."""
@@ -176,16 +176,16 @@ class Desk:
     # ---- the thread of the service ----
 
     def _collect(self, number: int, item: Item) -> None:
-        told = wire.Told.of(number, item)
-        if told.ending is not None or told.failure is not None:
+        update = wire.Update.of(number, item)
+        if update.ending is not None or update.failure is not None:
             self._answers.pop(number, None)
-        self._told.append(told)
+        self._updates.append(update)
 
     def flush(self) -> None:
         """Send what was collected."""
-        if self._told:
-            told, self._told = self._told, []
-            self.send(wire.Round(told))
+        if self._updates:
+            updates, self._updates = self._updates, []
+            self.send(wire.Round(updates))
 
     # ---- any thread ----
 
@@ -223,12 +223,12 @@ class Desk:
             self.connection.close()
 
 
-def _do(engine: Engine, call: wire.Check | wire.Slot) -> wire.Told:
+def _do(engine: Engine, call: wire.Check | wire.Slot) -> wire.Update:
     """What may take a while."""
     if isinstance(call, wire.Slot):
-        return wire.Told(call.number, done=engine.act_on_slot(call.action))
+        return wire.Update(call.number, done=engine.act_on_slot(call.action))
     engine.compiler.matcher(call.constraint)
-    return wire.Told(call.number)
+    return wire.Update(call.number)
 
 
 class Desks(Owner):

@@ -5,10 +5,13 @@ from __future__ import annotations
 import logging
 import math
 import multiprocessing
+import os
 import signal
 import socket
+import threading
 import time
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing import connection as waiting
 from typing import TYPE_CHECKING, Any, Literal
@@ -56,6 +59,24 @@ def _run_front(*given: Any) -> None:
     run_front(*given)
 
 
+@contextmanager
+def _killed_with_the_first_process() -> Iterator[None]:
+    """Kill this process if the first one ends meanwhile, as that one would at Ctrl-C: opening an
+    engine may take minutes, and cannot be interrupted."""
+    first, has_left = multiprocessing.parent_process(), threading.Event()
+
+    def watch() -> None:
+        while first is not None and not has_left.wait(_TICK_SECONDS):
+            if not first.is_alive():
+                os.kill(os.getpid(), signal.SIGKILL)  # front ends end with it
+
+    threading.Thread(target=watch, name="first process", daemon=True).start()
+    try:
+        yield
+    finally:
+        has_left.set()
+
+
 @dataclass(slots=True)
 class _Process:
     """A front end: its process, its connection, its row of counts."""
@@ -89,7 +110,8 @@ class _Engine:
             owners.callback(self._listener.close)
             fronts = [self._start(row) for row in range(self._settings.workers)]
             owners.callback(self._end, fronts)
-            engine, service = self._settings.open_engine(self._desks.post)
+            with _killed_with_the_first_process():  # later, `_obey` hears of its end
+                engine, service = self._settings.open_engine(self._desks.post)
             owners.callback(engine.close)
             owners.callback(service.close)
             owners.callback(self._desks.close)

@@ -38,7 +38,7 @@ class EngineLink(Answering[int], asyncio.Protocol):
         self.context: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._numbers = itertools.count()
         self._deliver: dict[int, Callable[[Item], None]] = {}
-        self._replies: dict[int, asyncio.Future[wire.Told]] = {}
+        self._replies: dict[int, asyncio.Future[wire.Update]] = {}
         self._frames = wire.Frames()
         self._transport: asyncio.Transport
         self._model: ServedModel | None = None
@@ -108,7 +108,7 @@ class EngineLink(Answering[int], asyncio.Protocol):
         if self._deliver.pop(begun, None) is not None and self.lost is None:
             self._send(wire.Cancel(begun))
 
-    async def _reply(self, call: Callable[[int], wire.Call]) -> wire.Told:
+    async def _reply(self, call: Callable[[int], wire.Call]) -> wire.Update:
         """The answer to a call. Raises its failure, and ApiError until `begin_with`: calls are not
         read before."""
         if self._model is None:
@@ -117,12 +117,12 @@ class EngineLink(Answering[int], asyncio.Protocol):
         self._send(call(number))
         self._replies[number] = reply = asyncio.get_running_loop().create_future()
         try:
-            told: wire.Told = await reply
+            update: wire.Update = await reply
         finally:
             del self._replies[number]
-        if told.failure is not None:
-            raise told.failure.error
-        return told
+        if update.failure is not None:
+            raise update.failure.error
+        return update
 
     def _send(self, call: wire.Call) -> None:
         if self.lost is not None:
@@ -146,12 +146,12 @@ class EngineLink(Answering[int], asyncio.Protocol):
         if not self.context.done():
             self.context.set_exception(self.lost)
         for number in (*self._deliver, *self._replies):
-            self._tell(wire.Told(number, failure=wire.Failure.of(self.lost)))
+            self._deliver_update(wire.Update(number, failure=wire.Failure.of(self.lost)))
         self._order(False)
 
     def _take(self, found: wire.Round) -> None:
-        for told in found.told:
-            self._tell(told)
+        for update in found.updates:
+            self._deliver_update(update)
         if found.context and not self.context.done():
             self.context.set_result(found.context)
         if found.order:
@@ -161,15 +161,15 @@ class EngineLink(Answering[int], asyncio.Protocol):
         self.ordered = self.ordered or aborts
         self.on_order(aborts)
 
-    def _tell(self, told: wire.Told) -> None:
+    def _deliver_update(self, update: wire.Update) -> None:
         """Pass on what is new of a call, unless it was cancelled."""
-        if (reply := self._replies.get(told.number)) is not None:
+        if (reply := self._replies.get(update.number)) is not None:
             if not reply.done():
-                reply.set_result(told)
+                reply.set_result(update)
             return
-        if (deliver := self._deliver.get(told.number)) is None:
+        if (deliver := self._deliver.get(update.number)) is None:
             return
-        if told.ending is not None or told.failure is not None:
-            del self._deliver[told.number]
-        for item in told.items():
+        if update.ending is not None or update.failure is not None:
+            del self._deliver[update.number]
+        for item in update.items():
             deliver(item)

@@ -146,7 +146,7 @@ class Cancel(msgspec.Struct, tag=True, array_like=True):
 
 
 class Check(msgspec.Struct, tag=True, array_like=True):
-    """Compile a constraint; the answer is an empty `Told`, or a failure."""
+    """Compile a constraint; the answer is an empty `Update`, or a failure."""
 
     number: int
     constraint: Constraint
@@ -187,7 +187,7 @@ Call = Ready | Ask | Stop | Cancel | Check | Query | Keep | Slot | Scales
 # ---- from the engine ----
 
 
-class Told(msgspec.Struct, array_like=True, omit_defaults=True):
+class Update(msgspec.Struct, array_like=True, omit_defaults=True):
     """What is new of one call: tokens, with log-probabilities where these are wanted, and how it
     ended."""
 
@@ -202,7 +202,7 @@ class Told(msgspec.Struct, array_like=True, omit_defaults=True):
     kept: bytes | None = None
 
     @classmethod
-    def of(cls, number: int, item: Item) -> Told:
+    def of(cls, number: int, item: Item) -> Update:
         """The message for an item of an answer."""
         if isinstance(item, Piece):
             choices = item.choices
@@ -234,7 +234,7 @@ class Round(msgspec.Struct, array_like=True, omit_defaults=True):
     what is open, then end; "abort": end.
     """
 
-    told: list[Told] = []
+    updates: list[Update] = []
     context: int = 0
     order: Literal["", "drain", "abort"] = ""
 

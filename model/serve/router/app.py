@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
@@ -25,7 +25,8 @@ from urdir.model.serve.router.model import Model
 from urdir.model.serve.router.model_field import model_field
 from urdir.model.serve.router.router_metrics import CONTENT_TYPE, metrics_text
 from urdir.model.serve.router.upstream import Headers
-from urdir.model.serve.stream import while_connected
+from urdir.model.serve.router.watch import model_events
+from urdir.model.serve.stream import DATA, while_connected
 
 _MOST_NAMED = 20  # models in an error
 _MOST_NAME = 256  # characters of a name in an error
@@ -43,6 +44,7 @@ def make_router_app(fleet: Fleet, access: Access, limits: Limits, counts: Counts
         Route("/metrics", router.metrics),
         Route("/models", router.models),
         Route("/v1/models", router.models),
+        Route("/models/sse", router.watch),
         Route("/models/load", router.load, methods=["POST"]),
         Route("/models/unload", router.unload, methods=["POST"]),
         Route("/v1/models/{name:path}", router.one),
@@ -131,6 +133,12 @@ class Router:
         data = [model_json(model, name) for model in models for name in model.spec.names]
         ends = {name: data[at]["id"] for name, at in (("first_id", 0), ("last_id", -1)) if data}
         return JsonResponse({"object": "list", "data": data, **ends, "has_more": False})
+
+    async def watch(self, request: Request) -> Response:
+        """GET /models/sse: changes of the models, as they come."""
+        events = model_events(self.fleet, self.limits.pulse_seconds)
+        headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
+        return StreamingResponse(events, media_type=DATA.content_type.decode(), headers=headers)
 
     async def one(self, request: Request) -> Response:
         """GET /v1/models/NAME."""

@@ -11,11 +11,17 @@ class Changes:
 
     def __init__(self) -> None:
         self._next = asyncio.Event()  # a new one after each
+        self.has_ended = False  # the server stops: those who watch for ever do so no longer
 
     def notify(self) -> None:
         """Look at all conditions again."""
         self._next.set()
         self._next = asyncio.Event()
+
+    def end(self) -> None:
+        """Have those stop who watch for ever."""
+        self.has_ended = True
+        self.notify()
 
     async def until(self, condition: Callable[[], bool], seconds: float | None = None) -> bool:
         """Wait until a condition holds; whether it does within so many seconds."""

@@ -55,9 +55,9 @@ class Fleet:
         self._describe = describe
         self._by_name: dict[str, Model] = {}
         self._turn = asyncio.Lock()  # of loads
-        self._changes = Changes()
-        self.room = Room(self.models, settings, self._changes, self._stop)
-        self.holds = Holds(self._changes, self._begin)
+        self.changes = Changes()
+        self.room = Room(self.models, settings, self.changes, self._stop)
+        self.holds = Holds(self.changes, self._begin)
         self._tasks: set[asyncio.Task[Any]] = set()
         self._owners = contextlib.ExitStack()
         self._sockets = Path(
@@ -90,6 +90,7 @@ class Fleet:
         named += [(name, model) for model in self.models.values() for name in model.spec.others]
         for name, model in named:
             self._by_name.setdefault(name, model)
+        self.changes.notify()
 
     def get(self, name: str) -> Model | None:
         """The model of a name."""
@@ -125,7 +126,7 @@ class Fleet:
         finally:
             model.open -= 1
             model.used = model.used if is_look else time.monotonic()
-            self._changes.notify()
+            self.changes.notify()
             if unloads:
                 self.begin_unload(model)
 
@@ -144,7 +145,7 @@ class Fleet:
         finally:
             self.waiting -= 1
             model.awaited -= 1
-            self._changes.notify()
+            self.changes.notify()
         if not task.cancelled() and isinstance(task.exception(), ApiError):
             raise task.exception()  # type: ignore[misc]
         if task.cancelled() or task.exception() is not None:
@@ -167,6 +168,7 @@ class Fleet:
         """Begin to load a model, or join the load that runs."""
         if model.loading is None:
             model.loading = self._begin(self._load(model))
+            self.changes.notify()
         return model.loading
 
     async def unload(self, model: Model) -> None:
@@ -184,10 +186,10 @@ class Fleet:
             await asyncio.wait((model.loading,))
         if model.status == "loaded":
             model.leaves = True
-            await self._changes.until(lambda: model.status != "loaded" or not model.open)
+            await self.changes.until(lambda: model.status != "loaded" or not model.open)
         if model.status == "loaded":
             self._stop(model)
-        await self._changes.until(lambda: model.status != "unloading")
+        await self.changes.until(lambda: model.status != "unloading")
 
     async def _load(self, model: Model) -> None:
         """Load a model once it may, and there is room. Raises LoadError, ModelError, and ApiError
@@ -197,16 +199,16 @@ class Fleet:
             return model.status != "unloading" and not model.leaves
 
         try:
-            await self._changes.until(is_settled)
+            await self.changes.until(is_settled)
             if model.status == "loaded":
                 return  # it was not to leave after all
             async with self._turn:
-                await self._changes.until(is_settled)
+                await self.changes.until(is_settled)
                 if model.status == "unloaded":
                     await self._load_now(model)
         finally:
             model.loading = None
-            self._changes.notify()
+            self.changes.notify()
 
     async def _load_now(self, model: Model) -> None:
         """See `_load`."""
@@ -262,7 +264,7 @@ class Fleet:
             model.cause = failure.cause
             log.error("the model %s is gone: %s", model.name, failure.cause)
         model.status, model.worker, model.leaves = "unloaded", None, False
-        self._changes.notify()
+        self.changes.notify()
 
     def _stop(self, model: Model) -> None:
         """Begin to unload a model without open requests."""

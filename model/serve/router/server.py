@@ -46,6 +46,7 @@ def serve_models(
         fleet = Fleet(find, settings, partial(describe, own_headers(access)))
         app = make_router_app(fleet, access, bounds, counts)
         server = HttpServer(app, access, bounds, counts, drain_seconds, fleet.holds.tasks)
+        server.on_stop = fleet.changes.end
         await fleet.refresh()
         on_start(len(fleet.models))
         keeping = asyncio.create_task(fleet.run())

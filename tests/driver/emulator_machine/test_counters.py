@@ -162,6 +162,7 @@ def test_counting_does_not_change_what_is_computed() -> None:
 SMALLEST = [pytest.param(kind.smallest_example(), id=name) for name, kind in kernels().items()]
 
 
+@pytest.mark.turns(2)
 @pytest.mark.parametrize("spec", SMALLEST)
 def test_every_kernel_can_be_explained(spec: KernelSpec) -> None:
     found = explain(spec)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections import OrderedDict
 from typing import Any
 
 import numpy as np
 import pytest
 
-from urdir.driver.emulator.machine.execution import Status
+from urdir.driver.emulator.machine import execution as execution_module
+from urdir.driver.emulator.machine.execution import GridExecution, Status
 from urdir.driver.emulator.machine.faults import CompileError, KernelFault
 from urdir.driver.emulator.machine.memory import Memory, MemoryRangeError, OutOfMemory
 
@@ -447,3 +449,18 @@ def test_a_program_remembers_no_memory(machine: Any) -> None:
     gc.collect()
     assert program.idle
     assert memory() is None
+
+
+def test_programs_that_ran_long_ago_keep_no_register_files(
+    machine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(execution_module, "KEPT_WAVES", 2)
+    monkeypatch.setattr(execution_module, "_recent", OrderedDict())
+    runs = [machine.execution(f".reg .b32 %a; mov.u32 %a, {i};") for i in range(3)]
+    for run in runs:
+        assert run.run(alone=True) is Status.DONE
+    assert [bool(run.program.idle) for run in runs] == [False, True, True]
+    one = (1, 1, 1)
+    again = GridExecution(runs[0].program, one, (32, 1, 1), one, 0, b"", machine.memory, 4)
+    assert again.run(alone=True) is Status.DONE
+    assert [bool(run.program.idle) for run in runs] == [True, False, True]

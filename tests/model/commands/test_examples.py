@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import io
 import json
@@ -22,6 +23,7 @@ import numpy as np
 import pytest
 
 from tests.model.tiny_encoder import write_encoder
+from tests.processes import beginning, end_of, running, start_python
 from urdir.model import cli as command_line
 from urdir.model.families.shapes import SHAPES
 from urdir.model.files import hub, source
@@ -136,23 +138,23 @@ class Server:
     """`urdir serve`, which goes on until it is interrupted."""
 
     def __init__(self, words: list[str]) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "urdir.model", *words, "--device", "emulator", "--port", "0"],
+        self.process = start_python(
+            *("-m", "urdir.model", *words, "--device", "emulator", "--port", "0"),
             env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "URDIR_CACHE_DIR": ""},
             stderr=subprocess.PIPE,
-            text=True,
         )
         assert self.process.stderr is not None
         lines: list[str] = []
-        while not (found := re.search(r"http://\S+", "".join(lines[-1:]))):
-            lines.append(self.process.stderr.readline())
-            assert lines[-1], "".join(lines)
+        with beginning(self.process):
+            while not (found := re.search(r"http://\S+", "".join(lines[-1:]))):
+                lines.append(self.process.stderr.readline())
+                assert lines[-1], "".join(lines)
         self.url = found[0].replace("0.0.0.0", "127.0.0.1")
 
     def close(self) -> int:
-        self.process.send_signal(signal.SIGINT)
-        self.process.communicate(timeout=60)
-        return self.process.returncode
+        with running(self.process):
+            self.process.send_signal(signal.SIGINT)
+            return end_of(self.process)[0]
 
 
 @pytest.fixture(scope="module")
@@ -167,10 +169,13 @@ def test_there_are_examples_of_every_command() -> None:
     assert len(names) > 55
 
 
+parser_of = functools.cache(command_line.build_parser)
+
+
 @pytest.mark.parametrize("example", examples())
 def test_every_example_is_a_command_line(example: str) -> None:
     words = words_of(example)
-    command_line.build_parser(words[0]).parse(words)
+    parser_of(words[0]).parse(words)
 
 
 @pytest.mark.parametrize("example", [marked(e) for e in examples() if " serve" not in e])

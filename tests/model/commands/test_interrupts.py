@@ -16,6 +16,8 @@ from typing import Any
 
 import pytest
 
+from tests.patience import PATIENCE
+from tests.processes import kill, start_python
 from urdir.model import interrupts
 
 #: The command, interrupted where it first imports a module of that name.
@@ -56,7 +58,7 @@ def test_ctrl_c_at_any_time_is_one_line(module: str) -> None:
         env=environment(),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE,
     )
     assert done.returncode in (130, -signal.SIGINT), done.stderr  # Python's own way to say it
     assert done.stderr.split() == ["interrupted"]
@@ -84,13 +86,12 @@ class Terminal:
 
     def __init__(self, *words: str) -> None:
         self._mine, theirs = pty.openpty()
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", _SCRIPT, *words],
+        self.process = start_python(
+            *("-c", _SCRIPT, *words),
             stdin=theirs,
             stdout=theirs,
             stderr=theirs,
             env=environment(PROMPT_TOOLKIT_NO_CPR="1", TERM="xterm"),
-            start_new_session=True,
         )
         os.close(theirs)
         self.seen = ""
@@ -98,7 +99,7 @@ class Terminal:
     def type(self, text: str) -> None:
         os.write(self._mine, text.encode())
 
-    def wait(self, pattern: str, seconds: float = 60) -> str:
+    def wait(self, pattern: str, seconds: float = PATIENCE) -> str:
         """What has come up to ``pattern``, without what moves the cursor."""
         end = time.monotonic() + seconds
         while (found := re.search(pattern, self.seen)) is None:
@@ -115,8 +116,7 @@ class Terminal:
         return before
 
     def close(self) -> None:
-        self.process.kill()
-        self.process.wait()
+        kill(self.process)
         os.close(self._mine)
 
 
@@ -158,4 +158,4 @@ def test_a_conversation_on_a_terminal(terminal: Terminal) -> None:
     terminal.type("/stats\r")
     terminal.wait("of 128 tokens of context in use")
     terminal.type("\x04")
-    assert terminal.process.wait(30) == 0
+    assert terminal.process.wait(PATIENCE) == 0

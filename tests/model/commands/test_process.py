@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tests.processes import end_of, kill, start_python
 from urdir.model.files.demo import demo_model
 
 
@@ -90,20 +91,13 @@ def start_urdir() -> Iterator[Callable[..., subprocess.Popen[str]]]:
 
     def start(*argv: str) -> subprocess.Popen[str]:
         pipe = subprocess.PIPE
-        process = subprocess.Popen(
-            [sys.executable, "-c", script, *argv],
-            stdout=pipe,
-            stderr=pipe,
-            text=True,
-            env=_environment(),
-        )
+        process = start_python("-c", script, *argv, stdout=pipe, stderr=pipe, env=_environment())
         started.append(process)
         return process
 
     yield start
     for process in started:
-        process.kill()
-        process.communicate()
+        kill(process)
 
 
 @pytest.mark.slow
@@ -123,8 +117,8 @@ def test_an_interrupt_keeps_the_text_and_the_statistics(
     first = process.stdout.read(4)  # it has begun to answer
     time.sleep(seconds)
     process.send_signal(signal.SIGINT)
-    rest, err = process.communicate(timeout=60)
-    assert process.returncode == 130
+    code, rest, err = end_of(process)
+    assert code == 130
     assert len(first + rest) > 4
     assert " generated" in err
     assert ", seed " in err

@@ -10,7 +10,8 @@
   and ``logits_scale_0.5``;
 - encoder_decoders: as families, with the ``encoder_tokens``;
 - encoders: ``NAME.npz`` has ``lengths`` of texts, ``embedding_`` and a pooling, or ``score``;
-- folders: ``NAME/config.json``, weights, and ``NAME/golden.npz``.
+- folders: ``NAME/config.json``, weights, and ``NAME/golden.npz`` with ``logits``;
+- encoder folders: the same with an ``embedding`` or a ``score``.
 
 What needs something that is not implemented is named with the reason.
 """
@@ -47,6 +48,7 @@ def found_in(folder: Path, kind: str) -> list[Any]:
     kinds = {"folders": _folders, "drafts": _drafts}
     kinds |= {"plain drafts": _plain_drafts, "block drafts": _block_drafts}
     kinds |= {"adapters": _adapters, "encoders": _encoders, "encoder_decoders": _encoder_decoders}
+    kinds |= {"encoder folders": _encoder_folders}
     found = kinds.get(kind)
     pairs = _files(folder, kind) if found is None else found(folder)
     return [
@@ -135,7 +137,19 @@ def _files(folder: Path, kind: str) -> Iterator[tuple[str, str]]:
 def _folders(folder: Path) -> Iterator[tuple[str, str]]:
     for path in sorted(folder.glob("*/golden.npz")):
         with np.load(path) as file:
-            yield path.parent.name, _lacking({*file.files})
+            if not _is_encoded({*file.files}):
+                yield path.parent.name, _lacking({*file.files})
+
+
+def _encoder_folders(folder: Path) -> Iterator[tuple[str, str]]:
+    for path in sorted(folder.glob("*/golden.npz")):
+        with np.load(path) as file:
+            if _is_encoded({*file.files}):
+                yield path.parent.name, ""
+
+
+def _is_encoded(fields: set[str]) -> bool:
+    return bool(fields & {"embedding", "score"})
 
 
 def _lacking(fields: set[str]) -> str:

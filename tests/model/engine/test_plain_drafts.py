@@ -15,7 +15,7 @@ import pytest
 
 from tests.model.stepping import logits_of_each
 from urdir.driver.device import Device
-from urdir.model.engine.plain_draft import PlainDraft, open_alone
+from urdir.model.engine.draft_pair import open_alone
 from urdir.model.engine.realizar import EagerSteps
 from urdir.model.engine.session import Session
 from urdir.model.errors import UnsupportedError
@@ -85,10 +85,10 @@ def test_rounds_of_speculation_are_llama_cpp_s(two: Two) -> None:
     traces = traces_of(two, ".json")
     tokens = [*traces["prompt"]]
     rounds = traces["rounds"] if two.whole else traces["rounds"][:MOST]
-    with EagerSteps(two.model) as eager, PlainDraft(two.draft) as draft:
+    with EagerSteps(two.model) as eager, EagerSteps(two.draft) as draft:
         for each in rounds:
             assert (each["pos0"], each["last"]) == (len(tokens) - 1, tokens[-1])
-            drafted = draft.propose(tokens, len(each["draft"]))
+            drafted = greedy(draft, tokens, len(each["draft"]))
             assert drafted == each["draft"]
             check_round(eager, tokens, drafted, each)
 
@@ -106,6 +106,12 @@ def test_rounds_with_a_least_probability_are_llama_cpp_s(two: Two) -> None:
             drafted = likely(draft, tokens, most, traces["p_min"])
             assert drafted == each["draft"]
             check_round(eager, tokens, drafted, each)
+
+
+def greedy(draft: EagerSteps, tokens: list[int], count: int) -> list[int]:
+    draft.truncate(0)
+    draft.feed(tokens)
+    return [draft.step()[0] for _ in range(count)]
 
 
 def likely(draft: EagerSteps, tokens: list[int], most: int, least: float) -> list[int]:
@@ -133,15 +139,6 @@ def check_round(eager: EagerSteps, tokens: list[int], drafted: list[int], wanted
             break
     assert (out, len(out) - 1) == (wanted["out"], wanted["accepted"])
     tokens += out
-
-
-@of_each
-def test_a_proposal_goes_on_from_what_it_has_in_common(two: Two) -> None:
-    tokens = traces_of(two, ".json")["prompt"]
-    with PlainDraft(two.draft) as draft:
-        alone = draft.propose(tokens, 3)
-        assert draft.propose([*tokens[:9], *tokens[3:7]], 1) != []
-        assert draft.propose(tokens, 3) == alone
 
 
 def vocabulary(make_gguf: Callable[..., Path], tokens: list[str], **keys: Any) -> Gguf:

@@ -25,6 +25,8 @@ from urdir.model.verify.conformance import relative_rms
 #: Heads of Q and K in llama-bf16.
 HEADS = {"attn_q": 2, "attn_k": 1}
 FOLDERS = ("llama-bf16", "qwen2-f16-sharded", "qwen3moe-bf16")
+#: bitsandbytes' four bits.
+_BECOME_F32 = pytest.mark.filterwarnings("ignore:.* become F32, exactly:UserWarning")
 
 
 def _logits(path: Path, device: str, tokens: Any, **options: Any) -> Any:
@@ -41,6 +43,7 @@ def _logits(path: Path, device: str, tokens: Any, **options: Any) -> Any:
         return np.array(rows)
 
 
+@_BECOME_F32
 @pytest.mark.references("folders", FOLDERS)
 def test_logits_are_those_of_transformers(
     data: Path, device_name: str, name: str, pytestconfig: pytest.Config, supported: Any
@@ -54,6 +57,7 @@ def test_logits_are_those_of_transformers(
     assert relative_rms(logits, wanted[:count]) < 1e-4
 
 
+@_BECOME_F32
 @pytest.mark.references("folders", FOLDERS[:1])
 def test_default_logits_are_near(
     data: Path, device_name: str, name: str, pytestconfig: pytest.Config, supported: Any

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.model.files.quantised_folders import KINDS, quantised, wide_floats
+from tests.model.files.quantised_folders import KINDS, OWN_ORDERS, quantised, wide_floats
 from urdir.driver import Device
 from urdir.model.engine.engine import Engine
 from urdir.model.engine.logits import logits_after
@@ -48,6 +48,17 @@ def test_logits_are_those_of_the_same_weights_as_floats(
     wanted = _logits(floats, device_name, exact=True)
     assert relative_rms(_logits(path, device_name, exact=True), wanted) < 1e-5
     assert relative_rms(_logits(path, device_name), wanted) < 2e-2
+
+
+def test_experts_with_orders_of_their_own(data: Path, tmp_path: Path, device_name: str) -> None:
+    """Gate and up are rounded to F16."""
+    path, floats = quantised(data / "safetensors" / "qwen3moe-bf16", OWN_ORDERS, tmp_path)
+    wanted = _logits(floats, device_name, exact=True)
+    with pytest.warns(UserWarning, match="desc_act"):
+        found = _logits(path, device_name, exact=True)
+    assert relative_rms(found, wanted) < 3e-4
+    with pytest.warns(UserWarning, match="desc_act"):
+        assert relative_rms(_logits(path, device_name), wanted) < 2e-2
 
 
 def test_prompts_of_fp8_matrices_are_multiplied_as_fp8(

@@ -11,12 +11,12 @@ from __future__ import annotations
 import math
 import time
 from array import array
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields, is_dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
@@ -38,9 +38,6 @@ FILES = sorted(path for kind in KINDS for path in DATA.glob(f"{kind}/*.gguf.xz")
 NAMES = [*(path.name.removesuffix(".gguf.xz") for path in FILES), *RENAMED]
 #: How many of them are part of the quick run.
 QUICK = 4
-#: In the default run each golden takes one of so many values of a key that `COMMON` goldens have.
-TURNS = 16
-COMMON = TURNS
 #: Seconds that no file may take; thousands of times what they do.
 PATIENCE = 5.0
 Q4_0, I8, I32 = 2, 24, 26
@@ -76,6 +73,7 @@ OPTIONAL_IN = {"modern-bert": "blk.0.attn_norm.weight"}
 #: Matrices that have one row in some files, which have them as a vector.
 ROW = {"cls.output.weight", "ffn_gate_inp_shexp.weight", "attn_gate.weight", "ssm_beta.weight"}
 Golden = Callable[[str], Any]
+Case = TypeVar("Case")
 
 every_golden = pytest.mark.parametrize(
     "name",
@@ -199,13 +197,30 @@ def asked(file: Any) -> list[str]:
 
 
 @cache
-def _askers(golden: Golden) -> Counter[str]:
-    return Counter(key.partition(".")[2] for name in NAMES for key in asked(golden(name)))
+def _askers(golden: Golden) -> dict[str, list[str]]:
+    """The goldens whose families ask for a key, by its name without the architecture's."""
+    found = defaultdict(list)
+    for name in NAMES:
+        for key in asked(golden(name)):
+            found[key.partition(".")[2]].append(name)
+    return found
 
 
-def goldens_asking(key: str, golden: Golden) -> int:
-    """Of how many goldens the family asks for a key, whatever the architecture's name."""
-    return _askers(golden)[key.partition(".")[2]]
+@cache
+def _holders(golden: Golden) -> dict[str, list[str]]:
+    """The goldens that have one tensor of a role, by the role."""
+    found = defaultdict(list)
+    for name in NAMES:
+        for role, count in Counter(map(role_of, golden(name).tensors)).items():
+            if count == 1:
+                found[role].append(name)
+    return found
+
+
+def share(cases: Sequence[Case], name: str, names: list[str]) -> Sequence[Case]:
+    """The cases of one golden: all ``names`` together have each case."""
+    step = min(len(names), len(cases))
+    return cases[names.index(name) % step :: step]
 
 
 def with_key(file: Any, key: str, value: Any) -> Any:
@@ -248,13 +263,13 @@ def shapes_near(shape: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
 def test_keys_have_values_that_cannot_be(
     name: str, golden: Golden, pytestconfig: pytest.Config
 ) -> None:
-    """All values of a key that few goldens have; of others every golden takes some, by turns."""
-    file = golden(name)
-    turn, turns = NAMES.index(name), 1 if pytestconfig.getoption("--full") else TURNS
+    """The goldens that have a key deal out its values; with ``--full`` each takes all."""
+    file, is_full = golden(name), pytestconfig.getoption("--full")
     problems = []
     for key in asked(file):
-        step = turns if goldens_asking(key, golden) >= COMMON else 1
-        for label, value in list(values_of(file).items())[turn % step :: step]:
+        values = list(values_of(file).items())
+        askers = _askers(golden)[key.partition(".")[2]]
+        for label, value in values if is_full else share(values, name, askers):
             try:
                 outcome(with_key(file, key, value), *names_of(file, key, value))
             except Exception as error:  # all of them, in one list
@@ -263,12 +278,15 @@ def test_keys_have_values_that_cannot_be(
 
 
 @every_golden
-def test_tensors_are_missing(name: str, golden: Golden) -> None:
-    """Without a tensor that files may lack, another model is described."""
+def test_tensors_are_missing(name: str, golden: Golden, pytestconfig: pytest.Config) -> None:
+    """Without a tensor that files may lack, another model is described. One of each role, or all
+    with ``--full``."""
     file = golden(name)
     unused = set(Config.of(file).unused_tensors)
     roles = Counter(map(role_of, file.tensors))
-    for missing in file.tensors:
+    tensors = sorted(file.tensors, reverse=NAMES.index(name) % 2 == 1)  # first or last layers
+    by_role = {role_of(tensor): tensor for tensor in tensors}
+    for missing in tensors if pytestconfig.getoption("--full") else by_role.values():
         rest = {n: t for n, t in file.tensors.items() if n != missing}
         if outcome(replace(file, tensors=rest), "tensor '") is not None:
             role = role_of(missing)
@@ -282,9 +300,9 @@ def test_tensors_are_missing(name: str, golden: Golden) -> None:
 def test_tensors_are_not_what_they_should_be(
     name: str, golden: Golden, pytestconfig: pytest.Config
 ) -> None:
-    """Layers and files take turns: each change is tried in every sixteenth tensor of a role, or in
-    all with ``--full``."""
-    file = golden(name)
+    """Layers and files take turns: each change is tried in every sixteenth tensor of a role, and in
+    one golden where it is the only one; or in all with ``--full``."""
+    file, is_full = golden(name), pytestconfig.getoption("--full")
     unused = set(Config.of(file).unused_tensors)
     roles = Counter(map(role_of, file.tensors))
     begun: Counter[str] = Counter(dict.fromkeys(roles, NAMES.index(name)))
@@ -292,13 +310,15 @@ def test_tensors_are_not_what_they_should_be(
         if tensor.name in unused:
             continue
         role = role_of(tensor.name)
-        is_whole = roles[role] == 1 or pytestconfig.getoption("--full")
         types = (I8, I32) if len(tensor.shape) > 1 else (I8, I32, Q4_0)
         changes: list[dict[str, Any]] = [
             *({"shape": shape} for shape in shapes_near(tensor.shape)),
             *({"type_id": type_id} for type_id in types),
         ]
-        for change in changes if is_whole else changes[begun[role] % 16 :: 16]:
+        some = changes if is_full else changes[begun[role] % 16 :: 16]
+        if roles[role] == 1 and not is_full:
+            some = share(changes, name, _holders(golden)[role])
+        for change in some:
             changed = with_tensor(file, tensor.name, **change)
             refused = outcome(changed, f"'{tensor.name}'") is None
             is_row = role in ROW and len(tensor.shape) == 1

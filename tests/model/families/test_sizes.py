@@ -29,6 +29,7 @@ NO_SIZES = {
     *("full_attention_interval", "hrm.h_cycles", "hrm.l_cycles", "hrm.layers_per_stack"),
     *("interleave_moe_layer_step", "leading_dense_block_count", "num_loops"),
     *("rope.scaling.original_context_length", "attention.rope_pattern"),
+    *("adapters.token_ids_activate", "adapters.token_ids_substitute"),
     *("token_shift_count", "rescale_every_n_layers", "attention.compress_ratios"),
     *("ple.layers", "ple.eos_token_id", "ple.image_token_id", "ple.layer_multipliers"),
     *("ple.head_offsets", "ple.head_vocab_sizes"),

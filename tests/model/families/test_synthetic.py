@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import cache
 
 import numpy as np
 import pytest
@@ -22,6 +23,8 @@ from urdir.ptxgen.weights.formats import FORMATS
 from urdir.ptxgen.weights.layout import Layout
 
 Tiny = Callable[[str], SyntheticModel]
+#: Models by their names, as three tests look at them.
+of_shape = cache(SyntheticModel)
 
 #: Parameters of the text decoder, by the safetensors counts of the models' pages on Hugging Face.
 #: Gemma 3: table 1 of arXiv 2503.19786. Gemma 4: general.size_label of its GGUF files, which have
@@ -121,7 +124,7 @@ FILE_GB = {
 @pytest.mark.parametrize("name", SHAPES)
 def test_every_shape_is_a_model_that_config_accepts(name: str) -> None:
     """All of whose keys are read, but those that files of a family have and do not need."""
-    config = Config.of(SyntheticModel(name))
+    config = Config.of(of_shape(name))
     assert (config.n_layers, config.hidden) == (SHAPES[name].layers, SHAPES[name].hidden)
     arch = SHAPES[name].arch
     unused = {"feed_forward_length"} if SHAPES[name].experts else set()
@@ -140,14 +143,14 @@ def test_heads_for_predicting_several_tokens_are_read_on_demand(name: str) -> No
 @pytest.mark.parametrize("name", [name for name in SHAPES if name != "qwen3.5-4b"])
 def test_every_shape_has_the_published_number_of_parameters(name: str) -> None:
     """Without heads for predicting several tokens."""
-    tensors, heads = SyntheticModel(name).tensors, f"blk.{SHAPES[name].layers}."
+    tensors, heads = of_shape(name).tensors, f"blk.{SHAPES[name].layers}."
     found = sum(math.prod(tensors[t].shape) for t in tensors if not t.startswith(heads))
     assert found == pytest.approx(PARAMETERS[name], rel=0.01)
 
 
 @pytest.mark.parametrize("name", FILE_GB)
 def test_the_recipe_makes_files_of_the_known_size(name: str) -> None:
-    nbytes = sum(tensor.nbytes for tensor in SyntheticModel(name).tensors.values())
+    nbytes = sum(tensor.nbytes for tensor in of_shape(name).tensors.values())
     assert nbytes == pytest.approx(FILE_GB[name] * 1e9, rel=0.03)
 
 
@@ -271,6 +274,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], SyntheticModel]:
     return lambda kind: SyntheticModel("tiny", kind)
 
 
+@pytest.mark.turns(2)
 @pytest.mark.parametrize("kind", TYPES)
 def test_a_small_one_is_loaded(kind: str, device_name: str, tiny: Tiny) -> None:
     model = tiny(kind)
@@ -285,7 +289,7 @@ def test_a_small_one_is_loaded(kind: str, device_name: str, tiny: Tiny) -> None:
         assert expected.std() == pytest.approx(0.7 / 16, rel=0.3)
 
 
-@pytest.mark.turns(4)
+@pytest.mark.turns(8)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "kind",

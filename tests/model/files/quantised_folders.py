@@ -113,15 +113,21 @@ def _integers(
     return quants, scales, zeros, (each * (quants - offset)).astype(np.float32)
 
 
-def gptq(bits: int, group: int, *, added: int = 1, shuffled: bool = False) -> Kind:
+def gptq(
+    bits: int, group: int, *, added: int = 1, shuffled: bool = False, each: bool = False
+) -> Kind:
+    """``shuffled``: with columns in an order of activations, of ``each`` matrix or of those of as
+    many columns, as the order of the same input is."""
+
     def quantize(weights: Array, rng: np.random.Generator) -> tuple[Stored, Array]:
         quants, scales, zeros, values = _integers(weights, bits, group, rng, None)
         zeros = zeros + (zeros == 0) * added  # what is stored is not negative
         of_group = np.arange(quants.shape[1]) // (quants.shape[1] // scales.shape[1])
-        if shuffled:  # alike for matrices of as many columns, as those of the same input are
-            of_group = np.random.default_rng(len(of_group)).permutation(of_group)
-        each, offset = scales.astype(np.float32)[:, of_group], zeros[:, of_group]
-        values = (each * (quants - offset)).astype(np.float32)
+        if shuffled:
+            source = rng if each else np.random.default_rng(len(of_group))
+            of_group = source.permutation(of_group)
+        factors, offset = scales.astype(np.float32)[:, of_group], zeros[:, of_group]
+        values = (factors * (quants - offset)).astype(np.float32)
         return {
             "qweight": np.ascontiguousarray(_bits_of(quants, bits).T),
             "qzeros": _bits_of(zeros.T - added, bits),
@@ -187,6 +193,71 @@ def mxfp4(weights: Array, rng: np.random.Generator) -> tuple[Stored, Array]:
     return stored, (E2M1[codes] * scales).astype(np.float32)
 
 
+#: Values of QLoRA's codes of four bits (arXiv 2305.14314, appendix E), and those of bitsandbytes'
+#: FP4, a sign and 0, 1/192, 2/3, 1, 1/3, 1/2, 1/6, 1/4.
+_NF4 = (
+    -1.0,
+    -0.6961928,
+    -0.52507305,
+    -0.3949175,
+    -0.28444138,
+    -0.18477343,
+    -0.09105004,
+    0.0,
+    0.0795803,
+    0.1609302,
+    0.2461123,
+    0.33791524,
+    0.44070983,
+    0.562617,
+    0.72295684,
+    1.0,
+)
+_FP4 = tuple(sign * of / 12 for sign in (1, -1) for of in (0, 0.0625, 8, 12, 4, 6, 2, 3))
+
+
+def bitsandbytes(kind: str, block: int, nested: bool) -> Callable[..., tuple[Stored, Array]]:
+    def quantize(weights: Array, rng: np.random.Generator) -> tuple[Stored, Array]:
+        table = np.array(_NF4 if kind == "nf4" else _FP4, np.float32)
+        flat = weights.reshape(-1, block)
+        largest = abs(flat).max(1).astype(np.float32)
+        codes = abs(flat[..., None] / largest[:, None, None] - table).argmin(-1).astype(np.uint8)
+        state = {"quant_type": kind, "blocksize": block, "dtype": "bfloat16"}
+        state |= {"shape": list(weights.shape)}
+        pairs = codes.reshape(-1, 2)
+        stored = {"weight": pairs[:, :1] << 4 | pairs[:, 1:], "weight.quant_map": table}
+        absmax = largest
+        if nested:
+            offset = float(largest.mean())
+            values = np.sort(rng.uniform(-1, 1, 256)).astype(np.float32)
+            runs = np.arange(len(largest)) // 256
+            spread = np.array([abs(largest[runs == n] - offset).max() for n in range(runs[-1] + 1)])
+            factors = spread.astype(np.float32)
+            scaled = (largest - np.float32(offset)) / factors[runs]
+            absmax = abs(scaled[:, None] - values).argmin(1).astype(np.uint8)
+            largest = values[absmax] * factors[runs] + np.float32(offset)
+            state |= {"nested_blocksize": 256, "nested_dtype": "float32", "nested_offset": offset}
+            stored |= {"weight.nested_absmax": factors, "weight.nested_quant_map": values}
+        text = np.frombuffer(json.dumps(state).encode(), np.uint8)
+        stored |= {"weight.absmax": absmax, f"weight.quant_state.bitsandbytes__{kind}": text}
+        return stored, (table[codes] * largest[:, None]).reshape(weights.shape)
+
+    return quantize
+
+
+def llm_int8(weights: Array, rng: np.random.Generator) -> tuple[Stored, Array]:
+    # 127 times a number that f16 has
+    scales = (abs(weights).max(1) / 127).astype(np.float16).astype(np.float32)
+    quants = np.clip(np.round(weights / scales[:, None]), -127, 127).astype(np.int8)
+    stored = {"weight": quants, "SCB": 127 * scales, "weight_format": np.zeros((), np.uint8)}
+    return stored, quants * scales[:, None]
+
+
+def _bits_and_bytes(bits: int, **fields: Any) -> dict[str, Any]:
+    loads = {f"load_in_{of}bit": of == bits for of in (4, 8)}
+    return {"quant_method": "bitsandbytes", **loads, "llm_int8_threshold": 6.0, **fields}
+
+
 _FLOATS = {"num_bits": 8, "type": "float", "symmetric": True}
 _FOURS = _compressed("nvfp4-pack-quantized", num_bits=4, type="float", group_size=16)
 KINDS: Mapping[str, Kind] = {
@@ -208,8 +279,13 @@ KINDS: Mapping[str, Kind] = {
         {"quant_method": "modelopt", "quant_algo": "NVFP4"},
         nvfp4(("weight", "weight_scale_2"), divides=False),
     ),
+    "nf4": Kind(_bits_and_bytes(4), bitsandbytes("nf4", 64, nested=True)),
+    "fp4": Kind(_bits_and_bytes(4), bitsandbytes("fp4", 128, nested=False)),
+    "llm-int8": Kind(_bits_and_bytes(8), llm_int8),
     "mxfp4": Kind(_compressed("mxfp4-pack-quantized", num_bits=4, type="float"), mxfp4),
 }
+#: Orders of experts differ.
+OWN_ORDERS = gptq(4, 32, shuffled=True, each=True)
 
 
 def wide_floats(source: Path, folder: Path, width: int = 256) -> Path:

@@ -17,6 +17,7 @@ import gguf as reference
 import numpy as np
 import pytest
 
+from urdir.model.errors import UnsupportedError
 from urdir.model.families.config import Config
 from urdir.model.files.gguf import Gguf
 from urdir.model.files.pretrained.model import SafetensorsModel
@@ -329,7 +330,35 @@ def _last_halves(values: Values) -> Values:
     return _sparse(found)
 
 
+def _neighbours(values: Values) -> Values:
+    """dots.note 3: the first 32 values of heads of indexers rotate as neighbours, and latent
+    vectors are scaled after their norms."""
+
+    def turned(of: Array) -> Array:
+        pairs = of[:, :32].reshape(len(of), 2, 16, *of.shape[2:]).swapaxes(1, 2)
+        return np.concatenate([pairs.reshape(of[:, :32].shape), of[:, 32:]], axis=1)
+
+    found = {}
+    for name, of in values.items():
+        if "indexer." in name and "proj" not in name:
+            heads = 16 if "attn_q_b" in name else 1
+            of = turned(of.reshape(heads, -1, *of.shape[1:])).reshape(of.shape)
+        elif name.endswith("_a_norm.weight"):
+            of = of / np.float32((128 / len(of)) ** 0.5)
+        found[name] = of
+    return _sparse(found)
+
+
 CASES = [
+    _case("dots3note", "dots3_note", _names(
+        **_SPARSE_MODULES, attn_gate="self_attn.g_proj",
+        attn_k_norm="self_attn.k_rope_only_layernorm"),
+        _neighbours, {**_SPARSE_KEYS, "swa_rope_theta": "rope.freq_base_swa"},
+        swa_kv_lora_rank=32, swa_q_lora_rank=64, swa_qk_nope_head_dim=32,
+        swa_qk_rope_head_dim=32, swa_head_dim=64, swa_v_head_dim=32, swa_num_attention_heads=2,
+        swa_num_key_value_heads=2, apply_mla_qkv_lora_rescale=True, qk_nope_head_dim=64,
+        layer_types=2 * ["full_attention", "sliding_attention"], use_dsa=True,
+        moe_shared_expert_intermediate_size=96, sliding_window_size=20),
     _case("hy_v4", "hy_v4", _names(
         **_SPARSE_MODULES, attn_gate="self_attn.linear_gate", attn_sinks="self_attn.sinks",
         **{f"hc_attn_{n}": f"attn_hc.{n}" for n in ("fn", "base", "scale")},
@@ -508,3 +537,38 @@ def test_deepseek_v4_has_experts_by_token_and_two_rotations(
         wanted = frequencies(32, 160000.0, RopeScaling.yarn(16.0, 64))[0]
         np.testing.assert_allclose(extended.frequencies(factors), wanted, rtol=1e-6)
         np.testing.assert_allclose(plain.frequencies(None), frequencies(32, 10000.0)[0])
+
+
+def test_dots_note_of_its_class_is_that_of_published_folders(
+    reference_file: Callable[[str], Path], make_folder: Callable[..., Path]
+) -> None:
+    """The class writes sizes of layers with a window, and bases of RoPE, by layer."""
+    (case,) = (param.values[0] for param in CASES if param.id == "dots3_note")
+    said, tensors = _folder_of(case, reference_file(case.golden))
+
+    def described(fields: dict[str, Any]) -> Config:
+        with SafetensorsModel(make_folder(fields, tensors)) as model:
+            return Config.of(model)
+
+    older = {name: value for name, value in said.items() if "swa_" in name}
+    sizes = {name.removeprefix("swa_"): of for name, of in older.items() if "theta" not in name}
+    newer = {name: value for name, value in said.items() if name not in older}
+    del newer["use_dsa"], newer["apply_mla_qkv_lora_rescale"], newer["rope_theta"]
+    sparse = "deepseek_sparse_attention"
+    newer |= {"per_layer_config": {"1": sizes, "3": sizes}, "model_type": "dots3_note_text"}
+    newer |= {"layer_types": 2 * [sparse, "sliding_attention"], "rope_parameters": {
+        kind: {"rope_type": "default", "rope_theta": base, "partial_rotary_factor": 0.5}
+        for kind, base in ((sparse, said["rope_theta"]), ("sliding_attention", 5000.0))
+    }}  # fmt: skip
+    assert described(newer) == described(said)
+    for change, message in (
+        ({"use_dsa": False}, "full attention without an indexer"),
+        ({"swa_q_lora_rank": 32}, "'swa_q_lora_rank' is 32; 64 is supported"),
+        ({"apply_mla_qkv_lora_rescale": False}, "'apply_mla_qkv_lora_rescale'"),
+        ({"moe_shared_expert_intermediate_size": 64}, "96 is supported"),
+        ({"attention_gate_type": "elementwise"}, "'attention_gate_type'"),
+    ):
+        with pytest.raises(UnsupportedError, match=message):
+            described(said | change)
+    with pytest.raises(UnsupportedError, match="equal layers"):
+        described(newer | {"per_layer_config": {"1": sizes}})

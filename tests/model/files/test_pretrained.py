@@ -530,6 +530,7 @@ def _asked_fields(config: dict[str, Any], family: Family) -> set[str]:
     return asked
 
 
+@pytest.mark.turns(3)
 @pytest.mark.parametrize("model_type", FAMILIES)
 @pytest.mark.filterwarnings("ignore:overflow")
 def test_odd_values_are_refused_or_read(model_type: str) -> None:

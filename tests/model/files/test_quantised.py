@@ -14,7 +14,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.model.files.quantised_folders import KINDS, quantised, write_safetensors
+from tests.model.files.quantised_folders import (
+    KINDS,
+    OWN_ORDERS,
+    quantised,
+    write_safetensors,
+)
 from urdir.model.errors import ModelError
 from urdir.model.files.model_file import SHARED_ORDERS
 from urdir.model.files.pretrained.model import SafetensorsModel
@@ -29,9 +34,15 @@ from urdir.ptxgen.weights.layout import Layout
 MOST = 1.17
 
 
+#: Four bits with tables of floats, for which there is no type.
+_BECOME_F32 = pytest.mark.filterwarnings("ignore:.* become F32, exactly:UserWarning")
+
+
+@_BECOME_F32
 @pytest.mark.parametrize("name", KINDS)
 def test_weights_are_those_that_the_folder_means(data: Path, tmp_path: Path, name: str) -> None:
-    """To f32's rounding of one product, and no wider than they are stored."""
+    """To f32's rounding of one product, and no wider than they are stored, but those that become
+    F32."""
     path, floats = quantised(data / "safetensors" / "llama-bf16", KINDS[name], tmp_path)
     matrices = 0
     with SafetensorsModel(path) as model, SafetensorsModel(floats) as plain:
@@ -41,7 +52,7 @@ def test_weights_are_those_that_the_folder_means(data: Path, tmp_path: Path, nam
         for of, wanted in plain.tensors.items():
             tensor = model.tensors[of]
             assert tensor.shape == wanted.shape
-            if tensor.type_name in ("F32", "BF16"):
+            if len(wanted.shape) < 2 or wanted.type_name != "F32":
                 continue
             rows, cols = tensor.shape
             layout = Layout(format_of(tensor.type_id), rows, cols)
@@ -91,13 +102,60 @@ def test_orders_that_differ_are_those_of_their_matrices(data: Path, tmp_path: Pa
     assert found == own | {"blk.1.attn_v.order"}
 
 
+def test_experts_with_orders_of_their_own(data: Path, tmp_path: Path) -> None:
+    """Gate and up are F16, their rows in the order of down's columns."""
+    path, floats = quantised(data / "safetensors" / "qwen3moe-bf16", OWN_ORDERS, tmp_path)
+    with pytest.warns(UserWarning, match=r"16 matrices of experts .* become F16: 0\.00 GB"):
+        model = SafetensorsModel(path)
+    found, wanted = {}, {}
+    with model, SafetensorsModel(floats) as plain:
+        assert not any("exps" in name for name in model.tensors if name.endswith(".order"))
+        for kind in ("gate", "up", "down"):
+            tensor = model.tensors[f"blk.1.ffn_{kind}_exps.weight"]
+            assert tensor.type_name == ("W4G32" if kind == "down" else "F16")
+            experts, rows, cols = tensor.shape
+            layout = Layout(format_of(tensor.type_id), experts * rows, cols)
+            found[kind] = layout.unpack(layout.pack(tensor.data[:])).reshape(tensor.shape)
+            values = plain.tensors[f"blk.1.ffn_{kind}_exps.weight"].data[:]
+            wanted[kind] = values.view(np.float32).reshape(tensor.shape)
+            some = tensor.data[37 : 5 * 2 * cols + 1]
+            assert bytes(some) == bytes(tensor.data[:])[37 : 5 * 2 * cols + 1]
+    orders = [read_folder(path)[f"{_MLP}.{n}.down_proj.g_idx"].data[:] for n in range(experts)]
+    for expert, raw in enumerate(orders):
+        order = np.argsort(raw.view("<i4"), kind="stable")
+        np.testing.assert_allclose(
+            found["down"][expert], wanted["down"][expert][:, order], rtol=3e-7, atol=1e-9
+        )
+        for kind in ("gate", "up"):
+            np.testing.assert_allclose(
+                found[kind][expert], wanted[kind][expert][order], rtol=2**-11, atol=1e-7
+            )
+
+
+_MLP = "model.layers.1.mlp.experts"
+
+
+def test_experts_with_orders_among_others_are_refused(data: Path, tmp_path: Path) -> None:
+    """One that is not packed has no order that could be changed."""
+    path = _folder(data, tmp_path, "gptq-order", "qwen3moe-bf16")
+    arrays = _arrays(path)
+    name = f"{_MLP}.1.up_proj"
+    for part in ("qweight", "qzeros", "scales", "g_idx"):
+        del arrays[f"{name}.{part}"]
+    arrays[f"{name}.weight"] = np.zeros((64, 128), np.float16)
+    write_safetensors(path / "model.safetensors", arrays)
+    with pytest.raises(ModelError, match=r"'model\.layers\.1\.mlp\.experts\.1\.up_proj\.weight'"):
+        SafetensorsModel(path)
+
+
 TYPES = ("E4", "E2", "W2", "W3", "W4", "W8", "MX")
 
 
-def _folder(data: Path, tmp_path: Path, name: str) -> Path:
-    return quantised(data / "safetensors" / "llama-bf16", KINDS[name], tmp_path)[0]
+def _folder(data: Path, tmp_path: Path, name: str, source: str = "llama-bf16") -> Path:
+    return quantised(data / "safetensors" / source, KINDS[name], tmp_path)[0]
 
 
+@_BECOME_F32
 @pytest.mark.parametrize("name", KINDS)
 def test_each_tensor_that_is_missing_or_of_another_shape_or_type_is_refused(
     data: Path, tmp_path: Path, name: str

@@ -12,7 +12,9 @@ import pytest
 from urdir.model.engine.sources import encoder_of
 from urdir.model.families.config import Config
 from urdir.model.files.gguf import Gguf
+from urdir.model.graph.adapters import with_adapters
 from urdir.model.graph.evaluation import Evaluation
+from urdir.model.graph.switch import SwitchedEvaluation
 from urdir.model.layers.builder import StepOps
 from urdir.model.layers.ends import embedding, head
 from urdir.model.layers.model import layers
@@ -45,8 +47,11 @@ def test_logits_of_the_graph_are_those_of_the_description(
             x = layers(step, embedding(step), outputs)
             assert x is not None
             logits = head(step, x)
-            at = Evaluation(reference, tokens, slice(None) if outputs is None else [-1])
-            found = step.graph.evaluate(at)[logits]
+            wanted_rows = slice(None) if outputs is None else [-1]
+            at = Evaluation(reference, tokens, wanted_rows)
+            if (of := config.switch) is not None:
+                at = SwitchedEvaluation(reference, tokens, of, config.vocab_size, wanted_rows)
+            found = with_adapters(step.graph, config.adapters).evaluate(at)[logits]
             wanted = golden[-len(found) :]
             assert len(found) == (outputs or len(tokens))
             assert np.abs(found - wanted).max() <= 1e-9 * np.abs(wanted).max()

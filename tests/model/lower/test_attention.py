@@ -60,7 +60,11 @@ def fill(session: Session) -> LayerAttention:
     cache, work, state = session.parts.cache, session.parts.work, session.parts.state
     mixer = session.parts.config.layers[1].attention
     assert mixer is not None
-    widths = {"q": mixer.query_width, "k": mixer.key_width, "v": mixer.value_width}
+    widths = {
+        "q": mixer.query_width,
+        "k": mixer.kv_heads * mixer.key_dim,
+        "v": mixer.kv_heads * mixer.value_dim,
+    }
     offset = 0
     for name, width in (*widths.items(), ("heads", mixer.output_width)):
         assert work.shared is not None
@@ -107,6 +111,7 @@ def attend(session: Session, at: LayerAttention) -> tuple[list[str], list[Any]]:
     return kernels, [rows, *(memory.download(np.uint8) for memory in stored(session))]
 
 
+@pytest.mark.turns(5)
 @pytest.mark.parametrize(
     ("kv_dtype", "page_len"),
     [("f16", 0), ("f16", 16), ("f32", 0), ("q8_0", 32), ("fp8", 16), ("q4_0", 0)],

@@ -17,7 +17,7 @@ from urdir.driver.plan import Plan
 from urdir.model.engine.realizar import describe
 from urdir.model.families.stored import Linear, Normalization, StoredMatrix, StoredVector
 from urdir.model.graph.graph import Graph
-from urdir.model.graph.ops import Op
+from urdir.model.graph.op import Op
 from urdir.model.graph.tensor import Tensor
 from urdir.model.lower.parts import LayerParts
 from urdir.model.lower.rows import Rows

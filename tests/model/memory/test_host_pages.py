@@ -17,7 +17,8 @@ from urdir.model.memory.cache_shape import CacheShape
 from urdir.model.memory.host_pages import HostPages, _runs
 from urdir.model.memory.host_slots import Move
 from urdir.model.memory.kv_cache import KvCache
-from urdir.model.memory.pages import Node, PagePool
+from urdir.model.memory.pages import PagePool
+from urdir.model.memory.prefix_tree import Node
 from urdir.model.memory.recurrent_state import RecurrentShape, RecurrentState
 from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
 

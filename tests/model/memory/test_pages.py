@@ -12,7 +12,8 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 
 from urdir.model.errors import ContextFullError
 from urdir.model.memory.host_slots import HostSlots, Move
-from urdir.model.memory.pages import Match, Node, PagePool
+from urdir.model.memory.pages import Match, PagePool
+from urdir.model.memory.prefix_tree import Node
 
 PAGE = 4
 PAGES = 9
@@ -182,7 +183,7 @@ class Pool(RuleBasedStateMachine):
         pool = self.pool
         order = {page: at for at, page in enumerate(pool._kept)}
         found = set()
-        roots = [*pool._roots.items()]
+        roots = [*pool.tree.roots.items()]
         assert all(root.children for _, root in roots)
         nodes = [(scope, child, ()) for scope, root in roots for child in root.children]
         while nodes:
@@ -273,9 +274,9 @@ def test_what_is_written_over_is_forgotten_with_all_that_follows() -> None:
     pool.forget(pages[1], 4)
     assert pool.match(tokens[:8], 2).tokens == 8
     pool.forget(pages[2], 1)
-    assert pool._find(tokens, b"")[1:] == (None, 0)
+    assert pool.tree.find(tokens, b"")[1:] == (None, 0)
     pool.forget(pages[0], 3)
-    assert pool._find(tokens, b"") == ([], None, 0)
+    assert pool.tree.find(tokens, b"") == ([], None, 0)
     assert not any(pool._nodes)
 
 

@@ -18,7 +18,8 @@ from urdir.model.memory.cache_shape import CachedLayer, Window
 from urdir.model.memory.cached_prefixes import CachedPrefixes
 from urdir.model.memory.host_slots import HostSlots, Move
 from urdir.model.memory.kv_cache import KvCache
-from urdir.model.memory.pages import Node, PagePool
+from urdir.model.memory.pages import PagePool
+from urdir.model.memory.prefix_tree import Node
 from urdir.model.memory.window_group import WindowGroup
 from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
 
@@ -242,7 +243,7 @@ class Windows(RuleBasedStateMachine):
     def what_is_known_is_true(self) -> None:
         tree, kept = self.leading.group.pool, self.window.group.pool
         known = 0
-        nodes = [(s, n, ()) for s, root in tree._roots.items() for n in root.children]
+        nodes = [(s, n, ()) for s, root in tree.tree.roots.items() for n in root.children]
         while nodes:
             scope, node, before = nodes.pop()
             path: Tokens = (*before, *node.tokens)

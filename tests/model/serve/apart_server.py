@@ -192,8 +192,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--sequences", type=int, default=256)
     parser.add_argument("--queue", type=int, default=1024)
     parser.add_argument("--open", type=int, default=Limits().open_requests)
-    parser.add_argument("--port", type=int, default=0)
-    parser.add_argument("--load", type=float, default=0.0)
+    parser.add_argument("--load", type=float, default=0.0, help="seconds; greets before, too")
     return parser.parse_args()
 
 
@@ -207,8 +206,10 @@ def main() -> int:
     front = Front(
         partial(open_texts, args.model), names, defaults, Access(), limits, (("poet", 1.0),)
     )
-    with listen("127.0.0.1", args.port) as listener:
+    with listen("127.0.0.1", 0) as listener:
         port = listener.getsockname()[1]
+        if args.load:
+            greet(port, "", 0)
         settings = Settings(partial(open_paced, args), front, args.workers, partial(greet, port))
         try:
             serve_apart(settings, listener)

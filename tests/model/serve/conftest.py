@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 
+from tests.patience import PATIENCE, wait_for
 from urdir.model.engine.adapters import AdapterScale
 from urdir.model.engine.requests.request import Ending, Finish, Piece, Request, TokenChoice
 from urdir.model.engine.requests.slots import SlotAction, SlotDone
@@ -210,14 +210,10 @@ class Running:
             base_url=f"{self.url}/v1",
             api_key="none",
             max_retries=0,
-            http_client=httpx.AsyncClient(trust_env=False),
+            http_client=httpx.AsyncClient(timeout=PATIENCE, trust_env=False),
         )
 
-    def wait_for(self, condition: Callable[[], bool], seconds: float = 10) -> None:
-        end = time.monotonic() + seconds
-        while not condition():
-            assert time.monotonic() < end, "it did not happen in time"
-            time.sleep(0.01)
+    wait_for = staticmethod(wait_for)
 
 
 @contextlib.contextmanager
@@ -232,11 +228,13 @@ def running(
         thread.start()
         try:
             url = f"http://127.0.0.1:{port}"
-            with httpx.Client(base_url=url, timeout=20, trust_env=False, verify=False) as client:
+            with httpx.Client(
+                base_url=url, timeout=PATIENCE, trust_env=False, verify=False
+            ) as client:
                 yield Running(service, url, port, server, service.model, client)
         finally:
             server.should_exit = server.force_exit = True
-            thread.join(20)
+            thread.join(PATIENCE)
             assert not thread.is_alive()
 
 
@@ -278,12 +276,13 @@ def server(_shared_server: Running, service: ToyService) -> Running:
 def process() -> Iterator[Callable[..., Any]]:
     """Starts `serve_process.Process`."""
     from tests.model.serve.serve_process import Process
+    from tests.processes import kill
 
     with contextlib.ExitStack() as stack:
 
         def start(*flags: str, **how: Any) -> Process:
             started = Process(*flags, **how)
-            stack.callback(started.process.kill)
+            stack.callback(kill, started.process)
             return started
 
         yield start

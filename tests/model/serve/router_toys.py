@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import socket
 import threading
-import time
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -16,6 +15,7 @@ from typing import Any
 import httpx
 
 from tests.model.serve.conftest import ToyModel, ToyService
+from tests.patience import PATIENCE, wait_for
 from urdir.model.errors import ModelError
 from urdir.model.serve.access import Access
 from urdir.model.serve.counts import Counts
@@ -151,6 +151,7 @@ class RunningRouter:
         )
         app = make_router_app(self.fleet, access, limits, counts)
         self.server = HttpServer(app, access, limits, counts, self.drain, self.fleet.holds.tasks)
+        self.server.on_stop = self.fleet.changes.end
         await self.fleet.refresh()
         begun.set()
         keeping = asyncio.create_task(self.fleet.run())
@@ -162,7 +163,7 @@ class RunningRouter:
 
     def call(self, work: Awaitable[Any]) -> Any:
         """Await something in the router's loop."""
-        return asyncio.run_coroutine_threadsafe(work, self.loop).result(20)  # type: ignore[arg-type]
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result(PATIENCE)  # type: ignore[arg-type]
 
     def status(self, name: str) -> str:
         return self.fleet.models[name].status
@@ -185,11 +186,7 @@ class RunningRouter:
         thread.start()
         return thread, found
 
-    def wait_for(self, condition: Callable[[], bool], seconds: float = 10) -> None:
-        end = time.monotonic() + seconds
-        while not condition():
-            assert time.monotonic() < end, "it did not happen in time"
-            time.sleep(0.005)
+    wait_for = staticmethod(wait_for)
 
 
 @contextlib.contextmanager
@@ -206,12 +203,12 @@ def running_router(
         router.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         thread = threading.Thread(target=lambda: asyncio.run(router.run(listener, limits, begun)))
         thread.start()
-        assert begun.wait(20)
+        assert begun.wait(PATIENCE)
         try:
-            with httpx.Client(base_url=router.url, timeout=20, trust_env=False) as client:
+            with httpx.Client(base_url=router.url, timeout=PATIENCE, trust_env=False) as client:
                 router.client = client
                 yield router
         finally:
             router.server.should_exit = router.server.force_exit = True
-            thread.join(20)
+            thread.join(PATIENCE)
             assert not thread.is_alive()

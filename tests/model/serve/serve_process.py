@@ -6,8 +6,9 @@ import re
 import resource
 import signal
 import subprocess
-import sys
 from pathlib import Path
+
+from tests.processes import beginning, end_of, start_python
 
 CHAT = "/v1/chat/completions"
 HI = {"messages": [{"role": "user", "content": "Hi"}]}
@@ -49,22 +50,22 @@ class Process:
             resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
 
         conftest = Path(__file__).with_name("conftest.py")
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", SCRIPT, str(conftest), str(delay), lost, *flags],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
+        pipe = subprocess.PIPE
+        self.process = start_python(
+            *("-c", SCRIPT, str(conftest), str(delay), lost, *flags),
+            stdout=pipe,
+            stderr=pipe,
             preexec_fn=limit if files else None,
         )
         assert self.process.stderr is not None
-        self.greeting = self.process.stderr.readline()
-        found = re.search(r"https?://\S+", self.greeting)
-        assert found is not None, self.greeting + self.process.stderr.read()
+        with beginning(self.process):
+            self.greeting = self.process.stderr.readline()
+            found = re.search(r"https?://\S+", self.greeting)
+            assert found is not None, self.greeting + self.process.stderr.read()
         self.url = found[0]
 
     def interrupt(self) -> None:
         self.process.send_signal(signal.SIGINT)
 
     def end(self) -> tuple[str, str]:
-        out, err = self.process.communicate(timeout=20)
-        return out, err
+        return end_of(self.process)[1:]

@@ -28,6 +28,8 @@ import httpx
 import openai
 import pytest
 
+from tests.patience import PATIENCE, wait_for
+from tests.processes import beginning, end_of, kill, start_python
 from urdir.model import demo_model
 from urdir.model.engine.requests.request import Request
 from urdir.model.engine.sampling_settings import SamplingSettings
@@ -50,18 +52,14 @@ class Apart:
     """A server of `apart_server`, in processes of its own."""
 
     def __init__(self, *flags: str) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, str(PROGRAM), *flags],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,  # a group of processes, as in a terminal
-        )
+        pipe = subprocess.PIPE
+        self.process = start_python(str(PROGRAM), *flags, stdout=pipe, stderr=pipe)
         assert self.process.stdout is not None
-        self.url = self.process.stdout.readline().strip()
-        assert self.url, self.process.communicate()
+        with beginning(self.process):
+            self.url = self.process.stdout.readline().strip()
+            assert self.url, end_of(self.process)
         self.port = int(self.url.rpartition(":")[2])
-        self.http = httpx.Client(base_url=self.url, timeout=30, trust_env=False)
+        self.http = httpx.Client(base_url=self.url, timeout=PATIENCE, trust_env=False)
 
     def ask(self, **more: Any) -> httpx.Response:
         return self.http.post("/v1/completions", json=ASKED | more)
@@ -77,9 +75,14 @@ class Apart:
         return children(self.engine)
 
     def end(self) -> tuple[int, str]:
-        """Exit code and stderr, once it has ended."""
-        _, errors = self.process.communicate(timeout=30)
-        return self.process.returncode, errors
+        """Exit code and stderr, once all processes have ended."""
+        code, _, errors = end_of(self.process)
+        return code, errors
+
+    def close(self) -> None:
+        """End it in any case."""
+        self.http.close()
+        kill(self.process)
 
 
 def children(pid: int) -> list[int]:
@@ -92,13 +95,6 @@ def children(pid: int) -> list[int]:
     return sorted(found)
 
 
-def wait_for(condition: Callable[[], bool], seconds: float = 20) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it did not happen in time"
-        time.sleep(0.02)
-
-
 @pytest.fixture
 def start() -> Iterator[Callable[..., Apart]]:
     servers: list[Apart] = []
@@ -109,27 +105,23 @@ def start() -> Iterator[Callable[..., Apart]]:
 
     yield begin
     for server in servers:
-        server.http.close()
-        if server.process.poll() is None:
-            server.process.terminate()
-            time.sleep(0.1)
-            server.process.terminate()
-            server.end()
+        server.close()
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Apart]:
     """One for the tests that leave it whole."""
     server = Apart("--sequences", "1000", "--step", "0.005")
-    yield server
-    body = ASKED | {"max_tokens": 100, "stream": True}
-    with server.http.stream("POST", "/v1/completions", json=body) as response:
-        lines = response.iter_lines()
-        next(lines)
-        server.process.terminate()  # what is open is answered
-        assert [line for line in lines if line][-1] == "data: [DONE]"
-    server.http.close()
-    code, errors = server.end()
+    with contextlib.closing(server):
+        yield server
+        body = ASKED | {"max_tokens": 100, "stream": True}
+        with server.http.stream("POST", "/v1/completions", json=body) as response:
+            lines = response.iter_lines()
+            next(lines)
+            server.process.terminate()  # what is open is answered
+            assert [line for line in lines if line][-1] == "data: [DONE]"
+        server.http.close()
+        code, errors = server.end()
     assert code == 0, errors
     assert errors.count("a front end has ended (-9), another begins") <= 1
     assert "Traceback" not in errors
@@ -147,7 +139,7 @@ def test_answers(server: Apart) -> None:
     assert first["choices"][0]["finish_reason"] == "length"
     text = first["choices"][0]["text"]
     for _ in range(6):
-        with httpx.Client(base_url=server.url, trust_env=False) as other:
+        with httpx.Client(base_url=server.url, timeout=PATIENCE, trust_env=False) as other:
             again = other.post("/v1/completions", json=ASKED | {"n": 2}).json()["choices"]
         assert again[0]["text"] == text != again[1]["text"]
     (choice,) = server.ask(logprobs=2).json()["choices"]
@@ -156,7 +148,7 @@ def test_answers(server: Apart) -> None:
     stop = text[3:6]
     (choice,) = server.ask(stop=[stop], max_tokens=4000).json()["choices"]
     assert (choice["text"], choice["stop_reason"]) == (text[: text.index(stop)], stop)
-    with httpx.Client(trust_env=False, timeout=30) as http:
+    with httpx.Client(trust_env=False, timeout=PATIENCE) as http:
         client = openai.OpenAI(
             base_url=f"{server.url}/v1", api_key="none", max_retries=0, http_client=http
         )
@@ -173,14 +165,14 @@ def test_a_response_is_known_to_all_front_ends(server: Apart) -> None:
     body = {"model": "paced", "input": "Hi", "max_output_tokens": 3}
     first = server.http.post("/v1/responses", json=body).json()
     for _ in range(8):
-        with httpx.Client(base_url=server.url, trust_env=False) as other:
+        with httpx.Client(base_url=server.url, timeout=PATIENCE, trust_env=False) as other:
             assert other.get(f"/v1/responses/{first['id']}").json() == first
             follows = {**body, "previous_response_id": first["id"]}
             next_one = other.post("/v1/responses", json=follows)
             assert next_one.json()["usage"]["input_tokens"] > first["usage"]["input_tokens"]
     assert server.http.delete(f"/v1/responses/{first['id']}").json()["deleted"]
     for _ in range(4):
-        with httpx.Client(base_url=server.url, trust_env=False) as other:
+        with httpx.Client(base_url=server.url, timeout=PATIENCE, trust_env=False) as other:
             assert other.get(f"/v1/responses/{first['id']}").status_code == 404
 
 
@@ -189,7 +181,9 @@ def test_a_response_in_the_background_is_known_to_all_front_ends(server: Apart) 
 
     def get(name: str, **more: Any) -> httpx.Response:
         """By a connection of its own, which reaches any front end."""
-        return httpx.get(f"{server.url}/v1/responses/{name}", params=more, trust_env=False)
+        return httpx.get(
+            f"{server.url}/v1/responses/{name}", params=more, timeout=PATIENCE, trust_env=False
+        )
 
     with server.http.stream("POST", "/v1/responses", json=body) as response:
         line = next(line for line in response.iter_lines() if line.startswith("data: "))
@@ -202,7 +196,9 @@ def test_a_response_in_the_background_is_known_to_all_front_ends(server: Apart) 
     body |= {"max_output_tokens": 3000, "stream": False}
     names = [server.http.post("/v1/responses", json=body).json()["id"] for _ in range(8)]
     for name in names:
-        cancelled = httpx.post(f"{server.url}/v1/responses/{name}/cancel", json={}, trust_env=False)
+        cancelled = httpx.post(
+            f"{server.url}/v1/responses/{name}/cancel", json={}, timeout=PATIENCE, trust_env=False
+        )
         assert cancelled.json()["status"] == "cancelled"
     wait_for(lambda: figure(server, "urdir_running") == 0)
 
@@ -212,7 +208,7 @@ def test_adapters_and_slots_are_of_the_engine(server: Apart) -> None:
     scales = [{"id": 0, "scale": 0.5}]
     erase = "/slots/{}?action=erase"
     for _ in range(6):
-        with httpx.Client(base_url=server.url, trust_env=False) as other:
+        with httpx.Client(base_url=server.url, timeout=PATIENCE, trust_env=False) as other:
             found = other.post("/lora-adapters", json=scales).json()
             assert (found[0]["name"], found[0]["scale"]) == ("poet", 0.5)
             assert other.get("/lora-adapters").json() == found
@@ -228,31 +224,26 @@ def test_no_number_is_too_large(server: Apart) -> None:
     assert choice["finish_reason"] == "stop"
 
 
-def test_while_the_model_is_loaded() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    command = [sys.executable, str(PROGRAM), "--port", str(port), "--load", "600"]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    process = subprocess.Popen(command, start_new_session=True, **pipes)
-    try:
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False) as http:
-            wait_for(lambda: is_open(port))
-            health = http.get("/health", timeout=30)
-            assert (health.status_code, health.json()["error"]["code"]) == (503, "loading")
-            assert health.headers["retry-after"] == "1"
-            for path in ("/v1/completions", "/v1/messages", "/api/generate"):
-                assert http.post(path, json=ASKED).status_code == 503
-            for path in ("/metrics", "/lora-adapters", "/v1/responses/resp_1"):
-                assert http.get(path).json()["error"]["code"] == "loading"
-            slot = http.post("/slots/0?action=erase", json={})
-            assert slot.json()["error"]["code"] == "loading"
-        process.terminate()
-        assert process.wait(timeout=30) == 130
-        wait_for(lambda: not is_open(port))
-    finally:
-        process.kill()
-        _, errors = process.communicate()
-    assert b"Traceback" not in errors  # nothing has failed
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_while_the_model_is_loaded(start: Callable[..., Apart], number: signal.Signals) -> None:
+    """Requests are refused; all processes end with the first, however that ends."""
+    server = start("--load", "600")
+    http = server.http
+    health = http.get("/health")
+    assert (health.status_code, health.json()["error"]["code"]) == (503, "loading")
+    assert health.headers["retry-after"] == "1"
+    for path in ("/v1/completions", "/v1/messages", "/api/generate"):
+        assert http.post(path, json=ASKED).status_code == 503
+    for path in ("/metrics", "/lora-adapters", "/v1/responses/resp_1"):
+        assert http.get(path).json()["error"]["code"] == "loading"
+    slot = http.post("/slots/0?action=erase", json={})
+    assert slot.json()["error"]["code"] == "loading"
+    http.close()
+    server.process.send_signal(number)
+    code, errors = server.end()  # front ends have its stderr, too
+    assert code == (130 if number == signal.SIGTERM else -number)
+    assert not is_open(server.port)
+    assert "Traceback" not in errors  # nothing has failed
 
 
 def is_open(port: int) -> bool:
@@ -272,7 +263,7 @@ def test_errors_have_their_kind(server: Apart) -> None:
 
 def test_counts_are_of_all_processes(server: Apart) -> None:
     def ask(number: int) -> None:
-        with httpx.Client(base_url=server.url, trust_env=False) as http:
+        with httpx.Client(base_url=server.url, timeout=PATIENCE, trust_env=False) as http:
             assert http.post("/v1/completions", json=ASKED).status_code == 200
 
     counted = 'urdir_http_responses_total{route="/v1/completions",status="200"}'
@@ -333,7 +324,7 @@ def test_limits_are_of_all_processes(start: Callable[..., Apart]) -> None:
 
 def ask_and_drop(server: Apart, body: dict[str, Any]) -> None:
     with suppress(httpx.HTTPError):
-        httpx.post(f"{server.url}/v1/completions", json=body, timeout=60, trust_env=False)
+        httpx.post(f"{server.url}/v1/completions", json=body, timeout=PATIENCE, trust_env=False)
 
 
 def test_a_front_end_that_dies_is_replaced(server: Apart) -> None:
@@ -342,7 +333,7 @@ def test_a_front_end_that_dies_is_replaced(server: Apart) -> None:
     found: list[str | None] = []
 
     def ask() -> None:
-        with httpx.Client(base_url=server.url, trust_env=False, timeout=30) as http:
+        with httpx.Client(base_url=server.url, trust_env=False, timeout=PATIENCE) as http:
             try:
                 reply = http.post("/v1/completions", json=ASKED | {"max_tokens": 200})
                 found.append(reply.json()["choices"][0]["text"])
@@ -361,7 +352,7 @@ def test_a_front_end_that_dies_is_replaced(server: Apart) -> None:
     wait_for(lambda: len(server.fronts) == 2)
     assert server.fronts[0] == before[1]
     server.http.close()
-    server.http = httpx.Client(base_url=server.url, timeout=30, trust_env=False)
+    server.http = httpx.Client(base_url=server.url, timeout=PATIENCE, trust_env=False)
     assert figure(server, "urdir_running") == 0
     for _ in range(4):
         assert server.ask().status_code == 200
@@ -391,7 +382,7 @@ def test_an_engine_that_dies_ends_all(start: Callable[..., Apart]) -> None:
     def listen() -> None:
         body = ASKED | {"max_tokens": 4000, "stream": True}
         with httpx.stream(
-            "POST", f"{server.url}/v1/completions", json=body, trust_env=False
+            "POST", f"{server.url}/v1/completions", json=body, timeout=PATIENCE, trust_env=False
         ) as response:
             lines.extend(response.iter_lines())
 
@@ -555,7 +546,7 @@ def test_a_soak_with_front_ends_that_die(
     assert ended["whole"] > ended["cut"] > 0 < ended["left"]
     wait_for(lambda: len(server.fronts) == 3)
     server.http.close()
-    server.http = httpx.Client(base_url=server.url, timeout=30, trust_env=False)
+    server.http = httpx.Client(base_url=server.url, timeout=PATIENCE, trust_env=False)
     wait_for(lambda: figure(server, "urdir_running") == 0)
     assert figure(server, "urdir_queued") == 0
     assert server.ask(seed=1, max_tokens=40).json()["choices"][0]["text"] == texts[1]
@@ -577,7 +568,7 @@ def test_a_file_that_is_refused(tmp_path: Path) -> None:
     (tmp_path / "bad.gguf").write_bytes(b"GGUF")
     command = [sys.executable, "-m", "urdir.model", "serve", "--port", "0", "--device", "emulator"]
     command += ["-m", str(tmp_path / "bad.gguf"), "--api-workers", "1"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert (done.returncode, done.stdout) == (1, "")
     assert re.fullmatch(r"urdir: error: .*bad\.gguf.*\n", done.stderr)
 
@@ -590,7 +581,7 @@ def test_a_file_that_is_refused(tmp_path: Path) -> None:
 def test_bad_usage_that_the_engine_finds(flags: tuple[str, ...], words: str) -> None:
     command = [sys.executable, "-m", "urdir.model", "serve", "--port", "0", "--device", "emulator"]
     command += ["--api-workers", "1", *flags]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert (done.returncode, done.stdout) == (2, "")
     assert words in done.stderr
     assert "Traceback" not in done.stderr
@@ -616,7 +607,7 @@ def test_what_is_unsent_follows() -> None:
     """Whichever thread sent it; nothing is sent once all is closed."""
     engine: Any = None  # no calls
     ours, theirs = socket.socketpair()
-    rounds = [wire.Round([wire.Told(number, tuple(range(100_000)))]) for number in range(20)]
+    rounds = [wire.Round([wire.Update(number, tuple(range(100_000)))]) for number in range(20)]
     with theirs, Desks(Store(0, 0.0)) as desks:
         theirs.settimeout(20)
         desk = desks.open(ours)

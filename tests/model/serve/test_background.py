@@ -13,7 +13,7 @@ import pytest
 from tests.model.serve.test_responses import HERMES, TOOLS
 from urdir.model.errors import BusyError
 from urdir.model.serve.access import Access
-from urdir.model.serve.kept import KeepingHere, Store
+from urdir.model.serve.kept import ENTRY_BYTES, KeepingHere, Store
 
 ANSWER = "2 plus 3 is 5."
 
@@ -224,7 +224,7 @@ def test_what_is_too_large_is_refused(start: Any) -> None:
 
 
 def test_a_store_appends_to_what_has_that_length() -> None:
-    store = Store(160, 60.0)  # 10 bytes each
+    store = Store(16_000, 60.0)  # 1,000 bytes each
 
     def found() -> bytes | None:
         return store.do("get", b"a")
@@ -237,6 +237,36 @@ def test_a_store_appends_to_what_has_that_length() -> None:
     assert found() == b"xyz12"
     assert store.do("get", b"a", start=4) == b"2"
     assert store.do("get", b"a", start=99) == b""
-    store.do("append", b"a", b"too large", 5)
+    store.do("append", b"a", bytes(996), 5)  # too large
     store.do("append", b"a", b"x", 5)
     assert found() is None
+
+
+def test_a_store_bounds_how_many_values_it_has() -> None:
+    """Signs of life and orders have few bytes, and events may have none."""
+    store, names = Store(10 * ENTRY_BYTES, 60.0), [bytes([number]) for number in range(40)]
+    for name in names:
+        store.do("put", name)
+    assert [name for name in names if store.do("get", name) is not None] == names[-10:]
+    for name in names[-10:]:
+        store.do("drop", name)
+    for name in names:  # what was dropped takes nothing
+        store.do("append", name, b"", 0)
+    assert [name for name in names if store.do("get", name) is not None] == names[-10:]
+
+
+def test_a_full_store_is_as_quick_as_an_empty_one() -> None:
+    """Front ends look for events and orders many times a second."""
+
+    def seconds(values: int) -> float:
+        store, times = Store(1 << 30, 60.0), []
+        for number in range(values):
+            store.do("put", b"%d" % number)
+        for _ in range(5):
+            begun = time.thread_time()
+            for _ in range(50):
+                store.do("get", b"0")
+            times.append(time.thread_time() - begun)
+        return min(times)
+
+    assert seconds(3_000) < 20 * seconds(10)

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from tests.patience import PATIENCE
 from urdir.model.serve.json_reader import JsonReader, JsonTooLargeError
 from urdir.model.serve.limits import Limits
 from urdir.model.serve.text_thread import TextThread
@@ -197,7 +198,7 @@ def test_prompts_that_are_none(server: Any, prompt: Any) -> None:
 @contextlib.contextmanager
 def sending(server: Any, body: bytes, size: int) -> Iterator[socket.socket]:
     """A connection that has announced ``size`` bytes, and sent ``body``."""
-    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE) as connection:
         head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
         connection.sendall(f"{head}Content-Length: {size}\r\n\r\n".encode() + body)
         yield connection

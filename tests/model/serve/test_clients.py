@@ -18,6 +18,7 @@ import pytest
 
 from tests.model.serve.conftest import running
 from tests.model.serve.test_tool_calls import ASKED, CALL, CITY, TOOLS, Service
+from tests.patience import PATIENCE
 from urdir.model.text.chat import ChatTemplate
 from urdir.model.text.matcher import ConstraintCompiler
 from urdir.model.text.named_templates import named_template
@@ -104,7 +105,7 @@ def test_pydantic_ai(server: Any) -> None:
         return "wet"
 
     async def ask() -> None:
-        async with httpx.AsyncClient(trust_env=False) as http:
+        async with httpx.AsyncClient(timeout=PATIENCE, trust_env=False) as http:
             given = {"base_url": f"{server.url}/v1", "api_key": "none", "http_client": http}
             provider = providers.OpenAIProvider(**given)
             model = models.OpenAIChatModel("toy", provider=provider)

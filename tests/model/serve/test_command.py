@@ -19,6 +19,8 @@ import httpx
 import pytest
 
 from tests.model.serve.serve_process import CHAT, HI, Process
+from tests.patience import PATIENCE
+from tests.processes import running, start_python
 from urdir.model.cli import main
 from urdir.model.commands import serve_opening as command
 from urdir.model.engine.options import EngineOptions
@@ -73,7 +75,11 @@ def ask_beside(server: Process) -> tuple[threading.Thread, list[str], threading.
         with (
             contextlib.suppress(httpx.HTTPError),
             httpx.stream(
-                "POST", server.url + CHAT, json={**HI, "stream": True}, timeout=20, trust_env=False
+                "POST",
+                server.url + CHAT,
+                json={**HI, "stream": True},
+                timeout=PATIENCE,
+                trust_env=False,
             ) as response,
         ):
             for line in response.iter_lines():
@@ -122,7 +128,9 @@ def test_a_second_interrupt_ends_the_answers(process: Callable[..., Process]) ->
 def test_a_lost_device_is_an_exit_code(process: Callable[..., Process], at_once: bool) -> None:
     server = process(*["--exit-on-device-loss"][: int(at_once)], lost="the device is lost: why")
     if not at_once:
-        assert httpx.get(f"{server.url}/health", trust_env=False).status_code == 503
+        assert (
+            httpx.get(f"{server.url}/health", timeout=PATIENCE, trust_env=False).status_code == 503
+        )
         server.interrupt()
     out, err = server.end()
     assert out == "1 drained closed 0\n"
@@ -137,8 +145,8 @@ def test_more_connections_than_open_files(process: Callable[..., Process]) -> No
     address = ("127.0.0.1", int(server.url.rpartition(":")[2]))
     with contextlib.ExitStack() as stack:
         for _ in range(90):
-            stack.enter_context(socket.create_connection(address, timeout=20))
-        reply = httpx.post(server.url + CHAT, json=HI, timeout=20, trust_env=False)
+            stack.enter_context(socket.create_connection(address, timeout=PATIENCE))
+        reply = httpx.post(server.url + CHAT, json=HI, timeout=PATIENCE, trust_env=False)
         assert reply.status_code == 200
     server.interrupt()
     out, err = server.end()
@@ -152,7 +160,7 @@ def test_flags(process: Callable[..., Process], tmp_path: Path) -> None:
     keys.write_text("one\ntwo\n")
     server = process("--api-key-file", str(keys), "--cors", "https://a.example", "--host", "::1")
     assert server.url.startswith("http://[::1]:")
-    with httpx.Client(base_url=server.url, trust_env=False) as http:
+    with httpx.Client(base_url=server.url, timeout=PATIENCE, trust_env=False) as http:
         assert http.get("/v1/models").status_code == 401
         asked = http.get(
             "/v1/models", headers={"Authorization": "Bearer two", "Origin": "https://a.example"}
@@ -262,11 +270,8 @@ def test_names_of_the_model(
 @pytest.mark.full
 def test_the_demo_model_answers_several_at_once() -> None:
     """The engine itself, on a machine without a GPU."""
-    command = [sys.executable, "-m", "urdir.model", "serve", "--port", "0", "-c", "64"]
-    process = subprocess.Popen(
-        [*command, "--device", "emulator"], stderr=subprocess.PIPE, text=True
-    )
-    try:
+    words = ("serve", "--port", "0", "-c", "64", "--device", "emulator")
+    with running(start_python("-m", "urdir.model", *words, stderr=subprocess.PIPE)) as process:
         assert process.stderr is not None
         lines = iter(process.stderr.readline, "")
         url = next(found[0] for line in lines if (found := re.search(r"http://\S+", line)))
@@ -277,10 +282,7 @@ def test_the_demo_model_answers_several_at_once() -> None:
         assert [choice["message"]["content"] for choice in choices] == ["2 plus 3 is 5."] * 3
         assert {choice["finish_reason"] for choice in choices} == {"stop"}
         process.send_signal(signal.SIGINT)
-        assert process.wait(30) == 0
-    finally:
-        process.kill()
-        process.communicate()
+        assert process.wait(PATIENCE) == 0
 
 
 @pytest.mark.parametrize(

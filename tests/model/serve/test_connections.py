@@ -14,11 +14,14 @@ from typing import Any
 
 import pytest
 
+from tests.patience import PATIENCE
 from urdir.model.errors import ModelError
 from urdir.model.serve import connections as module
 from urdir.model.serve import protocol
 from urdir.model.serve.connections import Connections, accept, room
 from urdir.model.serve.counts import Counts
+from urdir.model.serve.listening import listen
+from urdir.model.serve.loops import run_in_loop
 
 CHAT = "/v1/chat/completions"
 HI = {"messages": [{"role": "user", "content": "Hi"}]}
@@ -32,7 +35,7 @@ def request(version: str = "1.1", **fields: Any) -> bytes:
 
 
 def connect(server: Any) -> socket.socket:
-    return socket.create_connection(("127.0.0.1", server.port), timeout=10)
+    return socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE)
 
 
 def all_of(connection: socket.socket) -> bytes:
@@ -109,6 +112,41 @@ def test_connections_beyond_the_limit(start: Any) -> None:
 # ---- files ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("rounds", range(8))
+def test_a_connection_that_begins_when_accepting_ends(rounds: int) -> None:
+    """Its protocol is told of its end, however far it has come: a server waits for that."""
+    lost: list[Protocol] = []
+
+    class Protocol(asyncio.Protocol):
+        transport: asyncio.BaseTransport
+
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            self.transport = transport
+            made.append(self)
+
+        def connection_lost(self, error: Exception | None) -> None:
+            lost.append(self)
+
+    made: list[Protocol] = []
+
+    async def run(listener: socket.socket) -> None:
+        accepting = asyncio.create_task(accept(listener, Protocol))
+        for _ in range(rounds):  # of the event loop
+            await asyncio.sleep(0)
+        accepting.cancel()
+        await asyncio.gather(accepting, return_exceptions=True)
+        for each in made:
+            each.transport.close()
+        await asyncio.sleep(0.01)
+
+    with listen("127.0.0.1", 0) as listener, contextlib.ExitStack() as clients:
+        for _ in range(3):
+            clients.enter_context(socket.create_connection(listener.getsockname()))
+        run_in_loop(run(listener))
+    assert len(lost) == len(made)
+    assert len(made) == 3 or rounds < 7
+
+
 @pytest.fixture
 def limit(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     """The limits of open files of this process, as a list whose last is in force."""
@@ -150,7 +188,7 @@ def test_a_line_for_each_second_without_files(
 
     async def run() -> list[bytes]:
         loop = asyncio.get_running_loop()
-        found = loop.sock_accept
+        found = module._next
 
         async def scarce(listener: Any) -> Any:
             tried.append(loop.time())
@@ -160,7 +198,7 @@ def test_a_line_for_each_second_without_files(
                 raise ConnectionAbortedError(errno.ECONNABORTED, "gone")
             return await found(listener)
 
-        monkeypatch.setattr(loop, "sock_accept", scarce)
+        monkeypatch.setattr(module, "_next", scarce)
         with socket.create_server(("127.0.0.1", 0)) as listener:
             task = asyncio.create_task(accept(listener, _Greeter))
             greeted = []

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.patience import PATIENCE
 from urdir.model.measure.http_events import HttpServer
 
 CHAT = "/v1/chat/completions"
@@ -22,7 +23,7 @@ JSON = {"Content-Type": "application/json"}
 
 def raw(server: Any, body: bytes, headers: str = "") -> socket.socket:
     """A connection that has sent a request."""
-    connection = socket.create_connection(("127.0.0.1", server.port), timeout=10)
+    connection = socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE)
     head = f"POST {CHAT} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
     length = "" if "Content-Length" in headers else f"Content-Length: {len(body)}\r\n"
     connection.sendall(f"{head}{length}{headers}\r\n".encode() + body)
@@ -160,7 +161,7 @@ def test_a_body_that_does_not_come(start: Any) -> None:
 @pytest.mark.parametrize("sent", [b"", b"POST /v1/chat/comp", b"GET /health HTTP/1.1\r\nHost:"])
 def test_a_request_that_does_not_come(start: Any, sent: bytes) -> None:
     server = start(silent_seconds=0.1)
-    with socket.create_connection(("127.0.0.1", server.port), timeout=5) as connection:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE) as connection:
         connection.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n" + sent)
         with contextlib.suppress(ConnectionResetError):
             replies = b"".join(iter(lambda: connection.recv(65536), b""))

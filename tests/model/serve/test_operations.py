@@ -17,6 +17,7 @@ import httpx
 import pytest
 
 from tests.model.serve.serve_process import CHAT, HI
+from tests.patience import PATIENCE
 from urdir.model.errors import ModelError
 from urdir.model.serve import server as serving
 from urdir.model.serve.access import Tls
@@ -97,11 +98,15 @@ def test_https(process: Callable[..., Any]) -> None:
     )
     assert server.url.startswith("https://127.0.0.1:")
     trusting = ssl.create_default_context(cafile=TLS / "certificate.pem")
-    with httpx.Client(base_url=server.url, verify=trusting, trust_env=False) as http:
+    with httpx.Client(
+        base_url=server.url, verify=trusting, timeout=PATIENCE, trust_env=False
+    ) as http:
         answer = http.post(CHAT, json=HI).json()
     assert answer["choices"][0]["message"]["content"] == "2 plus 3 is 5."
     with pytest.raises(httpx.HTTPError):
-        httpx.get(server.url.replace("https", "http") + "/health", trust_env=False)
+        httpx.get(
+            server.url.replace("https", "http") + "/health", timeout=PATIENCE, trust_env=False
+        )
     server.interrupt()
     out, err = server.end()
     assert out.startswith("0 drained")
@@ -119,7 +124,7 @@ def test_certificates_that_are_none(certificate: str, key: str) -> None:
 def test_drain_aborts_what_takes_too_long(process: Callable[..., Any]) -> None:
     server = process("--drain", "1", delay=1.0)
     with httpx.stream(
-        "POST", server.url + CHAT, json={**HI, "stream": True}, timeout=20, trust_env=False
+        "POST", server.url + CHAT, json={**HI, "stream": True}, timeout=PATIENCE, trust_env=False
     ) as response:
         lines = response.iter_lines()
         next(lines)

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
 
+from tests.patience import wait_for
+from tests.processes import end_of, running, start_python
 from urdir.model.commands import values
+from urdir.model.serve.access import Access
 from urdir.model.serve.interface import Metrics
+from urdir.model.serve.limits import Limits
 from urdir.model.serve.metrics import ServerMetrics
 
 QUESTION = {
@@ -74,6 +80,68 @@ ray.init(address="auto", log_to_driver=False)
 ray.kill(ray.get_actor("SERVE_REPLICA::urdir#Replica#" + sys.argv[1], namespace="serve"))
 """
 needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="needs the extra ray")
+
+
+@pytest.fixture
+def replicas(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """The module, with as much of Ray as a replica takes."""
+    if find_spec("ray") is None:
+        context = SimpleNamespace(replica_id=SimpleNamespace(unique_id="r1"))
+        toy = SimpleNamespace(ingress=lambda: lambda of: of, get_replica_context=lambda: context)
+        parts = {
+            "ray": SimpleNamespace(serve=toy),
+            "ray.serve": toy,
+            "ray.serve.config": SimpleNamespace(AutoscalingConfig=None, RequestRouterConfig=None),
+            "ray.serve.metrics": SimpleNamespace(Gauge=None),
+        }
+        for name, part in parts.items():
+            monkeypatch.setitem(sys.modules, name, part)
+    else:
+        from ray import serve
+
+        context = SimpleNamespace(replica_id=SimpleNamespace(unique_id="r1"))
+        monkeypatch.setattr(serve, "get_replica_context", lambda: context)
+    name = "urdir.model.serve.replicas"
+    monkeypatch.delitem(sys.modules, name, raising=False)
+    yield import_module(name)
+    sys.modules.pop(name, None)
+
+
+def test_a_replica_ends_after_responses_in_the_background(
+    replicas: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also those that begin meanwhile."""
+    done = list[str]()
+
+    class Service:
+        async def close(self) -> None:
+            done.append("closed")
+
+    def made(*_: Any, tasks: set[asyncio.Task[None]]) -> set[asyncio.Task[None]]:
+        return tasks
+
+    async def end() -> None:
+        replica = replicas.Replica(Service, Access(), Limits())
+        tasks = replica.__serve_build_asgi_app__()
+
+        async def write(*others: str) -> None:
+            await asyncio.sleep(0.01)
+            for name in others:
+                begin(name)
+            done.append("written")
+
+        def begin(*others: str) -> None:
+            tasks.add(task := asyncio.create_task(write(*others[1:])))
+            task.add_done_callback(tasks.discard)
+
+        begin("first", "second")
+        await release(replica)
+
+    release = replicas.Replica.__del__
+    monkeypatch.delattr(replicas.Replica, "__del__")  # Ray alone calls it
+    monkeypatch.setattr(replicas, "make_app", made)
+    asyncio.run(end())
+    assert done == ["written", "written", "closed"]
 
 
 @pytest.mark.parametrize(("text", "span"), [("2", (2, 2)), ("1-4", (1, 4)), ("0-1", (0, 1))])
@@ -149,21 +217,17 @@ class Cluster:
             found[whose] = next(float(line.split()[1]) for line in lines if line.split()[0] == name)
         return found
 
-    def wait_for(self, condition: Callable[[], bool], seconds: float = STARTED) -> None:
-        end = time.monotonic() + seconds
-        while not condition():
-            assert time.monotonic() < end, "it did not happen in time"
-            time.sleep(0.2)
+    def wait_for(self, condition: Callable[[], bool]) -> None:
+        wait_for(condition, STARTED)
 
 
 @contextlib.contextmanager
 def started(command: list[str], port: int, sign: str) -> Iterator[Cluster]:
     """A cluster of its own, once a line of stderr has ``sign``."""
-    process = subprocess.Popen(
-        [sys.executable, *command], stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        env={**os.environ, "RAY_ADDRESS": "local"},
-    )  # fmt: skip
-    try:
+    pipe = subprocess.PIPE
+    environment = {**os.environ, "RAY_ADDRESS": "local"}
+    process = start_python(*command, stdin=pipe, stderr=pipe, env=environment)
+    with running(process):
         assert process.stderr is not None
         seen = []
         for line in process.stderr:
@@ -175,9 +239,8 @@ def started(command: list[str], port: int, sign: str) -> Iterator[Cluster]:
         cluster = Cluster(process, port)
         with cluster.http:
             yield cluster
-    finally:
         process.send_signal(signal.SIGINT)
-        process.communicate(timeout=60)
+        end_of(process)
 
 
 def free_port() -> int:
@@ -225,7 +288,7 @@ class TestTwoReplicas:
             next(reply.iter_lines())
             assert sum(cluster.figures("urdir_running").values()) == 1
         before = sum(cluster.figures("urdir_generated_tokens_total").values())
-        cluster.wait_for(lambda: not any(cluster.figures("urdir_running").values()), 20)
+        cluster.wait_for(lambda: not any(cluster.figures("urdir_running").values()))
         assert sum(cluster.figures("urdir_generated_tokens_total").values()) < before + 100
 
     def test_errors_come_through(self, cluster: Cluster) -> None:

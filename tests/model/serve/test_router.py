@@ -663,3 +663,54 @@ def test_which_keep_alive_is_zero(value: Any, ends: bool) -> None:
         assert (KeepAlive(path, body).ends, KeepAlive(path, body).is_empty) == (ends, False)
     assert not KeepAlive("/v1/completions", body).ends
     assert not KeepAlive("/api/chat", b'{"keep_alive": 0').ends
+
+
+@contextlib.contextmanager
+def watching(router: RunningRouter) -> Iterator[Iterator[dict[str, Any]]]:
+    """The events of /models/sse as they come."""
+    with router.client.stream("GET", "/models/sse") as reply:
+        assert reply.headers["content-type"].startswith("text/event-stream")
+        assert reply.headers["x-accel-buffering"] == "no"
+        lines = (line for line in reply.iter_lines() if line.startswith("data: "))
+        router.wait_for(lambda: bool(router.server.server_state.tasks))
+        yield (json.loads(line[6:]) for line in lines)
+
+
+def test_changes_of_models_are_streamed(start: Start) -> None:
+    router = start("a", "b", load_seconds=0.05, limits=Limits(pulse_seconds=0.2))
+    router.toys.failing["b"] = "it has no tensor 'x'"
+    with watching(router) as events:
+        thread, answers = router.in_thread(
+            lambda: httpx.post(
+                f"{router.url}/v1/completions", json={"model": "a", "prompt": "Hi", "max_tokens": 9}
+            )
+        )
+        first, second = next(events), next(events)
+        assert first == {"model": "a", "event": "status_change", "data": {"status": "loading"}}
+        assert (second["model"], second["data"]["status"]) == ("a", "loaded")
+        assert second["data"]["info"] == router.client.get("/v1/models/a").json()
+        thread.join(20)
+        assert answers[0].status_code == 200
+        for name in ("b", "a"):
+            way = "load" if name == "b" else "unload"
+            assert httpx.post(f"{router.url}/models/{way}", json={"model": name}).is_success
+        seen = [next(events) for _ in range(3)]
+        assert [(each["model"], each["data"]) for each in seen if each["model"] == "b"] == [
+            ("b", {"status": "loading"}),
+            ("b", {"status": "unloaded", "failed": True, "cause": "it has no tensor 'x'"}),
+        ]
+        assert {"model": "a", "event": "status_change", "data": {"status": "unloaded"}} in seen
+        router.specs.append(spec("c"))
+        assert len(httpx.get(f"{router.url}/models").json()["data"]) == 3
+        assert next(events) == {"model": "*", "event": "models_reload"}
+    router.wait_for(lambda: not router.server.server_state.tasks)  # the client is gone
+
+
+def test_a_stream_of_changes_does_not_hold_up_the_end(start: Start) -> None:
+    """It is silent before, which a comment says."""
+    router = start("a", limits=Limits(pulse_seconds=0.05))
+    with router.client.stream("GET", "/models/sse") as reply:
+        lines = reply.iter_lines()
+        assert next(lines) == ": still here"
+        router.server.should_exit = True
+        assert [line for line in lines if line not in ("", ": still here")] == []

@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -18,6 +17,8 @@ import httpx
 import pytest
 
 from tests.model.tiny_encoder import write_encoder
+from tests.patience import PATIENCE, wait_for
+from tests.processes import beginning, end_of, kill, start_python
 from urdir.model import demo_model
 
 pytestmark = [
@@ -31,18 +32,17 @@ class Served:
     """`urdir serve` with these flags."""
 
     def __init__(self, *flags: str) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "urdir.model", "serve", "--port", "0", *flags],
+        self.process = start_python(
+            *("-m", "urdir.model", "serve", "--port", "0", *flags),
             stderr=subprocess.PIPE,
-            text=True,
             env={**os.environ, "URDIR_DEVICE": "emulator"},
-            start_new_session=True,  # a group of processes, as in a terminal
         )
         assert self.process.stderr is not None
-        self.greeting = self.process.stderr.readline()
-        found = re.search(r"http://\S+", self.greeting)
-        assert found is not None, self.greeting + self.process.stderr.read()
-        self.http = httpx.Client(base_url=found[0], timeout=120, trust_env=False)
+        with beginning(self.process):
+            self.greeting = self.process.stderr.readline()
+            found = re.search(r"http://\S+", self.greeting)
+            assert found is not None, self.greeting + self.process.stderr.read()
+        self.http = httpx.Client(base_url=found[0], timeout=PATIENCE, trust_env=False)
 
     def ask(self, model: str, **more: Any) -> httpx.Response:
         return self.http.post("/v1/completions", json={"model": model, **ASKED, **more})
@@ -62,16 +62,10 @@ class Served:
             found += [child for child, parent in parents.items() if parent == pid]
         return found[1:]
 
-    def wait_for(self, condition: Callable[[], bool], seconds: float = 30) -> None:
-        end = time.monotonic() + seconds
-        while not condition():
-            assert time.monotonic() < end, "it did not happen in time"
-            time.sleep(0.05)
-
     def end(self) -> tuple[int, str]:
         os.killpg(self.process.pid, signal.SIGINT)
-        _, errors = self.process.communicate(timeout=60)
-        return self.process.returncode, errors
+        code, _, errors = end_of(self.process)
+        return code, errors
 
 
 @pytest.fixture
@@ -85,8 +79,7 @@ def serve() -> Iterator[Callable[..., Served]]:
     yield start
     for server in servers:
         server.http.close()
-        server.process.kill()
-        server.process.communicate()
+        kill(server.process)
 
 
 def alive(pids: list[int]) -> list[int]:
@@ -124,7 +117,7 @@ def test_a_folder_of_models(serve: Callable[..., Served], tmp_path: Path) -> Non
     assert server.http.get("/v1/models/demo").json()["status"] == {"value": "unloaded"}
     encoder = server.descendants[0]
     os.kill(encoder, signal.SIGKILL)
-    server.wait_for(
+    wait_for(
         lambda: (
             server.http.get("/v1/models/encoder").json()["status"].get("cause")
             == "its process has ended: killed by SIGKILL"
@@ -151,10 +144,10 @@ def test_one_model_sleeps_and_ends_with_its_router(
     def has(status: str) -> bool:
         return bool(server.http.get("/health").json()["models"][status])
 
-    server.wait_for(lambda: has("loaded"), 90)  # from the start on
+    wait_for(lambda: has("loaded"))  # from the start on
     processes = server.descendants
     assert processes
-    server.wait_for(lambda: has("unloaded"))
+    wait_for(lambda: has("unloaded"))
     assert not alive(processes)
     for name in ("encoder.gguf", "tiny encoder", None):  # any name that it has
         asked = server.http.post("/v1/embeddings", json={"model": name, "input": "a"})
@@ -162,4 +155,4 @@ def test_one_model_sleeps_and_ends_with_its_router(
     processes = server.descendants
     assert processes
     server.process.kill()
-    server.wait_for(lambda: not alive(processes))
+    wait_for(lambda: not alive(processes))

@@ -91,5 +91,5 @@ def test_actions_pass_between_processes() -> None:
     action, done = SlotAction("restore", 5, "a", b"\xff\0"), SlotDone(3, 1 << 40, 0.5)
     (call,) = wire.Frames().push(wire.frame(wire.Slot(7, action)))
     assert wire.decode_call(call) == wire.Slot(7, action)
-    (reply,) = wire.Frames().push(wire.frame(wire.Round([wire.Told(7, done=done)])))
-    assert wire.decode_round(reply).told == [wire.Told(7, done=done)]
+    (reply,) = wire.Frames().push(wire.frame(wire.Round([wire.Update(7, done=done)])))
+    assert wire.decode_round(reply).updates == [wire.Update(7, done=done)]

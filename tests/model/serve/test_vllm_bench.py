@@ -15,6 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.patience import PATIENCE
 from urdir.model.measure.http_events import HttpServer
 from urdir.model.measure.load import Ask, summarise
 from urdir.model.measure.load_server import ask_server
@@ -57,7 +58,7 @@ def request(path: str) -> dict[str, Any]:
 
 async def ask(url: str, path: str) -> Output:
     output = Output()
-    async with httpx.AsyncClient(trust_env=False) as http:
+    async with httpx.AsyncClient(timeout=PATIENCE, trust_env=False) as http:
         start = latest = time.perf_counter()
         async with http.stream("POST", url + path, json=request(path)) as response:
             assert response.status_code == 200

@@ -10,6 +10,7 @@ import random
 import signal
 import threading
 import time
+import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -18,6 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.patience import wait_for
 from urdir.model.errors import BusyError, ConstraintError, ModelError
 from urdir.model.files.gguf import Gguf
 from urdir.model.text import constraint_starter, constraint_worker
@@ -111,13 +113,6 @@ def source_pid(compiler: ConstraintCompiler) -> int:
     source: Any = compiler._starter._source
     pid: int = source._process.pid
     return pid
-
-
-def wait_for(condition: Callable[[], bool], seconds: float = 10.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 # ---- kinds ---------------------------------------------------------------------------------------
@@ -643,3 +638,16 @@ def test_failures_of_the_library_are_replies(
         read.append((result, number, replies.read(size).decode()))
     assert [(result, number) for result, number, _ in read] == [(FAILED, n) for n in (0, 7, 7)]
     assert read[0][2] == str(failure)
+
+
+def test_answers_that_end_before_a_token_leave_nothing(shared: ConstraintCompiler) -> None:
+    """A check of a constraint is one of them."""
+    shared.matcher(GOOD)
+    tracemalloc.start()
+    try:
+        for _ in range(3_000):
+            shared.matcher(GOOD)
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert held < 50_000

@@ -102,6 +102,7 @@ def test_a_mask_has_the_tokens_that_keep_a_text_a_beginning(
     check_masks(tokenizer if name == "demo" else Tokenizer.of(Gguf(vocab_file(name))), 8)
 
 
+@pytest.mark.turns(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SLOW)
 def test_masks_of_other_vocabularies(vocab_file: Callable[[str], Path], name: str) -> None:

@@ -91,6 +91,7 @@ def test_what_is_described_is_what_the_parser_reads() -> None:
     ]
 
 
+@pytest.mark.turns(3)
 @pytest.mark.filterwarnings("ignore:the chat template has no system role")
 @pytest.mark.parametrize("name", [n for n in template_names() if n != "gpt-oss"])
 def test_every_template_shows_tools_calls_and_results(template: ChatTemplate, name: str) -> None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import random
+import tracemalloc
 
+import pytest
 from tokenizers import Tokenizer as Library
 from tokenizers import models
 
+from urdir.model.text import merging
 from urdir.model.text.merging import Merger
 
 
@@ -49,3 +52,18 @@ def test_words_without_a_merge() -> None:
     assert Merger({}, " ")("héé") == ["h", "é", "é"]
     assert Merger({"a b": 0}, " ")("") == []
     assert Merger({"a b": 0}, " ")("a") == ["a"]
+
+
+def test_words_that_never_come_again_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of characters that stay alone: a word of 64 takes 6 kB."""
+    monkeypatch.setattr(merging, "_CACHED", 1 << 13)
+    merger, rnd = Merger({}, " "), random.Random(3)
+    tracemalloc.start()
+    try:
+        for _ in range(1_500):
+            word = "".join(chr(rnd.randrange(0x4E00, 0x9FFF)) for _ in range(64))
+            assert merger(word) == [*word]
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert held < 1_500_000

@@ -154,6 +154,7 @@ CALLS = {
 F = '{"kind": "red", "list": [1]}'
 
 
+@pytest.mark.turns(2)
 @pytest.mark.parametrize("name", CALLS)
 def test_white_space_of_arguments(
     make_tokenizer: Callable[[list[str]], Tokenizer], name: str

@@ -21,6 +21,7 @@ from urdir.model.files.pretrained.quantised.blocks import (
 )
 from urdir.model.files.pretrained.quantised.parts import SCALES, Parts, Whole, floats, rows_of
 from urdir.model.files.pretrained.quantised.scheme import Scheme
+from urdir.model.files.pretrained.rows import RowBytes, rows_at_once
 from urdir.model.files.safetensors import StoredTensor
 
 #: AWQ: which of eight neighbouring numbers each four bits of a word are.
@@ -104,9 +105,14 @@ def by_outputs(parts: Parts, scheme: Scheme) -> StoredTensor:
 def whole(parts: Parts) -> StoredTensor:
     """N (rows, cols) I8, symmetric, N_scale of rows or the matrix."""
     stored = parts.take("", ("I8",), (None, None))
-    rows, cols = stored.shape
+    rows = stored.shape[0]
     scales = floats(parts.take("scale", SCALES, (rows, 1), (rows,), (1,), ())).reshape(-1, 1)
-    scales = np.broadcast_to(scales, (rows, 1))
+    return rows_of_eight(parts, stored, np.broadcast_to(scales, (rows, 1)))
+
+
+def rows_of_eight(parts: Parts, stored: StoredTensor, scales: Floats) -> StoredTensor:
+    """A matrix of signed bytes (rows, cols) with ``scales`` (rows, 1)."""
+    rows, cols = stored.shape
 
     def packed(first: int, last: int) -> Bytes:
         return rows_of(stored, first, last) ^ np.uint8(128)
@@ -159,7 +165,17 @@ def _made(
         of_rows = (np.repeat(x[first:last], each, axis=1) for x in checked())
         return integer_blocks(fmt, bits, quants, *of_rows)
 
-    return replace(parts.make(fmt, (rows, cols), make), order=order)
+    group_of = np.arange(cols) // (cols // groups)
+    if order is not None:
+        group_of[order] = group_of.copy()
+
+    def weights(first: int, last: int) -> Bytes:
+        scales, zeros = (x[first:last].astype(np.float32)[:, group_of] for x in checked())
+        quants = unpack_bits(packed(first, last), bits)
+        return ((quants - zeros) * scales).astype(np.float16).view(np.uint8)
+
+    in_place = RowBytes(weights, rows, 2 * cols, rows_at_once(cols))
+    return replace(parts.make(fmt, (rows, cols), make), order=order, in_place=in_place)
 
 
 def _zeros(stored: StoredTensor, bits: int, scheme: Scheme) -> NDArray[np.uint16]:

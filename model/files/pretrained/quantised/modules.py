@@ -12,15 +12,18 @@ stored as one of these sets of tensors:
 | N (U8), N_scale (F8_E4M3), N_scale_2 | NVFP4 of modelopt |
 | N_packed (U8), N_scale (F8_E4M3), N_global_scale | NVFP4 of compressed-tensors |
 | N_packed or N_blocks (U8), N_scale or N_scales (U8) | MXFP4 |
+| N (U8), N.absmax, N.quant_map, N.nested_*, N.quant_state.* | NF4 and FP4 of bitsandbytes |
+| N (I8), SCB, weight_format of the module | LLM.int8 of bitsandbytes |
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 
 from urdir.model.errors import SafetensorsError, UnsupportedError
-from urdir.model.files.pretrained.quantised import e2m1, e4m3, integers
+from urdir.model.files.pretrained.quantised import bitsandbytes, e2m1, e4m3, integers
 from urdir.model.files.pretrained.quantised.parts import Parts
 from urdir.model.files.pretrained.quantised.scheme import Scheme
 from urdir.model.files.safetensors import StoredTensor
@@ -31,6 +34,8 @@ _OF_ACTIVATIONS = (
     *(".k_scale", ".v_scale", ".q_scale", ".kv_scale", ".prob_scale", ".input_scale_ub"),
     *("_input_scale", ".activation_scale_ub", ".weight_scale_ub"),
 )
+#: Ends of the names of quants, and the matrix's instead.
+_ENDS = (("_packed", ""), ("_blocks", ""), (".qweight", ".weight"), (".SCB", ".weight"))
 _QUANTISED = ("F8_E4M3", "F8_E5M2", "I8", "U8")
 
 
@@ -52,13 +57,26 @@ def merge_parts(
         if base in rest or base in merged:
             raise SafetensorsError(f"{path}: tensor '{base}' is stored twice, also as '{name}'")
         merged[base] = matrix
+    _warn(merged, scheme, path)
     return rest | merged
+
+
+def _warn(merged: Mapping[str, StoredTensor], scheme: Scheme, path: Path) -> None:
+    decoded = [of for of in merged.values() if of.is_decoded]
+    if decoded:
+        nbytes = sum(len(of.data) for of in decoded)
+        warnings.warn(
+            f"{path}: {len(decoded)} matrices of {scheme.method} have codes of four bits with a "
+            f"table of floats and become F32, exactly: {nbytes / 1e9:.2f} GB on the device "
+            "(quantize= makes them smaller: f16, q8_0, q4_k_m and others)",
+            stacklevel=2,
+        )
 
 
 def _base(tensor: StoredTensor, stored: Mapping[str, StoredTensor]) -> str | None:
     """The float tensor's name if this one has the quants of a matrix."""
     name = tensor.name
-    for end, to in (("_packed", ""), ("_blocks", ""), (".qweight", ".weight")):
+    for end, to in (*_ENDS, *((state, "") for state in bitsandbytes.STATES)):
         if name.endswith(end):
             return name.removesuffix(end) + to
     has_scale = f"{name}_scale" in stored or f"{name}_scale_inv" in stored
@@ -66,6 +84,8 @@ def _base(tensor: StoredTensor, stored: Mapping[str, StoredTensor]) -> str | Non
 
 
 def _matrix(parts: Parts, scheme: Scheme) -> StoredTensor:
+    if (found := bitsandbytes.matrix(parts)) is not None:
+        return found
     if parts.has("blocks"):
         return e2m1.mxfp4(parts, "blocks", "scales")
     if parts.module_has("qweight"):

@@ -1,7 +1,8 @@
 """``quantization_config`` of config.json: how matrices are quantised.
 
 Sources: the writers of these folders (AutoGPTQ and GPTQModel, AutoAWQ, compressed-tensors, NVIDIA's
-modelopt, DeepSeek's and gpt-oss's own), as vLLM's ``quantization`` package reads them.
+modelopt, bitsandbytes, DeepSeek's and gpt-oss's own), as vLLM's ``quantization`` package reads
+them.
 """
 
 from __future__ import annotations
@@ -19,13 +20,17 @@ from urdir.model.files.pretrained.tokens import read_json
 #: changes how they are read. Activations stay floats.
 _UNREAD = frozenset(
     {
-        "activation_scale_ub", "activation_scheme", "backend", "batch_size", "bits",
-        "block_name_to_quantize", "cache_block_outputs", "checkpoint_format",
+        "_load_in_4bit", "_load_in_8bit", "activation_scale_ub", "activation_scheme", "backend",
+        "batch_size", "bits", "block_name_to_quantize", "bnb_4bit_compute_dtype",
+        "bnb_4bit_quant_storage", "bnb_4bit_quant_type", "bnb_4bit_use_double_quant",
+        "cache_block_outputs", "checkpoint_format",
         "config_groups", "damp_auto_increment", "damp_percent", "dataset", "dequantize",
         "desc_act", "disable_exllama", "do_fuse", "dynamic", "exclude_modules",
         "exllama_config", "fmt", "format", "fuse_max_seq_len", "global_compression_ratio",
         "group_size", "hyb_act", "ignore", "ignored_layers", "is_marlin_format",
-        "kv_cache_quant_algo", "kv_cache_scheme", "lm_head", "max_input_length", "meta",
+        "kv_cache_quant_algo", "kv_cache_scheme", "llm_int8_enable_fp32_cpu_offload",
+        "llm_int8_has_fp16_weight", "llm_int8_skip_modules", "llm_int8_threshold",
+        "lm_head", "load_in_4bit", "load_in_8bit", "max_input_length", "meta",
         "meta_info", "model_file_base_name", "model_name_or_path", "model_seqlen",
         "module_name_preceding_first_block", "modules_in_block_to_quantize",
         "modules_to_not_convert", "pack_dtype", "pad_token_id", "producer", "q_group_size",
@@ -36,7 +41,8 @@ _UNREAD = frozenset(
         "weight_block_size", "zero_point",
     }
 )  # fmt: skip
-_METHODS = ("fp8", "fbgemm_fp8", "compressed-tensors", "gptq", "awq", "modelopt", "mxfp4")
+_METHODS = ("fp8", "fbgemm_fp8", "compressed-tensors", "gptq", "awq", "modelopt", "mxfp4",
+            "bitsandbytes")  # fmt: skip
 _FORMATS = (
     "float-quantized", "pack-quantized", "int-quantized", "naive-quantized",
     "nvfp4-pack-quantized", "mxfp4-pack-quantized", "mixed-precision",

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from urdir.model.files.pretrained.family import Family
-from urdir.model.files.pretrained.layouts import Layout, after
+from urdir.model.files.pretrained.layouts import Layout, padding_last
 from urdir.model.files.pretrained.names import under
 from urdir.model.files.pretrained.steps.encoders import labels, modern_windows, without_padding
 
@@ -74,8 +74,7 @@ _ROBERTA = _ranking(
     replace(
         _BERT,
         steps=(without_padding,),
-        layouts={"position_embd.weight": Layout(rows=after(2))},
-        fixed={**_BERT.fixed, "pad_token_id": (1,)},
+        layouts={"position_embd.weight": Layout(rows=padding_last)},
     ),
     {"classifier.dense": "cls", "classifier.out_proj": "cls.output"},
 )

@@ -8,6 +8,7 @@ from dataclasses import replace
 from urdir.model.files.pretrained.family import Family
 from urdir.model.files.pretrained.layouts import Layout, column, exp, negated_exp
 from urdir.model.files.pretrained.steps.common import flag
+from urdir.model.files.pretrained.steps.dots import latent_scale, two_kinds
 from urdir.model.files.pretrained.steps.mixtures import (
     compressed_blocks,
     grouped,
@@ -94,7 +95,31 @@ _DEEPSEEK_V4_KEYS = {
     **{"q_lora_rank": "attention.q_lora_rank", "swiglu_limit": "swiglu_clamp_exp"},
     "intermediate_size": "",
 }  # fmt: skip
+_DOTS = replace(
+    _SPARSE,
+    architecture="dots3note",
+    names={**_INDEXER, "self_attn.k_rope_only_layernorm": "attn_k_norm"},
+    steps=(latent_heads, mlp_layers, scored, weights_norm, two_kinds),
+    layouts={
+        f"attn_{name}_a_norm.weight": Layout(scale=latent_scale) for name in ("q", "kv")
+    },
+    defaults={**_SPARSE.defaults, "first_k_dense_replace": 1, "n_shared_experts": 1},
+    fixed={
+        "n_group": (1,), "topk_group": (1,), "topk_method": ("noaux_tc",),
+        "use_sliding_window": (True,), "k_rope_only_layernorm": (True,),
+        "apply_mla_qkv_lora_rescale": (True,),
+        "use_dynamic_rsf": (False,), "moe_gating_fp32": (False,),
+        "indexer_rope_interleave": (True,),
+        **dict.fromkeys(("normalization", "final_norm"), ("RMSNorm",)),
+        **dict.fromkeys(("attention_gate_type", "swa_attention_gate_type", "sdpa_gate_type"),
+                        ("headwise",)),
+    },
+    ignored=frozenset({"swa_num_key_value_heads"}),
+    unused=("vision_encoder.", "audio_encoder."),
+    windows="pattern",
+)  # fmt: skip
 FAMILIES: Mapping[str, Family] = {
+    **dict.fromkeys(("dots3_note", "dots3_note_text"), _DOTS),
     "deepseek_v2": Family(
         "deepseek2",
         keys=_EXPERTS,

@@ -15,12 +15,14 @@ import pytest
 from tests.model.engine.encoding.test_encoders import DIFFERENCE, DISTANCE, distance
 from urdir.model.engine.encoding.budget import EncoderSettings
 from urdir.model.engine.encoding.encoder import Encoder
+from urdir.model.engine.engine import Engine
 from urdir.model.errors import UnsupportedError
 from urdir.model.families.config import Config
 from urdir.model.files.gguf import Gguf
 from urdir.model.files.pretrained.model import SafetensorsModel
 from urdir.model.memory.weights import Weights
 from urdir.model.text.pair import Pair
+from urdir.model.verify.conformance import relative_rms
 
 Values = dict[str, Any]
 
@@ -73,6 +75,8 @@ _GEMMA = {
     **{f"ffn_{name}": f"mlp.{name}_proj" for name in ("gate", "up", "down")},
     "post_ffw_norm": "post_feedforward_layernorm",
 }
+#: RoBERTa's, a token that texts of bert-labels3 do not have.
+_PADDING = 2
 _IDENTITY = "torch.nn.modules.linear.Identity"
 
 
@@ -98,9 +102,11 @@ def _bert(values: Values) -> Values:
 
 
 def _roberta(values: Values) -> Values:
+    """Positions begin after that of padding."""
     values = dict(values)
     positions = values["position_embd.weight"]
-    values["position_embd.weight"] = np.concatenate([np.ones_like(positions[:2]), positions])
+    unused = np.ones((_PADDING + 1, positions.shape[1]), np.float32)
+    values["position_embd.weight"] = np.concatenate([unused, positions])
     names = {"cls": "classifier.dense", "cls.output": "classifier.out_proj"}
     of = _renamed({**_BERT, **names}, "roberta.encoder.layer")
     return {of(name): value for name, value in values.items()}
@@ -121,8 +127,8 @@ _CASES: dict[str, list[tuple[str, Callable[[Values], Values], dict[str, Any]]]] 
         ("bert", _bert, {"hidden_act": "gelu_new", "layer_norm_eps": 1e-5, "architectures":
                          ["BertForSequenceClassification"], "type_vocab_size": 2, **_labels(3)}),
         ("roberta", _roberta, {"hidden_act": "gelu_new", "layer_norm_eps": 1e-5, "architectures":
-                               ["RobertaForSequenceClassification"], "pad_token_id": 1,
-                               "max_position_embeddings": 258, **_labels(3)}),
+                               ["RobertaForSequenceClassification"], "pad_token_id": _PADDING,
+                               "max_position_embeddings": 257 + _PADDING, **_labels(3)}),
     ],
     "modern-bert-rerank": [
         ("modernbert", _modern, {"hidden_activation": "gelu_pytorch_tanh", "norm_eps": 1e-5,
@@ -251,6 +257,68 @@ def test_the_second_text_of_a_pair_has_type_1(
     expected = encoded(fields, _bert(wide), [*texts, tokens[0]], "rank")
     assert np.abs(found - expected).max() < DIFFERENCE
     assert np.abs(found[0] - found[2]).max() > 100 * DIFFERENCE
+
+
+def test_positions_of_roberta_do_not_count_padding(
+    stored: Callable[[str], tuple[Values, dict[str, Any]]], encoded: Callable[..., Any]
+) -> None:
+    """As if tokens had their positions in their embeddings, padding that of its own."""
+    values, sizes = stored("bert-labels3")
+    fields = {**sizes, "model_type": "roberta", "hidden_act": "gelu_new", "layer_norm_eps": 1e-5}
+    fields |= {"architectures": ["RobertaForSequenceClassification"], **_labels(3)}
+    fields |= {"pad_token_id": _PADDING, "max_position_embeddings": 257 + _PADDING}
+    rng = np.random.default_rng(4)
+    texts = [rng.integers(_PADDING + 1, 99, count).tolist() for count in (11, 5)]
+    for text, at in zip(texts, [(0, 4, 5), (4,)], strict=True):
+        for number in at:
+            text[number] = _PADDING
+    published = _roberta(values)
+    found = encoded(fields, published, texts, "rank")
+    table = values["token_embd.weight"]
+    positions = published["embeddings.position_embeddings.weight"]
+    rows: list[Any] = []
+    others = []
+    for text in texts:
+        others.append([len(table) + len(rows) + i for i in range(len(text))])
+        last = _PADDING
+        for token in text:
+            last += token != _PADDING
+            rows.append(table[token] + positions[_PADDING if token == _PADDING else last])
+    published["embeddings.word_embeddings.weight"] = np.concatenate([table, rows])
+    published["embeddings.position_embeddings.weight"] = np.zeros_like(positions)
+    expected = encoded(fields, published, others, "rank")
+    assert np.abs(found - expected).max() < DIFFERENCE
+
+
+@pytest.mark.references("encoder folders", [])
+def test_embeddings_and_scores_are_those_of_transformers(
+    device_name: str, name: str, pytestconfig: pytest.Config
+) -> None:
+    folder = pytestconfig.getoption("--references") / name
+    with np.load(folder / "golden.npz") as file:
+        golden = dict(file)
+    tokens = golden["tokens"].tolist()
+    if "yes_id" in golden:
+        options = {"device": device_name, "context": 64, "kv_dtype": "f32", "exact": True}
+        with Engine.open(folder, cache_folder=None, **options) as engine:
+            logits = engine.logits(tokens)[-1]
+        yes, no = logits[int(golden["yes_id"])], logits[int(golden["no_id"])]
+        assert 1 / (1 + np.exp(no - yes)) == pytest.approx(golden["score"], abs=1e-4)
+        assert relative_rms(logits, golden["last_logits"]) < 1e-4
+        return
+    if "token_type_ids" in golden:
+        tokens = Pair(tokens, int(np.argmax(golden["token_type_ids"])))
+    with Engine.open(
+        folder, device=device_name, embeddings=True, context=64, cache_folder=None, exact=True
+    ) as engine:
+        if "score" in golden:
+            found = engine.embed([tokens], pooling="rank", normalize=False)[0]
+            assert found == pytest.approx(golden["score"], rel=1e-4)
+            return
+        assert relative_rms(engine.embed([tokens])[0], golden["embedding"]) < 1e-4
+        if "pooled" not in golden:  # states of all tokens would pass through 2_Dense, too
+            states = engine.embed([tokens], pooling="none", normalize=False)
+            assert relative_rms(states, golden["last_hidden_state"]) < 1e-4
 
 
 def test_matrices_follow_pooling(

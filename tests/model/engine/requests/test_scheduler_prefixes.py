@@ -94,7 +94,7 @@ def test_what_many_scopes_leave_is_bounded_by_the_pages() -> None:
     storage = server.storage
     assert isinstance(storage, ToyRecurrent)
     assert storage.shared_states is not None
-    assert 0 < len(storage.pool._roots) <= 12
+    assert 0 < len(storage.pool.tree.roots) <= 12
     assert 0 < len(storage.shared_states._roots) <= 3
 
 

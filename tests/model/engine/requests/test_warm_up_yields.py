@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 
+from tests.patience import wait_for
 from urdir.driver.errors import CudaError
+from urdir.model.engine import runner
 from urdir.model.engine.batch import Batch, Output, Segment, StepShape
 from urdir.model.engine.requests.request import Ending, Item, Piece, Request
 from urdir.model.engine.requests.service import Service
@@ -60,13 +62,6 @@ def record_for_the_request(session: Session) -> None:
 def prepare_all(session: Session, shape: StepShape) -> None:
     while session.steps.prepare(shape):
         session.steps.wait_for_helper()
-
-
-def wait_for(condition: Callable[[], object]) -> None:
-    end = time.monotonic() + 250
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.001)
 
 
 def test_what_takes_long_is_another_thread_s(
@@ -181,6 +176,28 @@ def test_closing_ends_what_has_begun(emulated_session: Session) -> None:
             break
         pieces += 1 if pieces < 3 else 7
     assert pieces > 20
+
+
+def test_what_is_not_gone_on_with_is_given_up(
+    emulated_session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Graphs for requests that have ended, at whichever piece: nothing of them stays."""
+    monkeypatch.setattr(runner, "MOST_BEGUN", 1)
+    parts, api = emulated_session.parts, emulated_session.parts.device.api
+    emulated_session.steps.record(SHAPES)
+    live = api.live()
+    with Steps(parts, 1 << 30) as steps:
+        for pieces in (1, 3, 10, 60):
+            for shape in SHAPES:
+                for _ in range(pieces):
+                    steps.prepare(shape)
+                    steps.wait_for_helper()
+                assert [*steps._begun] == [shape]
+                assert {*steps._bound} <= {shape}
+        while steps.prepare(SHAPES[1]):
+            steps.wait_for_helper()
+        assert steps.is_recorded(SHAPES[1])
+    assert api.live() == live
 
 
 def test_a_service_that_nobody_asks_sleeps(session: Session, engine: Any) -> None:

@@ -18,7 +18,7 @@ from urdir.model.engine.requests.scheduler import Scheduler
 from urdir.model.engine.requests.step_plan import Chosen, StepPlan
 from urdir.model.engine.speculation.drafting import Acceptance, Drafting
 from urdir.model.memory.draft_settings import DraftSettings
-from urdir.model.memory.pages import common_length
+from urdir.model.memory.prefix_tree import common_length
 
 END = 0
 VOCABULARY = 6

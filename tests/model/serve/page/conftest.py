@@ -9,12 +9,13 @@ import os
 import re
 import shutil
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import httpx
 import pytest
+
+from tests.patience import PATIENCE, wait_for
 
 CHROMIUM = shutil.which("chromium")
 DRIVER = shutil.which("chromedriver")
@@ -64,11 +65,8 @@ class Browser:
     def text(self, selector: str) -> str:
         return str(self.get(f"{self.find(selector)}/text"))
 
-    def wait_for(self, condition: Callable[[], Any], seconds: float = 30) -> None:
-        end = time.monotonic() + seconds
-        while not condition():
-            assert time.monotonic() < end, self.text("body")
-            time.sleep(0.02)
+    def wait_for(self, condition: Callable[[], Any]) -> None:
+        wait_for(condition, show=lambda: self.text("body"))
 
     def texts(self, selector: str) -> list[str]:
         """The text content of all elements that match."""
@@ -105,7 +103,7 @@ def browser() -> Iterator[Browser]:
             assert line, "chromedriver did not start"
             found = re.search(r"started successfully on port (\d+)", line)
         url = f"http://127.0.0.1:{found[1]}"
-        with httpx.Client(base_url=url, timeout=60, trust_env=False, verify=False) as driver:
+        with httpx.Client(base_url=url, timeout=PATIENCE, trust_env=False, verify=False) as driver:
             opened = Browser(driver)
             yield opened
             opened.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 import pytest
@@ -202,28 +203,60 @@ def test_a_growing_text_is_shown_as_the_whole(
     assert same is True
 
 
+_FRAME_MS = 50.0
+_TRIES = 10  # other processes lengthen even a thread's own time: caches and cores are shared
+#: The text up to a place in a frame: the characters that are parsed, and the nodes that change.
+_COUNTED = """\
+(() => {
+  window.node = { id: "x", role: "assistant", content: "" };
+  window.growing?.turn.remove();
+  window.growing = new Answer(node);
+  window.parsed = 0;
+  window.parse ??= markdown;
+  markdown = (text, ...more) => (parsed += text.length, parse(text, ...more));
+  window.changes ??= new MutationObserver(() => {});
+  changes.observe(growing.turn, { subtree: true, childList: true, characterData: true });
+  window.grow = (at) => {
+    parsed = 0;
+    node.content = text.slice(0, at);
+    growing.show();
+    const nodes = changes.takeRecords().map((e) => e.addedNodes.length + e.removedNodes.length + 1);
+    const laidOut = document.getElementById("scroll").scrollHeight;
+    return [parsed, nodes.reduce((a, b) => a + b, 0), laidOut];
+  };
+})()
+"""
+
+
 @pytest.mark.parametrize("name", _PARTS)
 def test_100000_characters_stream_without_a_long_frame(page: Browser, name: str) -> None:
-    """1,000 characters a frame, many times what a model writes; the time of the page's own thread,
-    which other processes do not lengthen."""
+    """1,000 characters a frame, many times what a model writes. The work of a frame does not grow
+    with the text, and its best time in a few tries, of the page's own thread, is short."""
     text = _BEGIN.get(name, "") + _PARTS[name] * (100_000 // len(_PARTS[name]))
+    ends = range(1000, len(text) + 1000, 1000)
     page.devtools("Performance.enable", timeDomain="threadTicks")
-    page.run(
-        "(() => { window.node = { id: 'x', role: 'assistant', content: '' };"
-        f"window.growing = new Answer(node); window.text = {json.dumps(text)}; }})()"
-    )
+    page.run(f"window.text = {json.dumps(text)}")
 
     def busy() -> float:
         found = page.devtools("Performance.getMetrics")["metrics"]
         return float(next(each["value"] for each in found if each["name"] == "TaskDuration"))
 
-    frames = []
-    for at in range(0, len(text), 1000):
-        before = busy()
-        page.run(
-            f"(() => {{ node.content = text.slice(0, {at + 1000}); growing.show();"
-            "return document.getElementById('scroll').scrollHeight; })()"
-        )
-        frames.append(1000 * (busy() - before))
-    *_, second, _ = sorted(frames)  # the longest may have the garbage collector's time
-    assert second < 50
+    def most(work: list[list[int]]) -> tuple[int, ...]:
+        return tuple(map(max, zip(*work, strict=True)))
+
+    best = [math.inf] * len(ends)
+    for _ in range(_TRIES):
+        page.run(_COUNTED)
+        work = []
+        for frame, end in enumerate(ends):
+            before = busy()
+            work.append(page.run(f"grow({end})")[:2])
+            best[frame] = min(best[frame], 1000 * (busy() - before))
+        (parsed, nodes), (late_parsed, late_nodes) = most(work[:50]), most(work[50:])
+        assert late_nodes <= 1.05 * nodes
+        if name != "one block of code":  # whose lines are read again, which takes no time
+            assert late_parsed <= 1.05 * parsed
+        *_, second, _ = sorted(best)  # the longest may have the garbage collector's time
+        if second < _FRAME_MS:
+            break
+    assert second < _FRAME_MS

@@ -1,0 +1,115 @@
+"""bitsandbytes: codes of four bits with a table of values (NF4, FP4), integers of eight bits.
+
+Sources: bitsandbytes' ``QuantState.as_dict`` and ``dequantize_4bit`` (functional.py); QLoRA, arXiv
+2305.14314.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from urdir.model.errors import SafetensorsError
+from urdir.model.files.json_text import parse_json
+from urdir.model.files.pretrained.fields import shown
+from urdir.model.files.pretrained.quantised.integers import rows_of_eight
+from urdir.model.files.pretrained.quantised.parts import Bytes, Floats, Parts, floats
+from urdir.model.files.safetensors import StoredTensor
+from urdir.ptxgen.spec import ceil_div
+from urdir.ptxgen.weights.formats import FORMATS
+
+#: Ends of the names of matrices of four bits' states.
+STATES = tuple(f".quant_state.bitsandbytes__{kind}" for kind in ("nf4", "fp4"))
+#: The types in which codes may be stored, two in a byte.
+_STORAGE = ("U8", "BF16", "F16", "F32")
+
+
+@dataclass(frozen=True, slots=True)
+class _State:
+    """The shape of a matrix, and how many weights, and how many of their scales, share a scale;
+    ``offset`` of the scales."""
+
+    shape: tuple[int, ...]
+    block: int
+    nested_block: int
+    offset: float
+
+
+def matrix(parts: Parts) -> StoredTensor | None:
+    """The matrix, if bitsandbytes has written it."""
+    if any(parts.module_has(f"weight{end}") for end in STATES):
+        return _fours(parts)
+    return _eights(parts) if parts.module_has("SCB") else None
+
+
+def _fours(parts: Parts) -> StoredTensor:
+    """N: codes, the first in the upper half of a byte; N.quant_map: their 16 values; N.absmax: a
+    scale for each block of codes. With N.nested_absmax and N.nested_quant_map scales are codes of
+    eight bits themselves, plus an offset. N.quant_state has sizes.
+
+    No type of our kernels has such values: tables hold integers. The weights are made F32, exactly.
+    """
+    state = _state(parts)
+    count = math.prod(state.shape)
+    codes = parts.take("", _STORAGE)
+    if len(codes.data) != ceil_div(count, 2):
+        raise parts.refuse(f"has {len(codes.data)} bytes for {count} codes of four bits")
+    table = floats(parts.take_of_module("weight.quant_map", ("F32",), (16,)))
+    blocks = ceil_div(count, state.block)
+    nested = parts.module_has("weight.nested_absmax")
+    stored = parts.take_of_module("weight.absmax", ("U8" if nested else "F32",), (blocks,))
+    if nested:
+        values = floats(parts.take_of_module("weight.nested_quant_map", ("F32",), (256,)))
+        outer = (ceil_div(blocks, state.nested_block),)
+        factors = floats(parts.take_of_module("weight.nested_absmax", ("F32",), outer))
+
+    def scales(begin: int, end: int) -> Floats:
+        """Those of some blocks."""
+        if not nested:
+            raw = np.ascontiguousarray(stored.data[4 * begin : 4 * end])
+            return raw.view("<f4").astype(np.float32)
+        each = factors[np.arange(begin, end) // state.nested_block]
+        found: Floats = values[stored.data[begin:end]] * each + np.float32(state.offset)
+        return found
+
+    cols = state.shape[-1]
+
+    def make(first: int, last: int) -> Bytes:
+        begin, end = first * cols, last * cols
+        pairs = np.ascontiguousarray(codes.data[begin // 2 : ceil_div(end, 2)])
+        each = np.stack([pairs >> 4, pairs & 15], axis=-1).reshape(-1)[begin % 2 :][: end - begin]
+        block = begin // state.block
+        of_codes = scales(block, ceil_div(end, state.block))
+        of_codes = of_codes[np.arange(begin, end) // state.block - block]
+        return (table[each] * of_codes).reshape(last - first, cols).view(np.uint8)
+
+    return replace(parts.make(FORMATS["F32"], state.shape, make), is_decoded=True)
+
+
+def _eights(parts: Parts) -> StoredTensor:
+    """N (rows, cols) I8, and SCB (rows,) of its module: 127 times the scale of a row. Which inputs
+    its own kernels multiply as floats is a matter of activations, which stay floats here."""
+    stored = parts.take("", ("I8",), (None, None))
+    scales = parts.take_of_module("SCB", ("F32",), (stored.shape[0],))
+    if parts.module_has("weight_format"):  # the order for one kind of GPUs: files have rows
+        form = parts.take_of_module("weight_format", ("U8",))
+        if np.any(form.data[: len(form.data)]):
+            raise parts.refuse("is not stored row by row (weight_format)")
+    return rows_of_eight(parts, stored, floats(scales)[:, None] / np.float32(127))
+
+
+def _state(parts: Parts) -> _State:
+    name = next(f"weight{end}" for end in STATES if parts.module_has(f"weight{end}"))
+    tensor = parts.take_of_module(name, ("U8",), (None,))
+    what = f"{parts.path}: tensor '{tensor.name}'"
+    found = parse_json(bytes(tensor.data[: len(tensor.data)]), what, SafetensorsError)
+    shape, offset = found.get("shape"), found.get("nested_offset", 0.0)
+    blocks = [found.get("blocksize"), found.get("nested_blocksize", 256)]
+    sizes = [*shape, *blocks] if isinstance(shape, list) and len(shape) > 1 else []
+    if not sizes or not all(type(size) is int and 0 < size < 1 << 31 for size in sizes):
+        raise SafetensorsError(f"{what} has shape {shown(shape)}, blocks of {shown(blocks)}")
+    if type(offset) is not float or not math.isfinite(offset):
+        raise SafetensorsError(f"{what} has nested_offset {shown(offset)}")
+    return _State(tuple(sizes[:-2]), sizes[-2], sizes[-1], offset)

@@ -1,0 +1,148 @@
+"""Rules for norms, alone or at the end of a block, as launches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from urdir.model.graph.op import Op
+from urdir.model.graph.ops import Add, Norm, Product, Scale, ScaleBy
+from urdir.model.lower.lowering import Lowering
+from urdir.model.lower.requests import packs
+from urdir.model.lower.rule import Rule, variants
+from urdir.model.lower.stream import append_scale_by
+from urdir.ptxgen.kernels import normalise
+from urdir.ptxgen.kernels.linear import pack
+
+if TYPE_CHECKING:
+    from urdir.driver.memory import Slice
+    from urdir.model.memory.weights import Matrix
+
+# One object for equal kernels, with its cached properties.
+_normalise = lru_cache(maxsize=64)(normalise.Normalise)
+_pack = lru_cache(maxsize=64)(pack.Pack)
+
+
+def append_norm(at: Lowering, label: str, of: Norm, y: Slice) -> None:
+    """Append the norm of each vector of x, into y (rows, cols)."""
+    layer, rows = at.norm(of.of), of.x.rows * of.x.width // of.cols
+    kernel = _normalise(rows, of.cols, layer.norm, **_weight_rows(of))
+    if y is at.work["normed"]:
+        at.completed = of.x, of.of
+    at.launch(kernel, label, x=at.place(of.x), y=y, weight=layer.weight, bias=layer.bias)
+
+
+def append_norm_after(
+    at: Lowering,
+    label: str,
+    norm: Norm | None,
+    delta: Slice,
+    add: Add,
+    next_norm: Norm | None,
+    scale: float = 1.0,
+) -> None:
+    """Append residual + scale * norm(delta), without a ``norm`` of delta itself; a ``next_norm`` is
+    computed by the same launch."""
+    of = None if norm is None else at.norm(norm.of)
+    then = None if next_norm is None else at.norm(next_norm.of)
+    cols = add.y.width if norm is None else norm.cols
+    rows = add.y.rows * add.y.width // cols
+    kernel = _normalise(
+        rows,
+        cols,
+        None if of is None else of.norm,
+        residual=True,
+        scale=scale,
+        then=None if then is None else then.norm,
+    )
+    launch: dict[str, Slice | None] = {}
+    if of is not None:
+        launch |= {"weight": of.weight, "bias": of.bias}
+    residual, y = at.place(add.a), at.place(add.y)
+    if then is not None and next_norm is not None:
+        z = normed_place(at, next_norm)
+        launch |= {"next_weight": then.weight, "next_bias": then.bias, "z": z}
+    at.launch(kernel, label, x=delta, residual=residual, y=y, **launch)
+
+
+def normed_place(at: Lowering, norm: Norm) -> Slice:
+    """The place of a norm's result, which is marked as computed for the products that read it."""
+    if norm.y.name != "normed":
+        return at.place(norm.y)
+    at.completed = norm.x, norm.of
+    return at.work["normed"]
+
+
+def lower_norm(at: Lowering, ops: Sequence[Op]) -> bool:
+    """A norm that several launches read, or of heads: a separate launch, unless it is computed
+    already."""
+    (of,) = ops
+    assert isinstance(of, Norm)
+    if of.y.name == "normed" and at.completed == (of.x, of.of):
+        return True
+    if (packed := _packed_norm(at, of)) is not None:
+        layer, kernel = at.norm(of.of), _pack(of.y.rows, of.cols, at.norm(of.of).norm, keeps=True)
+        weights = {"weight": layer.weight, "bias": layer.bias}
+        at.launch(kernel, of.label, x=at.place(of.x), y=packed, z=at.place(of.y), **weights)
+        at.packed[of.y] = packed
+        return True
+    append_norm(at, of.label, of, at.place(of.y))
+    return True
+
+
+def _packed_norm(at: Lowering, of: Norm) -> Slice | None:
+    """The place of a packed copy of a norm that becomes the stream, if products that take packed
+    activations follow; None otherwise."""
+    whole = of.y.is_stream and of.cols == of.y.width and not _weight_rows(of)
+    if not whole or not pack.Pack.can_norm(of.cols):
+        return None
+    following: list[Matrix] = []
+    while isinstance(op := at.following(len(following)), Product) and op.x is of.y:
+        following.append(at.matrix(op.of))
+    # other products might come when the vectors are others already
+    others = [op for op in at.readers(of.y) if isinstance(op, Product)]
+    if not following or len(others) > len(following):
+        return None
+    return at.work["packed"] if packs(at, of.y.rows, following) else None
+
+
+def lower_norm_after(at: Lowering, ops: Sequence[Op]) -> bool:
+    """norm [scale] add [norm | scale_by]: the end of a block that normalises its result. A stored
+    factor that follows is multiplied in place."""
+    norm, *rest = ops
+    assert isinstance(norm, Norm)
+    y, factor = norm.y, 1.0
+    if isinstance(scale := rest[0], Scale):
+        y, factor = scale.y, scale.factor
+        rest.pop(0)
+    add, next_norm = rest[0], rest[1] if len(rest) > 1 else None
+    assert isinstance(add, Add)
+    if add.b is not y or at.readers(norm.y) != [ops[1]]:
+        return False
+    scale_by = None
+    if isinstance(next_norm, ScaleBy):
+        if add.y.rows > 1 or factor != 1.0 or next_norm.x is not add.y:
+            return False
+        scale_by, next_norm = next_norm, None
+        at.share(scale_by.y, add.y)
+    if next_norm is not None:
+        assert isinstance(next_norm, Norm)
+        if next_norm.x is not add.y or not at.begins_block(next_norm):
+            return False
+    append_norm_after(at, norm.label, norm, at.place(norm.x), add, next_norm, factor)
+    if scale_by is not None:
+        append_scale_by(at, f"{norm.label}.scale", scale_by)
+    return True
+
+
+def _weight_rows(of: Norm) -> dict[str, int]:
+    return {"weight_rows": of.sets} if of.over or of.sets > 1 else {}
+
+
+RULES: Sequence[Rule] = (
+    *variants("norm scale? add norm", lower_norm_after),
+    Rule("norm add scale_by", lower_norm_after),
+    *variants("norm scale? add", lower_norm_after),
+    Rule("norm", lower_norm),
+)

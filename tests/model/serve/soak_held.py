@@ -1,0 +1,173 @@
+"""What the processes of a server hold, and whether that grows."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import resource
+import signal
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+#: As few rounds as can show a trend in a half of them.
+LEAST_ROUNDS = 6
+#: Of every Python process of the server: says on SIGUSR1 how many asyncio tasks it has, and how
+#: many functions the emulator has made of blocks of kernels (of no module).
+SAYS = """
+import asyncio, gc, os, signal
+from pathlib import Path
+from types import FunctionType
+
+def say(*_):
+    objects = gc.get_objects()
+    tasks = sum(isinstance(each, asyncio.Task) and not each.done() for each in objects)
+    blocks = sum(type(each) is FunctionType and each.__module__ is None for each in objects)
+    path = Path(os.environ["URDIR_SOAK_DIR"], f"{os.getpid()}.new")
+    path.write_text(f"{tasks} {blocks}")
+    path.rename(path.with_suffix(".said"))
+
+signal.signal(signal.SIGUSR1, say)
+"""
+#: What a process may have more of in the last third of the rounds than before: threads and pipes
+#: are made as they are needed, up to limits.
+MORE = {"files": 4, "threads": 4, "tasks": 2}
+#: By how many bytes the largest process, the engine's, and others may grow in the last half.
+ENGINE_BYTES, OTHER_BYTES = 12 << 20, 4 << 20
+
+
+def children(root: int) -> list[int]:
+    """The processes below ``root``, it included."""
+    parents: dict[int, list[int]] = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has ended
+            parent = (folder / "stat").read_text().rpartition(")")[2].split()[1]
+            parents.setdefault(int(parent), []).append(int(folder.name))
+    found = [root]
+    for process in found:
+        found += parents.get(process, ())
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What a process holds, and how many blocks of kernels the emulator has compiled in it; None
+    where it does not say."""
+
+    bytes: int
+    files: int
+    threads: int
+    tasks: int | None
+    blocks: int | None = None
+
+    @classmethod
+    def of(cls, process: int, said: Path) -> Held:
+        """Of a process that said two of these in a file. OSError if it has ended."""
+        folder = Path(f"/proc/{process}")
+        tasks, blocks = map(int, said.read_text().split()) if said.exists() else (None, None)
+        return cls(
+            int((folder / "statm").read_text().split()[1]) * resource.getpagesize(),
+            len([*(folder / "fd").iterdir()]),
+            len([*(folder / "task").iterdir()]),
+            tasks,
+            blocks,
+        )
+
+    def __str__(self) -> str:
+        known = f"{self.bytes / 1e6:.1f} MB {self.files} files {self.threads} threads"
+        return known if self.tasks is None else f"{known} {self.tasks} tasks {self.blocks} blocks"
+
+
+def _handles(process: int) -> bool:
+    """Whether a process handles SIGUSR1, which ends others."""
+    status = Path(f"/proc/{process}/status").read_text()
+    found = re.search(r"SigCgt:\s*(\w+)", status)
+    return found is not None and bool(int(found[1], 16) >> (signal.SIGUSR1 - 1) & 1)
+
+
+def look(root: int, folder: Path) -> dict[int, Held]:
+    """What each process of a server holds."""
+    processes = children(root)
+    asked = []
+    for process in processes:
+        with suppress(OSError):
+            if _handles(process):
+                (folder / f"{process}.said").unlink(missing_ok=True)
+                os.kill(process, signal.SIGUSR1)
+                asked.append(folder / f"{process}.said")
+    end = time.monotonic() + 60
+    while time.monotonic() < end and not all(path.exists() for path in asked):
+        time.sleep(0.1)
+    found = {}
+    for process in processes:
+        with suppress(OSError):
+            found[process] = Held.of(process, folder / f"{process}.said")
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Trend:
+    """A straight line through values: its slope an hour, with the standard error of that."""
+
+    slope: float
+    error: float
+
+    @classmethod
+    def of(cls, hours: Sequence[float], values: Sequence[float]) -> Trend:
+        """By least squares; of three points at least."""
+        x = np.array(hours) - np.mean(hours)
+        y = np.array(values) - np.mean(values)
+        slope = float(x @ y / (x @ x))
+        left = y - slope * x
+        return cls(slope, float(np.sqrt(left @ left / (len(x) - 2) / (x @ x))))
+
+    def __str__(self) -> str:
+        return f"{self.slope / 1e6:+.1f} MB an hour, give or take {self.error / 1e6:.1f}"
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """What each process holds, so many hours after the first look."""
+
+    hours: float
+    processes: dict[int, Held]
+
+
+def trend(rounds: Sequence[Round], process: int) -> Trend:
+    """How the memory of a process changes in the last half of the rounds. The emulator keeps what
+    it compiles (1.3 MB a kernel) and registers for it: what a round adds with new blocks is left
+    out."""
+    held = [each.processes[process] for each in rounds]
+    grown = [0.0]
+    for before, after in itertools.pairwise(held):
+        is_same = before.blocks == after.blocks
+        grown.append(grown[-1] + (after.bytes - before.bytes if is_same else 0))
+    half = len(rounds) // 2
+    return Trend.of([each.hours for each in rounds[half:]], grown[half:])
+
+
+def growth(rounds: Sequence[Round]) -> list[str]:
+    """What grew, of processes that were there in all rounds: of which more was held in the last
+    third, or memory, surely (by two standard errors), in the last half."""
+    if len(rounds) < LEAST_ROUNDS:
+        return [f"{len(rounds)} rounds say nothing: {LEAST_ROUNDS} are needed"]
+    late, found = len(rounds) * 2 // 3, []
+    last = rounds[-1].processes
+    engine = max(last, key=lambda process: last[process].bytes)
+    for process in set.intersection(*(set(each.processes) for each in rounds)):
+        for name, most in MORE.items():
+            values = [getattr(each.processes[process], name) or 0 for each in rounds]
+            before, after = max(values[:late]), max(values[late:])
+            if after - before > most:
+                found.append(f"process {process}: {before:,} {name}, then {after:,}")
+        line = trend(rounds, process)
+        hours = rounds[-1].hours - rounds[len(rounds) // 2].hours
+        most = ENGINE_BYTES if process == engine else OTHER_BYTES
+        if (line.slope - 2 * line.error) * hours > most:
+            found.append(f"process {process}: {line}")
+    return found
