@@ -29,9 +29,9 @@ from .harness import time_kernel as time_kernel
 from .kernel import Kernel as Kernel
 from .memory import Arena as Arena
 from .memory import Buffer as Buffer
-from .memory import PinnedBuffer as PinnedBuffer
 from .memory import Slice as Slice
 from .module import LoadedKernel as LoadedKernel
+from .pinned import PinnedBuffer as PinnedBuffer
 from .plan import Plan as Plan
 from .stream import Event as Event
 from .stream import Stream as Stream

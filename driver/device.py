@@ -23,8 +23,9 @@ from urdir.driver.errors import (
     check,
 )
 from urdir.driver.kernel import Kernel
-from urdir.driver.memory import Arena, Buffer, PinnedBuffer
+from urdir.driver.memory import Arena, Buffer
 from urdir.driver.module import LoadedKernel, ModuleCache, Tell
+from urdir.driver.pinned import PinnedBuffer
 from urdir.driver.properties import driver_version, read_properties
 from urdir.driver.ptx_files import PtxFiles
 from urdir.driver.stream import Event, Stream

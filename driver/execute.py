@@ -21,7 +21,6 @@ from urdir.driver.errors import DriverError, LaunchError
 from urdir.driver.graph import Graph, RecordedGraph, may_be_programmatic
 from urdir.driver.kernel import access_of
 from urdir.driver.launch import launch
-from urdir.driver.memory import PinnedBuffer
 from urdir.driver.operation import (
     Copy,
     Launch,
@@ -30,6 +29,7 @@ from urdir.driver.operation import (
     allocation_of,
 )
 from urdir.driver.parallel import Work, completed
+from urdir.driver.pinned import PinnedBuffer
 from urdir.driver.plan import Plan, StopAfter
 from urdir.driver.ranges import named
 from urdir.driver.recorded_parts import RecordedParts

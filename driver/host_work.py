@@ -13,7 +13,8 @@ from urdir.driver.errors import DriverError
 
 if TYPE_CHECKING:
     from urdir.driver.kernel import Dim3
-    from urdir.driver.memory import PinnedBuffer, Region
+    from urdir.driver.memory import Region
+    from urdir.driver.pinned import PinnedBuffer
     from urdir.driver.stream import Stream
 
 

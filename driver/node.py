@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from urdir.driver.errors import check
 from urdir.driver.kernel import signature
-from urdir.driver.memory import PinnedBuffer
 from urdir.driver.operation import Copy, Fill, Launch, Operation
+from urdir.driver.pinned import PinnedBuffer
 
 if TYPE_CHECKING:
     from urdir.driver.module import LoadedKernel

@@ -14,8 +14,9 @@ from urdir.driver.dependencies import Edge, find_edges
 from urdir.driver.errors import LaunchError
 from urdir.driver.kernel import Kernel
 from urdir.driver.launch import Argument
-from urdir.driver.memory import Buffer, PinnedBuffer, Region
+from urdir.driver.memory import Buffer, Region
 from urdir.driver.operation import Copy, Fill, Launch, Memory, Operation, allocation_of
+from urdir.driver.pinned import PinnedBuffer
 from urdir.driver.streamed import with_transfers
 
 #: The last operation to run: its index, or its label (of several, the last); None for all.

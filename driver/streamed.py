@@ -11,8 +11,9 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from urdir.driver.errors import LaunchError
-from urdir.driver.memory import PinnedBuffer, Slice
+from urdir.driver.memory import Slice
 from urdir.driver.operation import Copy, Operation
+from urdir.driver.pinned import PinnedBuffer
 
 if TYPE_CHECKING:
     from urdir.driver.memory import Buffer

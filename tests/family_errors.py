@@ -29,6 +29,7 @@ from typing import Any
 
 import numpy as np
 
+from tests.model.partial_sort import WHOLE_POOLS
 from tests.model.stepping import logits_of_each
 from urdir.driver.errors import DriverError
 from urdir.model.engine.engine import Engine
@@ -95,9 +96,10 @@ def error_of(name: str, logits_of: Callable[[Path, list[int], list[int]], Logits
     """A golden's error."""
     golden = np.load(stored(f"{name}.npz"))
     source = golden["encoder_tokens"].tolist() if "encoder_tokens" in golden else []
+    tokens = golden["tokens"][: WHOLE_POOLS.get(name)]
     with TemporaryDirectory() as folder:
-        logits = logits_of(unpack(name, Path(folder)), golden["tokens"].tolist(), source)
-    return relative_rms(logits, golden["logits"])
+        logits = logits_of(unpack(name, Path(folder)), tokens.tolist(), source)
+    return relative_rms(logits, golden["logits"][: len(logits)])
 
 
 def main() -> None:

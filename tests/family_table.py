@@ -21,7 +21,8 @@ from urdir.model.families import architectures
 from urdir.model.families.attention import Attention
 from urdir.model.families.config import Config
 from urdir.model.families.feed_forward import Dense, Mixture
-from urdir.model.families.layers import Block, Network
+from urdir.model.families.layers import Block, Network, StreamJoin
+from urdir.model.families.ngrams import NgramMemory
 from urdir.model.families.recurrent import (
     KimiDelta,
     Lightning,
@@ -135,6 +136,7 @@ def _attention(config: Config) -> Features:
     yield any(isinstance(m, KimiDelta) for m in others), "delta rule per channel"
     yield any(isinstance(m, Lightning) for m in others), "lightning"
     yield any(isinstance(m, TimeMix) for m in others), "time mixing"
+    yield any(isinstance(m, NgramMemory) for m in others), "memory of n-grams"
     yield any(m.latent for m in mixers), "MLA"
     windows = [m.compression for m in mixers if m.compression]
     yield any(of.blocks for of in windows), "window and compressed blocks of tokens"
@@ -236,7 +238,7 @@ def _more(config: Config) -> Features:
     yield bool(config.saved_streams), "saved streams"
     yield config.banked(config.n_layers) > 0, "banked streams"
     yield config.has_streams, "hyper-connections"
-    yield config.join is not None, "weighted sum of streams"
+    yield isinstance(config.join, StreamJoin), "weighted sum of streams"
     sources = [m.q.matrix.name for m in config.attentions]
     yield len(set(sources)) < len(sources), "looped layers"
     yield config.switch is not None, "adapters that tokens switch on"

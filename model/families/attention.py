@@ -82,6 +82,11 @@ class Indexer:
     With a ``pool`` above 1 so many tokens side by side have one key, the sum of theirs weighted by
     value: by the softmax of ``gate`` (dim, hidden) x plus the ``places`` (pool, dim) of the tokens.
     Whole pools are selected, ``most`` tokens in all, beside the last tokens, which are no pool yet.
+    With a ``pool_rope`` the key of a pool is the mean of theirs, normed then, and rotates as that
+    says by the position of its first token (Qwen 4).
+
+    Without a latent vector ``q`` reads what attention reads, too, and ``q_norm`` is of each query
+    head. Without ``weights`` all are 1.
     """
 
     heads: int
@@ -90,11 +95,19 @@ class Indexer:
     q: Linear
     k: Linear
     k_norm: Normalization
-    weights: Linear
+    weights: Linear | None
     rope: RopeConfig | None
     pool: int = 1
     gate: Linear | None = None
     places: StoredVector | None = None
+    q_norm: Normalization | None = None
+    pool_rope: RopeConfig | None = None
+
+    @property
+    def raw_width(self) -> int:
+        """Values of a token from which keys of pools are made: its key, and a gate if there is
+        one; 0 without pools."""
+        return 0 if self.pool == 1 else self.dim if self.gate is None else 2 * self.dim
 
     @property
     def width(self) -> int:
@@ -176,10 +189,9 @@ class Attention:
     @property
     def ropes(self) -> tuple[RopeConfig, ...]:
         """The rotations of heads, and of an indexer."""
-        own = () if self.rope is None else (self.rope,)
-        if self.indexer is None or self.indexer.rope is None:
-            return own
-        return (*own, self.indexer.rope)
+        of = self.indexer
+        ropes = [self.rope] if of is None else [self.rope, of.rope, of.pool_rope]
+        return tuple(rope for rope in ropes if rope is not None)
 
     @property
     def key_is_latent(self) -> bool:

@@ -13,7 +13,7 @@ from typing import Any, Self
 from urdir.model.families.adapters import AdapterRoom
 from urdir.model.families.attention import Attention
 from urdir.model.families.embedding import Embedding
-from urdir.model.families.layers import LayerConfig, StreamJoin
+from urdir.model.families.layers import LayerConfig, LowRankConnection, StreamJoin
 from urdir.model.families.nextn import NextnHead
 from urdir.model.families.recurrent import Lightning, Recurrent
 from urdir.model.families.rope import RopeConfig
@@ -129,7 +129,7 @@ class Description:
     hides: tuple[int, int] | None = None
     source: SourceText | None = None
     diffuses: bool = False
-    join: StreamJoin | None = None
+    join: StreamJoin | LowRankConnection | None = None
     streams: tuple[Linear, ...] = ()
     merges: tuple[Linear, ...] = ()
     switch: Switch | None = None  # adapters of its own, for which it has the room

@@ -13,7 +13,7 @@ from urdir.model.families.compression import Compression
 from urdir.model.families.description import Description
 from urdir.model.families.embedding import Embedding
 from urdir.model.families.feed_forward import Dense, Mixture
-from urdir.model.families.layers import Block, Branch, LayerConfig, Network
+from urdir.model.families.layers import Block, Branch, LayerConfig, Network, StreamJoin
 from urdir.model.families.recurrent import (
     Convolution,
     KimiDelta,
@@ -64,7 +64,7 @@ def model_facts(description: Description) -> Facts:
         switched_adapters=description.switch and len(description.switch.tokens),
         hidden_logits=description.hides and list(description.hides),
         streams=len(description.streams),
-        weighted_sum_of_streams=description.join is not None,
+        weighted_sum_of_streams=isinstance(description.join, StreamJoin),
         saves=description.saves,
         adds=description.adds and description.adds.name,
         token_type=description.token_type is not None,

@@ -76,6 +76,20 @@ class StreamJoin:
 
 
 @dataclass(frozen=True, slots=True)
+class LowRankConnection:
+    """How a block reads and writes the streams of a residual by gates of low rank (Qwen 4). With n
+    the ``norm`` of each stream, weights (streams, hidden), it reads the mean over streams of n *
+    sigmoid(``up`` silu(``down`` n / streams)), and its result times 2 sigmoid(``inject`` n /
+    streams) is added to the streams. Without ``inject`` the streams are joined, after all layers.
+    """
+
+    norm: Normalization
+    down: Linear  # (rank, streams * hidden)
+    up: Linear  # (streams * hidden, rank)
+    inject: Linear | None = None  # (streams, streams * hidden)
+
+
+@dataclass(frozen=True, slots=True)
 class SharedTransformer:
     """``linear`` ffn(norm(attention(norm([x ; e])))) of a stream x beside the embedding e, without
     residuals: a block reads x and this (Zamba 2, arXiv 2411.15242). Layers share most weights."""
@@ -108,7 +122,7 @@ class Block:
     post_norm: Normalization | None = None
     scale: float = 1.0
     stream_norm: Normalization | None = None
-    hyper: HyperConnection | None = None
+    hyper: HyperConnection | LowRankConnection | None = None
     recalls: Normalization | None = None
     banks: bool = False
     sums_stream: bool = False

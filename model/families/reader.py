@@ -165,14 +165,17 @@ class Reader:
             )
         return value
 
-    def integers(self, name: str) -> list[int]:
-        """The integers of an array; empty if the key is absent, ConfigError for another type."""
+    def integers(self, name: str, *, wide: bool = False) -> list[int]:
+        """The integers of an array; empty if the key is absent, ConfigError for another type.
+        ``wide`` ones have 64 bits."""
         key = self.key(name)
         self._asked.add(key)
         value = self._metadata.get(key, ())
         items = value.tolist() if isinstance(value, np.ndarray) else value
         if not isinstance(items, (list, tuple)):
             raise ConfigError(f"metadata key '{key}' must be an array")
+        if wide:
+            return [Metadata({key: item}).require(key, int) for item in items]
         return [self._element(key, item, int) for item in items]
 
     def unless(self, name: str, absent: int) -> int | None:

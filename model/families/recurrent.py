@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from urdir.model.errors import UnsupportedError
 from urdir.model.families.reader import Presence, Reader
@@ -90,9 +90,9 @@ class Recurrence(Recurrent):
         o (f(recurrence(silu(conv(mixed x)), alpha x, beta x), gate x))
 
     The recurrence is `GatedRecurrence`: the gated delta rule with ``beta``, else SSD with a
-    ``skip`` (heads,). ``a`` and ``dt_bias`` are (heads,). f(y, z) is norm(y) * silu(z), or with
-    ``gates_first`` norm(y * silu(z)). The ``norm`` is per head, or per group with weights (groups,
-    values of a group).
+    ``skip`` (heads,). ``a`` and ``dt_bias`` are (heads,). f(y, z) is norm(y) * g(z), or with
+    ``gates_first`` norm(y * g(z)), g being the ``gating``. The ``norm`` is per head, or per group
+    with weights (groups, values of a group).
     """
 
     mixed: Linear
@@ -112,6 +112,7 @@ class Recurrence(Recurrent):
     eps: float = 0.0  # for the L2 norm of queries and keys
     tiled: bool = False  # heads h and h + key_heads share keys, not neighbours
     gates_first: bool = False
+    gating: Literal["silu", "sigmoid"] = "silu"
 
     @property
     def order(self) -> Order:

@@ -20,7 +20,7 @@ _BY_LIMIT: Mapping[Limit, tuple[str, ...]] = {
     ),
     limits.HEADS: (
         *("attention.head_count", "attention.head_count_kv"),
-        *("attention.indexer.head_count", "attention.output_group_count"),
+        *("attention.indexer.head_count", "attention.output_group_count", "ple.heads_per_ngram"),
     ),
     limits.HEAD_WIDTH: (
         *(f"attention.{of}_length{kind}" for of in ("key", "value") for kind in _HEADS),
@@ -28,6 +28,7 @@ _BY_LIMIT: Mapping[Limit, tuple[str, ...]] = {
         "attention.indexer.key_length",
         "wkv.head_size",
         *("kda.head_dim", "ssm.state_size", "ssm.conv_kernel", "shortconv.l_cache"),
+        *("ple.conv_kernel", "ple.ngram_size"),
     ),
     limits.WIDTH: (
         *("embedding_length", "embedding_length_per_layer_input", "feed_forward_length"),
@@ -38,6 +39,7 @@ _BY_LIMIT: Mapping[Limit, tuple[str, ...]] = {
         *(f"attention.{of}_lora_rank" for of in ("q", "kv", "decay", "iclr", "gate", "output")),
         *("attention.value_residual_mix_lora_rank", "attention.kv_lora_rank_swa"),
         *("time_mix_extra_dim", "time_decay_extra_dim", "adapters.lora_rank"),
+        "hyper_connection.low_rank",
     ),
     limits.DRAFT_BLOCK: ("block_size",),
     limits.INDEX_POOL: ("attention.indexer.kpool",),

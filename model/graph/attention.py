@@ -26,7 +26,7 @@ class Attend(Op):
     ``shares_cache_of`` has cached. Queries are multiplied by the ``temperature`` of their
     positions. ``sinks`` (heads,) are one more logit each, without a value; ``relative`` is added
     to scores. With ``cross`` the rows attend to all that the cache of ``layer`` has of their
-    sequences' sources.
+    sequences' sources. Rows attend to the tokens that are ``selected``, if given.
     """
 
     word = "attend"
@@ -43,6 +43,7 @@ class Attend(Op):
     shares_cache_of: int | None = None
     relative: RelativeBias | None = None
     cross: bool = False
+    selected: Tensor | None = None
 
     def __post_init__(self) -> None:
         self._check(self.q.width % self.heads == 0, f"not {self.heads} query heads")
@@ -66,13 +67,14 @@ class Attend(Op):
             assert self.shares_cache_of is not None
             k, v = at.cached[self.shares_cache_of]
         else:
-            k, v = (each.reshape(len(each), self.kv_heads, -1) for each in (x[1], x[-1]))
+            k, v = (each.reshape(len(each), self.kv_heads, -1) for each in x[1:3])
             v = v if self.v_norm is None else self.v_norm(v)
         at.cached[self.layer] = k, v
         if self.temperature is not None:
             q = q * self.temperature(at.positions)[:, None, None]
         bias = None if self.relative is None else at.bias(self.relative)
-        return attention(at, self.scores, self.sinks, q, k, v, bias).reshape(len(q), -1)
+        seen = None if self.selected is None else selected_of(x[-1])
+        return attention(at, self.scores, self.sinks, q, k, v, bias, seen).reshape(len(q), -1)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -83,9 +85,18 @@ class Cache(Attend):
     word = "cache"
 
     def evaluate(self, at: Evaluation, *x: Floats) -> Floats:
-        k, v = (each.reshape(len(each), self.kv_heads, -1) for each in (x[1], x[-1]))
+        k, v = (each.reshape(len(each), self.kv_heads, -1) for each in x[1:3])
         at.cached[self.layer] = k, v if self.v_norm is None else self.v_norm(v)
         return x[0]
+
+
+def selected_of(positions: Floats) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """Which tokens (rows, rows) each row has selected, of their ``positions`` (rows, most), with
+    the number of rows where there are fewer."""
+    rows = len(positions)
+    seen = np.zeros((rows, rows + 1), np.bool_)
+    seen[np.arange(rows)[:, None], positions.astype(int)] = True
+    return seen[:, :-1]
 
 
 def attention(

@@ -8,7 +8,7 @@ import numpy as np
 
 from urdir.model.families.attention import Attention, Latent
 from urdir.model.families.stored import Linear
-from urdir.model.graph.attention import attention
+from urdir.model.graph.attention import attention, selected_of
 from urdir.model.graph.evaluation import Evaluation, Floats
 from urdir.model.graph.op import Op
 from urdir.model.graph.tensor import Tensor
@@ -66,11 +66,7 @@ class AttendLatent(Op):
         if mixer.temperature is not None:
             q = q * mixer.temperature(at.positions)[:, None, None]
         at.cached[self.layer] = k, latent
-        seen = None
-        if self.selected is not None:
-            seen = np.zeros((rows, rows + 1), np.bool_)
-            seen[np.arange(rows)[:, None], given["selected"].astype(int)] = True
-            seen = seen[:, :-1]
+        seen = None if self.selected is None else selected_of(given["selected"])
         return attention(at, mixer.scores, mixer.sinks, q, k, latent, selected=seen).reshape(
             rows, -1
         )

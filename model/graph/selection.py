@@ -17,7 +17,8 @@ class Select(Op):
     """y (rows, width) u32 = the tokens with the highest index scores of each row.
 
     ``q`` (rows, heads * dim) and ``k`` (rows, dim), normed, are turned; k goes into the index cache
-    of ``layer``. ``weights`` (rows, heads); ``gate`` (rows, dim), of keys that are pooled.
+    of ``layer``. ``weights`` (rows, heads), 1 without them; ``gate`` (rows, dim), of keys
+    that are pooled. Keys of which means are pooled (`Indexer.pool_rope`) come as products.
 
     While evaluated, y are positions in order, and the number of rows where a row has fewer tokens;
     on the device slots in the layer's cache.
@@ -26,14 +27,14 @@ class Select(Op):
     word = "select"
     q: Tensor
     k: Tensor
-    weights: Tensor
+    weights: Tensor | None
     gate: Tensor | None
     indexer: Indexer
     layer: int
 
     def __post_init__(self) -> None:
         of = self.indexer
-        widths = (self.q.width, self.k.width, self.weights.width)
+        widths = (self.q.width, self.k.width, self.weights.width if self.weights else of.heads)
         self._check(widths == (of.heads * of.dim, of.dim, of.heads), "the widths differ")
 
     def evaluate(self, at: Evaluation, *x: Floats) -> Floats:
@@ -41,10 +42,18 @@ class Select(Op):
         q, k = x[0].reshape(rows, of.heads, of.dim), x[1][:, None]
         if of.rope is not None:
             table = at.turns(of.rope)
-            q, k = (of.rope.rotation.turn(each, at.positions, table) for each in (q, k))
-        keys = k[:, 0] if of.places is None else pooled(k[:, 0], x[3], at.vector(of.places))
+            q = of.rope.rotation.turn(q, at.positions, table)
+            if of.pool_rope is None:
+                k = of.rope.rotation.turn(k, at.positions, table)
+        if of.pool_rope is not None:
+            keys = self._means(at, x[1])
+        elif of.places is not None:
+            keys = pooled(k[:, 0], x[3], at.vector(of.places))
+        else:
+            keys = k[:, 0]
         products = np.maximum(np.einsum("rhd,kd->rhk", q, keys), 0)
-        scores = np.einsum("rhk,rh->rk", products, x[2])
+        weights = np.ones((rows, of.heads)) if self.weights is None else x[2]
+        scores = np.einsum("rhk,rh->rk", products, weights)
         chosen = np.full((rows, of.width), float(rows))
         for row, position in enumerate(at.positions.tolist()):
             count = (position + 1) // of.pool
@@ -54,6 +63,18 @@ class Select(Op):
             tokens = np.concatenate([tokens.ravel(), tail])
             chosen[row, : len(tokens)] = tokens
         return chosen
+
+    def _means(self, at: Evaluation, keys: Floats) -> Floats:
+        """Keys (pools, dim) of whole pools of tokens, as means, normed and turned."""
+        of = self.indexer
+        assert of.pool_rope is not None
+        assert of.k_norm.weight is not None
+        count = len(keys) // of.pool
+        made = keys[: count * of.pool].reshape(count, of.pool, of.dim).mean(axis=1)
+        made = of.k_norm.norm(made, at.vector(of.k_norm.weight))[:, None]
+        turns, first = at.turns(of.pool_rope), np.arange(count) * of.pool
+        turned: Floats = of.pool_rope.rotation.turn(made, first, turns)[:, 0]
+        return turned
 
 
 def pooled(keys: Floats, gates: Floats, places: Floats) -> Floats:

@@ -10,7 +10,13 @@ from urdir.model.families.layers import HyperConnection, StreamJoin
 from urdir.model.graph.evaluation import Evaluation, Floats
 from urdir.model.graph.op import Op
 from urdir.model.graph.tensor import Tensor
-from urdir.ptxgen.kernels.streams import STREAMS, joining_weights, mixes_of, weights_of
+from urdir.ptxgen.kernels.streams import (
+    STREAMS,
+    adding_weights,
+    joining_weights,
+    mixes_of,
+    weights_of,
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -88,6 +94,27 @@ class WriteStreams(Op):
         _, post, comb = _weights(at, self.of, x[2])
         mixed = np.einsum("rsd,rsc->rdc", comb, _apart(x[0]))
         made: Floats = (mixed + post[:, :, None] * x[1][:, None]).reshape(x[0].shape)
+        return made
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AddToStreams(Op):
+    """y = the streams x plus ``made`` (rows, width), the block's result, weighted for each stream
+    by 2 sigmoid(``mixes`` / 4), (rows, 4)."""
+
+    word = "add_to_streams"
+    x: Tensor
+    made: Tensor
+    mixes: Tensor
+
+    def __post_init__(self) -> None:
+        self._check_same(self.x)
+        self._check(self.x.width == STREAMS * self.made.width, "not four streams")
+        self._check(self.mixes.width == STREAMS, f"not {STREAMS} mixes")
+
+    def evaluate(self, at: Evaluation, *x: Floats) -> Floats:
+        added = adding_weights(x[2])[:, :, None] * x[1][:, None]
+        made: Floats = x[0] + added.reshape(x[0].shape)
         return made
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from urdir.model.families.attention import Attention, CrossKeys, OutputGate
 from urdir.model.graph.attention import Attend, Cache
 from urdir.model.graph.ops import Bound, Gate, Norm, Rope
+from urdir.model.graph.selection import CacheIndex, Select
 from urdir.model.graph.tensor import Tensor
 from urdir.model.layers.builder import LayerOps
 from urdir.ptxgen.kernels.activation import Activation
@@ -12,8 +13,9 @@ from urdir.ptxgen.kernels.activation import Activation
 
 def attention(at: LayerOps, mixer: Attention, x: Tensor, scale: float) -> Tensor:
     """scale * O (attention of x), gated where there is a gate."""
+    selected = _selected(at, Select, mixer, x)
     q, k, v, gates = _products(at, mixer, x)
-    heads = at.graph.add(attend_op(at, Attend, "heads", mixer, q, k, v))
+    heads = at.graph.add(attend_op(at, Attend, "heads", mixer, q, k, v, selected))
     if mixer.gate is not None and gates is not None:
         heads = gated(at, mixer.gate, gates, heads)
     heads = at.norm("attn_sub_norm", heads, mixer.norm, "normed heads")
@@ -26,8 +28,29 @@ def attention(at: LayerOps, mixer: Attention, x: Tensor, scale: float) -> Tensor
 def cached_keys(at: LayerOps, mixer: Attention, x: Tensor) -> None:
     """The keys and values of x alone, into the cache, where the layer has one."""
     if mixer.k is not None:
+        _selected(at, CacheIndex, mixer, x)
         q, k, v, _ = _products(at, mixer, x)
         at.graph.add(attend_op(at, Cache, "q", mixer, q, k, v))
+
+
+def _selected(at: LayerOps, kind: type[Select], mixer: Attention, x: Tensor) -> Tensor | None:
+    """The tokens that rows attend to, where an indexer selects some; or (of `CacheIndex`) their
+    index keys alone in the cache."""
+    of = mixer.indexer
+    if of is None:
+        return None
+    assert of.pool_rope is not None
+    q, k = (
+        at.product("indexer", x, linear, name)
+        for linear, name in ((of.q, "index q"), (of.k, "index k"))
+    )
+    if of.q_norm is not None:
+        y = Tensor("index q", q.rows, q.width)
+        q = at.graph.add(Norm(at.name("indexer.q_norm"), y, q, of.q_norm, of.dim))
+    y = Tensor("selected", q.rows, of.width, "u32")
+    if kind is CacheIndex:
+        y = Tensor("index queries", q.rows, q.width)
+    return at.graph.add(kind(at.name("indexer"), y, q, k, None, None, of, at.index))
 
 
 def cross_keys(at: LayerOps, mixer: Attention, of: CrossKeys, states: Tensor) -> None:
@@ -110,6 +133,7 @@ def attend_op(
     q: Tensor,
     k: Tensor | None,
     v: Tensor | None,
+    selected: Tensor | None = None,
 ) -> Attend:
     """The attention of prepared heads, or a `Cache` of their keys and values alone."""
     width = mixer.output_width if kind is Attend else q.width
@@ -129,4 +153,5 @@ def attend_op(
         shares_cache_of=mixer.shares_cache_of,
         relative=mixer.relative,
         cross=mixer.cross is not None,
+        selected=selected,
     )

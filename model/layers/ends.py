@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from urdir.model.families.description import LayerEmbeddings
+from urdir.model.families.layers import LowRankConnection
 from urdir.model.graph.ops import (
     Add,
     AddVector,
@@ -20,6 +21,7 @@ from urdir.model.graph.tensor import STREAM, Tensor
 from urdir.model.layers.altup import further_streams, merged
 from urdir.model.layers.builder import LayerOps, StepOps
 from urdir.model.layers.layer import recalled, save
+from urdir.model.layers.streams import gated_mean
 
 
 def embedding(step: StepOps) -> Tensor:
@@ -82,6 +84,8 @@ def joined_streams(step: StepOps, x: Tensor) -> Tensor:
     graph, of = step.graph, step.config.join
     if of is None:
         return graph.add(JoinStreams("streams.mean", step.stream(x.rows), x))
+    if isinstance(of, LowRankConnection):
+        return gated_mean(graph, str, "output_hc", of, x, step.stream(x.rows))[0]
     normed = graph.add(
         Norm("output_hc_norm", Tensor("normed streams", x.rows, x.width), x, of.norm)
     )

@@ -10,12 +10,13 @@ from urdir.model.families.layers import (
     HyperConnection,
     LayerConfig,
     LayerEmbedding,
+    LowRankConnection,
     SharedTransformer,
 )
 from urdir.model.families.recurrent import Recurrent
 from urdir.model.families.stored import Linear
 from urdir.model.graph.ops import Add, Columns, Concat, Copy, Gate, Recall, ScaleBy
-from urdir.model.graph.streams import ReadStreams, WriteStreams
+from urdir.model.graph.streams import AddToStreams, ReadStreams, WriteStreams
 from urdir.model.graph.tensor import BRANCH, STREAM, Tensor
 from urdir.model.layers.altup import altup_layer
 from urdir.model.layers.attention import attention, cached_keys
@@ -25,6 +26,7 @@ from urdir.model.layers.dense import activation, dense, linear
 from urdir.model.layers.mla import cached_latents, latent_attention
 from urdir.model.layers.moe import mixture
 from urdir.model.layers.recurrent import state_mixer
+from urdir.model.layers.streams import gated_mean
 from urdir.ptxgen.kernels.activation import Activation
 
 #: The name under which the stream is saved as it begins, where shared transformers read it.
@@ -157,8 +159,10 @@ def _with_transformer(at: LayerOps, of: SharedTransformer, x: Tensor) -> Tensor:
     return at.add("transformer", x, linear(at, of.linear, made, 1.0))
 
 
-def _hyper_block(at: LayerOps, block: Block, of: HyperConnection, x: Tensor) -> Tensor:
-    """The streams x after a block that reads a weighted sum of them."""
+def _hyper_block(
+    at: LayerOps, block: Block, of: HyperConnection | LowRankConnection, x: Tensor
+) -> Tensor:
+    """The streams x after a block that reads a weighted sum of them, or a gated mean."""
     is_ffn = isinstance(block.branches[0].network, Dense | Mixture)
     label = "hc_ffn" if is_ffn else "hc_attn"
     read, mixes = _read_streams(at, of, label, x)
@@ -166,14 +170,21 @@ def _hyper_block(at: LayerOps, block: Block, of: HyperConnection, x: Tensor) -> 
     for branch in block.branches:
         _add_branch(at, branch, read, read, block.scale)
     assert at.residual is not None
-    y = Tensor(STREAM, x.rows, x.width)
-    return at.graph.add(WriteStreams(at.name(f"{label}_write"), y, x, at.residual, mixes, of))
+    y, written = Tensor(STREAM, x.rows, x.width), at.name(f"{label}_write")
+    if isinstance(of, LowRankConnection):
+        return at.graph.add(AddToStreams(written, y, x, at.residual, mixes))
+    return at.graph.add(WriteStreams(written, y, x, at.residual, mixes, of))
 
 
 def _read_streams(
-    at: LayerOps, of: HyperConnection, label: str, x: Tensor
+    at: LayerOps, of: HyperConnection | LowRankConnection, label: str, x: Tensor
 ) -> tuple[Tensor, Tensor]:
     """What a block reads of the streams x, and the numbers that its weights are made of."""
+    if isinstance(of, LowRankConnection):
+        assert of.inject is not None
+        read = Tensor("streams read", x.rows, at.config.hidden)
+        read, normed = gated_mean(at.graph, at.name, label, of, x, read)
+        return read, at.product(f"{label}_inject", normed, of.inject, "mixes")
     normed = at.norm(f"{label}_norm", x, of.norm, "normed streams")
     mixes = at.product(label, normed, of.mixes, "mixes")
     read = Tensor("streams read", x.rows, at.config.hidden)

@@ -46,6 +46,7 @@ def _attend(
     queries += [] if of.q_still is None else [("q still", of.q_still)]
     wanted += queries if of.q_down is None else [("latent q", of.q_down)]
     if (indexer := mixer.indexer) is not None:
+        assert indexer.weights is not None
         wanted += [("index k", indexer.k), ("index weights", indexer.weights)]
         wanted += [] if indexer.gate is None else [("index gate", indexer.gate)]
         queries.append(("index q", indexer.q))

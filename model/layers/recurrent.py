@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from urdir.model.families.ngrams import NgramMemory
 from urdir.model.families.recurrent import (
     Convolution,
     Decaying,
@@ -20,6 +21,7 @@ from urdir.model.graph.ops import Activate, Gate, Norm
 from urdir.model.graph.recurrent import Convolve, GatedNorm, Recur, Scan
 from urdir.model.graph.tensor import Tensor
 from urdir.model.layers.builder import LayerOps
+from urdir.model.layers.ngrams import ngram_memory
 from urdir.model.layers.rwkv import channel_mix, time_mix
 from urdir.ptxgen.kernels.activation import Activation
 
@@ -198,10 +200,11 @@ def gated_by_silu(at: LayerOps, x: Tensor, gate: Tensor) -> Tensor:
 
 
 def _gated(at: LayerOps, mixer: Recurrence, y: Tensor, gate: Tensor) -> Tensor:
-    """norm(y) * silu(gate), or norm(y * silu(gate))."""
+    """norm(y) * f(gate), or norm(y * f(gate))."""
     if mixer.norm is None:
         return gated_by_silu(at, y, gate)
-    return gated_norm(at, "ssm_norm", y, gate, mixer.norm, SILU, gates_first=mixer.gates_first)
+    f = Activation(mixer.gating)
+    return gated_norm(at, "ssm_norm", y, gate, mixer.norm, f, gates_first=mixer.gates_first)
 
 
 def state_mixer(
@@ -220,4 +223,5 @@ _MIXERS: Mapping[type[Recurrent], Callable[..., Tensor]] = {
     Lightning: lightning,
     TimeMix: time_mix,
     ChannelMix: channel_mix,
+    NgramMemory: ngram_memory,
 }

@@ -17,6 +17,7 @@ from urdir.model.lower.attend import (
 from urdir.model.lower.lowering import Lowering
 from urdir.model.lower.requests import packs
 from urdir.model.lower.rule import Rule
+from urdir.model.lower.selection import append_selected_heads, selects
 from urdir.ptxgen.kernels.attention.own_token import OwnToken
 from urdir.ptxgen.kernels.attention.prepare_tokens import PrepareTokens
 
@@ -123,6 +124,10 @@ def lower_attention(at: Lowering, ops: Sequence[Op]) -> bool:
     attention = layer_attention(at, prepared.attend, token, prepared.constants(at))
     if isinstance(prepared.attend, Cache):
         append_tokens(at.plan, attention)
+        return True
+    selected = prepared.attend.selected
+    if selected is not None and selects(at, prepared.attend):
+        append_selected_heads(at, prepared.attend, selected, attention)
         return True
     y, matrix = prepared.attend.y, _next_matrix(at, prepared.attend)
     heads, packed = at.place(y), None

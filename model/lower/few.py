@@ -32,7 +32,8 @@ from urdir.ptxgen.weights.halves import Halves
 from urdir.ptxgen.weights.packed_few import Order
 
 if TYPE_CHECKING:
-    from urdir.driver.memory import PinnedBuffer, Slice
+    from urdir.driver.memory import Slice
+    from urdir.driver.pinned import PinnedBuffer
 
     Arguments = dict[str, Slice | PinnedBuffer]
 

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 from weakref import WeakKeyDictionary
 
-from urdir.driver.memory import PinnedBuffer, Region, Slice
+from urdir.driver.memory import Region, Slice
+from urdir.driver.pinned import PinnedBuffer
 from urdir.model.families.layers import LayerConfig
 from urdir.model.families.stored import Linear, StoredMatrix, of_any_layer, stored_in
 from urdir.model.graph.ops import Norm

@@ -12,6 +12,7 @@ from urdir.model.lower import (
     latent,
     linear,
     moe,
+    ngrams,
     norms,
     recurrent,
     rwkv,
@@ -24,7 +25,7 @@ from urdir.model.lower.rule import RuleBook
 
 _ROOMS = (
     *(adapters, moe, selection, compression, latent, attention, rwkv, linear),
-    *(altup, recurrent, collectives, norms, stream, streams, blocks, switch),
+    *(altup, recurrent, collectives, norms, stream, streams, blocks, switch, ngrams),
 )
 #: What a step is lowered by.
 RULES = RuleBook([rule for room in _ROOMS for rule in room.RULES])

@@ -6,11 +6,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from urdir.model.families.rope import RopeConfig
+from urdir.model.graph.attention import Attend
 from urdir.model.graph.compression import SelectBlocks
 from urdir.model.graph.latent import AttendLatent
 from urdir.model.graph.op import Op
 from urdir.model.graph.selection import Select
-from urdir.model.lower.attend import LayerAttention, append_keys_alone
+from urdir.model.lower.attend import LayerAttention, append_keys_alone, append_tokens
 from urdir.model.lower.latent_heads import append_absorbed, append_latent_key, parts_of_heads
 from urdir.model.lower.lowering import Lowering
 from urdir.model.lower.rule import Rule
@@ -18,7 +20,8 @@ from urdir.ptxgen.kernels.attention.choice import chosen_attention
 from urdir.ptxgen.kernels.attention.index_scores import IndexScores
 from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
 from urdir.ptxgen.kernels.attention.latent_decode import LatentDecode
-from urdir.ptxgen.kernels.attention.own_token import OwnToken
+from urdir.ptxgen.kernels.attention.mean_keys import MeanKeys
+from urdir.ptxgen.kernels.attention.own_token import PLAIN_TOKEN, OwnToken
 from urdir.ptxgen.kernels.attention.pool_keys import PoolKeys
 from urdir.ptxgen.kernels.attention.prepare_tokens import PrepareTokens
 from urdir.ptxgen.kernels.attention.select_keys import select_keys
@@ -26,6 +29,7 @@ from urdir.ptxgen.kernels.join import Join
 
 if TYPE_CHECKING:
     from urdir.driver.memory import Slice
+    from urdir.model.graph.tensor import Tensor
 
 #: Bytes of the scores of rows that are selected at once: a long prompt is cut by them, into parts
 #: of multiples of four rows, whose positions are 16-byte aligned.
@@ -56,7 +60,7 @@ def lower_cache_index(at: Lowering, ops: Sequence[Op]) -> bool:
     return True
 
 
-def selects(at: Lowering, of: AttendLatent) -> bool:
+def selects(at: Lowering, of: AttendLatent | Attend) -> bool:
     """Whether rows attend to selected tokens alone."""
     return of.selected is not None and at.rows.keys > of.selected.width
 
@@ -102,6 +106,9 @@ def append_selected(at: Lowering, of: AttendLatent, attention: LayerAttention) -
 def _append_index_tokens(at: Lowering, of: Select, heads: int) -> None:
     """Index keys of the rows, turned, into the cache; queries turned, if ``heads`` of them."""
     indexer, rows, shape = of.indexer, at.rows, at.parts.cache.shape
+    if indexer.pool_rope is not None:
+        _append_means(at, of, indexer.pool_rope, heads)
+        return
     layout, given = shape.index_layout(of.layer), {**_cache(at, of), **rows.arguments}
     given |= {"q": at.place(of.q), "k": at.place(of.k)}
     if indexer.pool > 1:
@@ -127,6 +134,56 @@ def _append_index_tokens(at: Lowering, of: Select, heads: int) -> None:
         )
 
 
+def _append_means(at: Lowering, of: Select, rope: RopeConfig, heads: int) -> None:
+    """Keys of the rows as they are into the cache, and those of the pools that they end, as means;
+    queries turned, if ``heads`` of them."""
+    indexer, rows, layout = of.indexer, at.rows, at.parts.cache.shape.index_layout(of.layer)
+    tables, cache = at.parts.weights.rope_tables, _cache(at, of)
+    raw = at.parts.cache.arguments(of.layer)["r_cache"]
+    if heads and indexer.rope is not None:
+        token = OwnToken(indexer.rope.rotation, appends=False)
+        turn = PrepareTokens(heads, layout, rows.count, token)
+        q, table = at.place(of.q), tables[indexer.rope]
+        at.launch(turn, f"{of.label}.q", q=q, frequencies=table, position=rows.position)
+    append = PrepareTokens(0, layout, rows.count, PLAIN_TOKEN)
+    given = {**cache, "k_cache": raw, **rows.arguments}
+    at.launch(append, f"{of.label}.tokens", k=at.place(of.k), **given)
+    norm = at.norm(indexer.k_norm)
+    assert norm.weight is not None
+    at.launch(
+        MeanKeys(layout, indexer.pool, rope.rotation, norm.norm.eps, rows.count),
+        f"{of.label}.pools",
+        **(cache | rows.arguments),
+        weight=norm.weight,
+        frequencies=tables[rope],
+        raw=raw,
+    )
+
+
+def append_selected_heads(
+    at: Lowering, of: Attend, selected: Tensor, attention: LayerAttention
+) -> None:
+    """Attention of every row to the tokens that were ``selected`` for it, by heads; ``attention``
+    is that to all tokens."""
+    append_tokens(at.plan, attention)
+    rows = at.rows
+    kernel = chosen_attention(
+        of.heads,
+        attention.layout.chosen(rows.count, selected.width),
+        rows.count,
+        attention.scores,
+        attention.sm_count,
+        attention.target,
+        None,
+    )
+    chosen = replace(
+        attention,
+        caches={**attention.caches, "block_table": at.place(selected)},
+        rows=replace(rows, sequence=at.work[ROW], position=at.work[LAST]),
+    )
+    chosen.launch(at.plan, kernel, of.label, out=at.place(of.y))
+
+
 def append_selection(at: Lowering, of: Select | SelectBlocks) -> None:
     """Scores of all tokens, and the slots of the highest in a cache of one head, some rows after
     others."""
@@ -140,7 +197,9 @@ def append_selection(at: Lowering, of: Select | SelectBlocks) -> None:
     for first in range(0, rows.count, each):
         count = min(each, rows.count - first)
         ctas = max(1, _CTAS_PER_SM * at.limits.sms // count)
-        kernel = IndexScores(index, indexer.heads, count, keys, ctas, rounds, indexer.pool)
+        weighted = of.weights is not None
+        how = (ctas, rounds, indexer.pool, weighted)
+        kernel = IndexScores(index, indexer.heads, count, keys, *how)
         shape = (layout, count, keys, indexer.most, indexer.pool)
         select = select_keys(*shape, at.limits.sms, at.limits.target)
 
@@ -149,13 +208,14 @@ def append_selection(at: Lowering, of: Select | SelectBlocks) -> None:
 
         suffix = f" rows {first}" if each < rows.count else ""
         where = {name: part(place) for name, place in rows.arguments.items()}
-        weights = part(at.place(of.weights), of.weights.width)
+        given = cache | where
+        if of.weights is not None:
+            given["weights"] = part(at.place(of.weights), of.weights.width)
         at.launch(
             kernel,
             f"{of.label}.scores{suffix}",
-            **(cache | where),
+            **given,
             q=part(at.place(of.q), of.q.width),
-            weights=weights,
             scores=scores.slice(0, 4 * count * keys),
         )
         at.launch(

@@ -236,10 +236,9 @@ def lower_embed(at: Lowering, ops: Sequence[Op]) -> bool:
         assert isinstance(at.parts, StepParts)
         state = at.parts.state
         max_len, sequences, tokens = state.max_len, state.sequences, state["tokens"]
+        where = at.rows.arguments
         if of.tokens is not None:
-            tokens = at.place(of.tokens)
-        else:
-            where = at.rows.arguments
+            tokens, where = at.place(of.tokens), {"position": at.rows.position}
     kernel = embedding.Embedding(
         table.format,
         table.rows,

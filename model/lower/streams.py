@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from urdir.model.graph.op import Op
-from urdir.model.graph.streams import JoinStreams, ReadStreams, Widen, WriteStreams
+from urdir.model.graph.streams import (
+    AddToStreams,
+    JoinStreams,
+    ReadStreams,
+    Widen,
+    WriteStreams,
+)
 from urdir.model.lower.lowering import Lowering
 from urdir.model.lower.rule import Rule
 from urdir.ptxgen.kernels.streams import Streams
@@ -57,9 +63,20 @@ def lower_write(at: Lowering, ops: Sequence[Op]) -> bool:
     return True
 
 
+def lower_add(at: Lowering, ops: Sequence[Op]) -> bool:
+    """What a block adds."""
+    (of,) = ops
+    assert isinstance(of, AddToStreams)
+    kernel = Streams("add", of.made.width, of.x.rows)
+    x, made, mixes = (at.place(tensor) for tensor in (of.x, of.made, of.mixes))
+    at.launch(kernel, of.label, x=x, made=made, mixes=mixes, y=at.place(of.y))
+    return True
+
+
 RULES: Sequence[Rule] = (
     Rule("widen", lower_widen),
     Rule("read_streams", lower_read),
     Rule("write_streams", lower_write),
+    Rule("add_to_streams", lower_add),
     Rule("join_streams", lower_join),
 )

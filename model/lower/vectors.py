@@ -21,7 +21,8 @@ from urdir.ptxgen.kernels.linear.prologue.sum import NormedAdd, RankAdd
 from urdir.ptxgen.kernels.linear.spec import LinearSpec
 
 if TYPE_CHECKING:
-    from urdir.driver.memory import PinnedBuffer, Slice
+    from urdir.driver.memory import Slice
+    from urdir.driver.pinned import PinnedBuffer
 
     Arguments = dict[str, Slice | PinnedBuffer]
 

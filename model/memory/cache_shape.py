@@ -335,7 +335,7 @@ def _layer(
             return _compressed(compression, CachedLayer(layout, span), max_len)
         if (of := mixer.indexer) is None:
             return CachedLayer(layout, span)
-        raw = _index(2 * of.dim, layout) if of.pool > 1 else None
+        raw = _index(of.raw_width, layout) if of.raw_width else None
         return CachedLayer(layout, span, index=_index(of.dim, layout), raw=raw)
     window = Window.of(span, rows, mailbox_slots(settings.drafts), page_len)
     pages = window.pages(layout, settings.pages)

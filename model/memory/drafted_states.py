@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from urdir.model.errors import UnsupportedError
+from urdir.model.families.ngrams import NgramMemory
 from urdir.model.families.recurrent import Recurrent, Selective
 from urdir.model.families.rules import rule_of
 from urdir.model.families.rwkv import ChannelMix, TimeMix
@@ -20,6 +21,8 @@ def drafted_state(mixer: Recurrent, most: int) -> dict[str, int]:
     convolutions are rings. Raises UnsupportedError for a mixer that cannot verify drafts."""
     if isinstance(mixer, TimeMix | ChannelMix):
         raise UnsupportedError(f"drafts of a model with {mixer.kind} are not supported")
+    if isinstance(mixer, NgramMemory):
+        return {**mixer.state_with(most)}
     tails = {
         name: conv.channels * tail_slots(conv.taps, most)
         for name, conv in mixer.convolutions.items()

@@ -19,7 +19,8 @@ from urdir.ptxgen.kernels.exchange.spec import MOST, describe_fault, inbox_nbyte
 
 if TYPE_CHECKING:
     from urdir.driver.device import Device
-    from urdir.driver.memory import PinnedBuffer, Slice
+    from urdir.driver.memory import Slice
+    from urdir.driver.pinned import PinnedBuffer
     from urdir.ptxgen.spec import KernelSpec
 
 #: Maximum values of a rank in a one-shot exchange: 8 MiB of an inbox, twice. More are exchanged in

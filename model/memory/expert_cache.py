@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from urdir.driver.host_work import Access, HostParam, HostWork
-from urdir.driver.memory import Array, PinnedBuffer, Region, Slice
+from urdir.driver.memory import Array, Region, Slice
 from urdir.driver.operation import Launch
+from urdir.driver.pinned import PinnedBuffer
 from urdir.model.families.placement import expert_biases, expert_matrices
 from urdir.model.families.stored import Stored, StoredMatrix
 from urdir.model.memory.layer_files import FileReader, InFile

@@ -24,8 +24,8 @@ from urdir.model.owner import Owner
 
 if TYPE_CHECKING:
     from urdir.driver.device import Device
-    from urdir.driver.memory import PinnedBuffer
     from urdir.driver.operation import Memory
+    from urdir.driver.pinned import PinnedBuffer
     from urdir.driver.stream import Event, Stream
     from urdir.model.families.stored import Stored
     from urdir.model.files.open_file import Bytes

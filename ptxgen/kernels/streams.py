@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 
@@ -18,7 +18,7 @@ STREAMS = 4
 MIXES = STREAMS * (2 + STREAMS)
 THREADS = 128
 
-Kind = Literal["widen", "read", "write", "mean", "join"]
+Kind = Literal["widen", "read", "write", "mean", "join", "add"]
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,9 @@ class Streams(KernelSpec):
     - "read": y (rows, cols) = the sum of pre[i] * x[i] over the streams x (rows, 4, cols);
     - "write": y[d] (rows, 4, cols) = post[d] * made + the sum of comb[s, d] * x[s];
     - "mean": y (rows, cols) = the mean of the streams;
-    - "join": as "read", with ``mixes`` (rows, 4), ``scale`` (1,) and ``base`` (4,).
+    - "join": as "read", with ``mixes`` (rows, 4), ``scale`` (1,) and ``base`` (4,);
+    - "add": y[d] (rows, 4, cols) = x[d] + ``magnitude`` sigmoid(mixes[d] / 4) * made, with
+      ``mixes`` (rows, 4) alone.
 
     Weights are made of ``mixes`` (rows, 24), ``scale`` (3,) and ``base`` (24,): with m = mixes *
     scale + base, in three parts, pre = sigmoid(m[:4]) + ``eps``, post = 2 sigmoid(m[4:8]), and comb
@@ -52,8 +54,8 @@ class Streams(KernelSpec):
     template = ("urdir.templates", "streams.ptx.j2")
 
     def __post_init__(self) -> None:
-        if self.kind not in ("widen", "read", "write", "mean", "join"):
-            raise PtxgenError(f"streams: {self.kind!r} is none of widen, read, write, mean, join")
+        if self.kind not in get_args(Kind):
+            raise PtxgenError(f"streams: {self.kind!r} is none of {', '.join(get_args(Kind))}")
         if self.cols < 1 or not 1 <= self.rows <= 65535 or self.iterations < 0:
             raise PtxgenError(
                 f"streams: {self.rows} rows of {self.cols} values, {self.iterations} iterations"
@@ -63,9 +65,12 @@ class Streams(KernelSpec):
     def params(self) -> tuple[Param, ...]:
         wide, narrow = ("rows", STREAMS, "cols"), ("rows", "cols")
         x = Param("x", "f32", narrow if self.kind == "widen" else wide, Access.IN)
-        y = Param("y", "f32", wide if self.kind in ("widen", "write") else narrow, Access.OUT)
-        made = (Param("made", "f32", narrow, Access.IN),) if self.kind == "write" else ()
+        is_wide = self.kind in ("widen", "write", "add")
+        y = Param("y", "f32", wide if is_wide else narrow, Access.OUT)
+        made = (Param("made", "f32", narrow, Access.IN),) if self.kind in ("write", "add") else ()
         weights: tuple[Param, ...] = ()
+        if self.kind == "add":
+            weights = (Param("mixes", "f32", ("rows", STREAMS), Access.IN),)
         if self.kind in ("read", "write", "join"):
             mixes = STREAMS if self.kind == "join" else mixes_of(self.iterations)
             scales = {STREAMS: 1, 2 * STREAMS: 2}.get(mixes, 3)
@@ -94,6 +99,9 @@ class Streams(KernelSpec):
         elif self.kind == "join":
             pre = joining_weights(inputs["mixes"], inputs["scale"], inputs["base"], self.eps)
             y = np.einsum("rs,rsc->rc", pre, x)
+        elif self.kind == "add":
+            post = adding_weights(inputs["mixes"], self.magnitude)
+            y = x + post[:, :, None] * inputs["made"].astype(np.float64)[:, None]
         else:
             of = inputs["mixes"], inputs["scale"], inputs["base"]
             pre, post, comb = weights_of(*of, self.iterations, self.eps, self.magnitude)
@@ -112,6 +120,7 @@ class Streams(KernelSpec):
             "widen": cls("widen", 37, 2),
             "mean": cls("mean", 130, 2),
             "join": cls("join", 133, 3, eps=1e-3),
+            "add": cls("add", 133, 3, magnitude=1.5),
             "read unmixed": cls("read", 131, 3, iterations=0, eps=1e-3),
             "write unmixed": cls("write", 131, 3, iterations=0, eps=1e-3, magnitude=1.5),
             "twenty iterations": cls("write", 260, 2, iterations=20, eps=1e-5),
@@ -149,6 +158,12 @@ def weights_of(
         comb = comb / (comb.sum(axis=2, keepdims=True) + eps)
         comb = comb / (comb.sum(axis=1, keepdims=True) + eps)
     return pre + eps, magnitude * post, comb
+
+
+def adding_weights(mixes: Array, magnitude: float = 2.0) -> Array:
+    """Weights (rows, 4) of what a block adds to each stream, in float64."""
+    weights: Array = magnitude / (1.0 + np.exp(-mixes.astype(np.float64) / STREAMS))
+    return weights
 
 
 def joining_weights(mixes: Array, scale: Array, base: Array, eps: float) -> Array:

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from urdir.driver import device as device_module
-from urdir.driver import memory
+from urdir.driver import pinned as pinned_memory
 from urdir.driver.bindings import emulated
 from urdir.driver.device import Device
 from urdir.driver.emulator.api import FUNCTIONS
@@ -104,7 +104,7 @@ def calls_of_a_sound_run(kernels: list[Kernel]) -> dict[str, int]:
 def test_every_call_fails(
     make_kernel: MakeKernel, pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(memory, "MAPPED_NBYTES", MUCH)
+    monkeypatch.setattr(pinned_memory, "MAPPED_NBYTES", MUCH)
     kernels = make_all(make_kernel)
     expected = whole(emulated(), kernels)
     calls = calls_of_a_sound_run(kernels)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.patience import PATIENCE
 from urdir.driver.apart import Compilers
 from urdir.driver.cache import CacheWarning
 from urdir.driver.device import Device
@@ -265,7 +266,7 @@ def test_closing_compilers_ends_all_waits(tmp_path: Path, monkeypatch: pytest.Mo
 
     def compiled(self: Compilers, kernel: Kernel) -> bool:
         started.set()
-        return released.wait(10)
+        return released.wait(PATIENCE)
 
     monkeypatch.setattr(Compilers, "_compiled", compiled)
     compilers = Compilers("emulator", tmp_path, None, 1)
@@ -276,13 +277,13 @@ def test_closing_compilers_ends_all_waits(tmp_path: Path, monkeypatch: pytest.Mo
         threading.Thread(target=compilers.close, daemon=True),
     ]
     threads[0].start()
-    assert started.wait(10)
+    assert started.wait(PATIENCE)
     threads[1].start()
     while not compilers._threads._shutdown:  # kernels that wait are cancelled
         time.sleep(0.001)
     released.set()
     for thread in threads:
-        thread.join(10)
+        thread.join(PATIENCE)
     assert results == [False]
 
 

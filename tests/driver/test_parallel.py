@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.patience import PATIENCE
 from urdir.driver import parallel
 from urdir.driver.parallel import Job, Task, Work, completed, elsewhere, in_threads
 
@@ -17,7 +18,7 @@ def four_cores(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_results_are_in_order_and_made_at_once() -> None:
-    together = threading.Barrier(4, timeout=20)  # broken unless four threads are there at once
+    together = threading.Barrier(4, timeout=PATIENCE)  # broken unless four are there at once
 
     def work(number: int) -> int:
         together.wait()
@@ -53,7 +54,7 @@ def test_the_first_failure_is_raised_when_nothing_runs_any_more() -> None:
 
 def test_a_task_runs_beside_the_caller() -> None:
     go = threading.Event()
-    task = Task(lambda: go.wait(20) and threading.current_thread().name, "beside")
+    task = Task(lambda: go.wait(PATIENCE) and threading.current_thread().name, "beside")
     go.set()
     assert task.result() == "beside"
     assert not task.failed()
@@ -75,12 +76,12 @@ def test_a_job_is_done_once_by_whoever_comes_first() -> None:
     def work() -> int:
         done.append(threading.current_thread().name)
         begun.set()
-        assert goes_on.wait(20)
+        assert goes_on.wait(PATIENCE)
         return 7
 
     job = Job(work)
     other = Task(job.run, "other")
-    assert begun.wait(20)
+    assert begun.wait(PATIENCE)
     assert not job.is_done
     goes_on.set()
     assert job.result() == 7  # waited for
@@ -155,7 +156,7 @@ def test_items_are_made_here_while_others_are_worked_on() -> None:
         for number in range(6):
             makers.add(threading.current_thread())
             if number == 5:  # the first is worked on before the last is made
-                assert started.wait(10)
+                assert started.wait(PATIENCE)
             yield number
 
     def work(number: int) -> int:

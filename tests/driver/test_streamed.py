@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from tests.driver.planted import graph_without
-from urdir.driver import bindings, memory
+from urdir.driver import bindings
+from urdir.driver import pinned as pinned_memory
 from urdir.driver.device import Device
 from urdir.driver.errors import CudaError, LaunchError
 from urdir.driver.execute import bind, evaluate, profile, record, run
@@ -208,7 +209,9 @@ def test_parts_of_a_slot_come_with_it(streams: Streams) -> None:
 def test_much_pinned_memory_is_mapped_by_the_process(
     device: Device, nbytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(memory, "MAPPED_NBYTES", 1 if nbytes == NBYTES else memory.MAPPED_NBYTES)
+    monkeypatch.setattr(
+        pinned_memory, "MAPPED_NBYTES", 1 if nbytes == NBYTES else pinned_memory.MAPPED_NBYTES
+    )
     values = np.random.default_rng(0).standard_normal(nbytes // 4).astype(np.float32)
     pinned = device.pinned(nbytes, "mapped")
     pinned.view(np.float32, len(values))[:] = values
@@ -233,7 +236,7 @@ def test_much_pinned_memory_is_mapped_by_the_process(
 
 
 def test_memory_that_cannot_be_registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "MAPPED_NBYTES", 1)
+    monkeypatch.setattr(pinned_memory, "MAPPED_NBYTES", 1)
     api = bindings.emulated()
     with Device.open("emulator", api=api) as device:
         api.inject("cuMemHostRegister")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
+from itertools import chain
 from typing import Any
 
 import gguf
@@ -21,9 +22,11 @@ from urdir.model.families.layers import (
     Block,
     HyperConnection,
     LayerConfig,
+    LowRankConnection,
     Network,
     StreamJoin,
 )
+from urdir.model.families.ngrams import NgramMemory
 from urdir.model.families.recurrent import (
     Convolution,
     KimiDelta,
@@ -215,9 +218,19 @@ class Reference:
         return x
 
     def _in_streams(
-        self, block: Block, of: HyperConnection, x: Floats, positions: Any, caches: Any
+        self,
+        block: Block,
+        of: HyperConnection | LowRankConnection,
+        x: Floats,
+        positions: Any,
+        caches: Any,
     ) -> Floats:
         """The streams x (rows, 4, hidden) after a block, each row by itself."""
+        if isinstance(of, LowRankConnection):
+            assert of.inject is not None
+            read, normed = self._gated_mean(of, x)
+            made = self._block(block, read, read, positions, caches)
+            return x + 2 * _sigmoid(self.linear(of.inject, normed) / 4)[:, :, None] * made[:, None]
         mixes = self.linear(of.mixes, self.norm(of.norm, x.reshape(len(x), -1)))
         scale, base = self.vector(of.scale), self.vector(of.base)
         pre = _sigmoid(mixes[:, :4] * scale[0] + base[:4]) + of.eps
@@ -236,8 +249,48 @@ class Reference:
             streams.append(comb.T @ x[row] + np.outer(post[row], y))
         return np.stack(streams)
 
-    def _joined(self, of: StreamJoin | None, x: Floats) -> Floats:
+    def _gated_mean(self, of: LowRankConnection, x: Floats) -> tuple[Floats, Floats]:
+        """What a block reads of the streams x (rows, 4, hidden), and their norm side by side."""
+        normed = self.norm(of.norm, x)
+        flat = normed.reshape(len(x), -1)
+        gates = self.linear(of.up, _silu(self.linear(of.down, flat) / 4))
+        return (normed * _sigmoid(gates.reshape(x.shape))).mean(axis=1), flat
+
+    def _ngram_memory(self, of: NgramMemory, x: Floats) -> Floats:
+        """What is added to the streams x (rows, 4, hidden)."""
+        n, rows = len(of.hash.multipliers), []
+        per = len(of.hash.offsets) // (n - 1)
+        for at in range(len(x)):
+            last = [int(token) for token in self._tokens[max(0, at + 1 - n) : at + 1]][::-1]
+            for place in range(1, len(last)):
+                if last[place] == of.hash.boundary:
+                    del last[place:]
+                    break
+            last += [of.hash.boundary] * (n - len(last))
+            terms = [t * m % 2**64 for t, m in zip(last, of.hash.multipliers, strict=True)]
+            found, number = [], terms[0]
+            for gram, term in enumerate(terms[1:]):
+                number ^= term
+                for head in range(gram * per, gram * per + per):
+                    found.append(number % of.hash.sizes[head] + of.hash.offsets[head])
+            rows.append(found)
+        e = self.matrix(of.table)[rows].reshape(len(x), -1)
+        key = self.norm(of.key_norm, self.linear(of.key, e).reshape(x.shape))
+        like = (key * self.norm(of.query_norm, x)).sum(axis=2) / np.sqrt(x.shape[2])
+        gate = _sigmoid(np.sign(like) * np.sqrt(np.maximum(np.abs(like), 1e-6)))
+        gated = gate[:, :, None] * self.linear(of.o, e)[:, None]
+        z = self.norm(of.conv_norm, gated).reshape(len(x), -1)
+        weight, made = self.vector(of.conv).reshape(z.shape[1], -1), np.zeros_like(z)
+        for at in range(len(x)):
+            for tap in range(weight.shape[1]):
+                if (place := at - (weight.shape[1] - 1 - tap) * n) >= 0:
+                    made[at] += weight[:, tap] * z[place]
+        return gated + _silu(made).reshape(x.shape)
+
+    def _joined(self, of: StreamJoin | LowRankConnection | None, x: Floats) -> Floats:
         """One stream, of those of x (rows, 4, hidden)."""
+        if isinstance(of, LowRankConnection):
+            return self._gated_mean(of, x)[0]
         if of is None:
             return np.asarray(x.mean(axis=1))
         mixes = self.linear(of.mixes, self.norm(of.norm, x.reshape(len(x), -1)))
@@ -322,6 +375,8 @@ class Reference:
                 return self._time_mix(of, x)
             case ChannelMix():
                 return self._channel_mix(of, x)
+            case NgramMemory():
+                return self._ngram_memory(of, x)
             case Dense():
                 return self._dense(of, x)
             case Mixture():
@@ -496,7 +551,8 @@ class Reference:
             y[row] = np.einsum("hvk,hk->hv", state, q[row])
         if of.skip is not None:
             y = y + v * self.vector(of.skip)[:, None]
-        gate = _silu(self.linear(of.gate, x))
+        gate = self.linear(of.gate, x)
+        gate = _sigmoid(gate) if of.gating == "sigmoid" else _silu(gate)
         if of.gates_first:
             y = (y.reshape(rows, -1) * gate).reshape(y.shape)
         if of.norm is not None and of.norm.weight is not None:
@@ -634,7 +690,11 @@ class Reference:
             k, v = self.stored(len(caches) - 1, k, v)
         caches[-1] = k, v
         q = self._tempered(a, q, positions)
-        out = self._attend(a, q, k, v, positions).reshape(len(x), a.output_width) * a.value_scale
+        chosen = None if a.indexer is None else self._selected(a.indexer, x, x, positions)
+        out = (
+            self._attend(a, q, k, v, positions, chosen).reshape(len(x), a.output_width)
+            * a.value_scale
+        )
         return self.linear(a.o, self.norm(a.norm, self._gated(a, out, x)))
 
     def _gated(self, a: Attention, out: Floats, x: Floats) -> Floats:
@@ -747,12 +807,23 @@ class Reference:
 
     def _selected(self, of: Indexer, x: Floats, source: Floats, positions: Any) -> Any:
         """Which tokens (rows, tokens) an indexer selects."""
-        q = self.linear(of.q, source).reshape(len(x), of.heads, of.dim)
-        k = self.norm(of.k_norm, self.linear(of.k, x))[:, None]
+        q = self.norm(of.q_norm, self.linear(of.q, source).reshape(len(x), of.heads, of.dim))
+        k = self.linear(of.k, x)[:, None]
+        if (pool_rope := of.pool_rope) is not None:
+            k = k[: len(x) // of.pool * of.pool].reshape(-1, of.pool, of.dim).mean(1)[:, None]
+        k = self.norm(of.k_norm, k)
         if of.rope is not None:
             table = turns_table(of.rope.frequencies(None))
-            q, k = (of.rope.rotation.turn(each, positions, table) for each in (q, k))
-        weights, keys = self.linear(of.weights, x), k[:, 0]
+            q = of.rope.rotation.turn(q, positions, table)
+            if pool_rope is None:
+                k = of.rope.rotation.turn(k, positions, table)
+            else:
+                table = turns_table(pool_rope.frequencies(None))
+                k = pool_rope.rotation.turn(k, np.arange(len(k)) * of.pool, table)
+        weights = np.ones((len(x), of.heads))
+        if of.weights is not None:
+            weights = self.linear(of.weights, x)
+        keys = k[:, 0]
         if of.gate is not None and of.places is not None:
             gates, places = self.linear(of.gate, x), self.vector(of.places).reshape(of.pool, -1)
             pools = [range(at, at + of.pool) for at in range(0, len(x) - of.pool + 1, of.pool)]
@@ -761,11 +832,14 @@ class Reference:
         for row in range(len(x)):
             count = (row + 1) // of.pool
             scores = [weights[row] @ np.maximum(q[row] @ keys[key], 0) for key in range(count)]
-            best = sorted(range(count), key=lambda key: (-scores[key], key))
-            for key in best[: of.most // of.pool]:
-                seen[row, key * of.pool : (key + 1) * of.pool] = True
-            seen[row, count * of.pool : row + 1] = True
+            seen[row, self.best_tokens(of, scores, row)] = True
         return seen
+
+    def best_tokens(self, of: Indexer, scores: list[Any], row: int) -> list[int]:
+        """The tokens that a row attends to, of the scores of whole pools."""
+        best = sorted(range(len(scores)), key=lambda key: (-scores[key], key))
+        pools = [range(key * of.pool, (key + 1) * of.pool) for key in best[: of.most // of.pool]]
+        return [*chain.from_iterable(pools), *range(len(scores) * of.pool, row + 1)]
 
     @staticmethod
     def _tempered(a: Attention, q: Floats, positions: Any) -> Floats:

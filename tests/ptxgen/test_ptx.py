@@ -216,8 +216,8 @@ def test_a_long_kernel_parses_quickly() -> None:
     body = ".reg .pred %p; .reg .f32 %r<97>;\n" + "\n".join(lines)
     best = math.inf
     for _ in range(5):
-        start = time.perf_counter()
+        start = time.thread_time()
         found = entry(body)
-        best = min(best, time.perf_counter() - start)
+        best = min(best, time.thread_time() - start)
     assert len(list(found.instructions)) == 2000
     assert best < 0.25  # about 0.02 on an idle core

@@ -63,6 +63,7 @@ class Emitter:
         self.instruction: Instruction
         self.indent = "    "
         self._scratch = 0
+        self._views: dict[tuple[str, str], tuple[int, str]] = {}
         self._after: list[str] = []
         self._written_now: list[int] = []
         self._mask: str | None = None
@@ -142,6 +143,16 @@ class Emitter:
 
     def register(self, name: str, element: str, old: bool = True) -> str:
         """The view of a register as ``element``: its low bytes if it is wider."""
+        found = self._views.get((name, element))
+        if found is None:
+            found = self._views[name, element] = self._new_view(name, element)
+        number, view = found
+        if old and number not in self.written:
+            self.needed.add(number)
+        return view
+
+    def _new_view(self, name: str, element: str) -> tuple[int, str]:
+        """A register's number and its view, at the block's first use of it."""
         number = self.layout.number(name)
         width = self.layout.width(number)
         size = int(element[1])
@@ -151,9 +162,7 @@ class Emitter:
         elif width < size:
             raise self.fail(f"{name} has {8 * width} bits, {8 * size} are needed")
         self.used.setdefault(number, set()).add(element)
-        if old and number not in self.written:
-            self.needed.add(number)
-        return f"r{number}_{element}"
+        return number, f"r{number}_{element}"
 
     def special(self, name: str, element: str) -> str:
         """A special register; a 64-bit name does not imply its low half."""
@@ -202,10 +211,14 @@ class Emitter:
 
     def constant(self, value: int | float, element: str, kind: str = "int") -> str:
         """The name of a constant; integers wrap to the element's width."""
-        array = constant_array(value, element, kind)
-        if array is None:
-            raise self.fail(f"{value} is not a constant of this type")
-        return self.layout.constant(array)
+        key = (repr(value), element, kind)  # -0.0 is not 0.0
+        name = self.layout.constant_names.get(key)
+        if name is None:
+            array = constant_array(value, element, kind)
+            if array is None:
+                raise self.fail(f"{value} is not a constant of this type")
+            name = self.layout.constant_names[key] = self.layout.constant(array)
+        return name
 
     def symbol(self, operand: Symbol, element: str) -> str:
         """The address of a variable."""

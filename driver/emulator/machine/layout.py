@@ -84,6 +84,8 @@ class EntryLayout:
         #: Other objects named by the generated text.
         self.kept: dict[str, object] = {}
         self.constants: dict[tuple[str, bytes], str] = {}
+        #: The same by (value as written, element, kind).
+        self.constant_names: dict[tuple[str, str, str], str] = {}
         self.constant_arrays: dict[str, np.ndarray[Any, Any]] = {}
 
     def number(self, name: str) -> int:

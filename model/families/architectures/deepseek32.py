@@ -105,6 +105,25 @@ def _attention(file: Reader, layer: int, style: RopeStyle, own: bool | None) -> 
     )
 
 
+def check_indexer(file: Reader, rope: RopeConfig | None) -> tuple[int, int, int]:
+    """Heads of an indexer, their values, and how many tokens it selects. Raises ConfigError,
+    UnsupportedError for what kernels lack."""
+    heads, dim, most = (
+        file.size(f"attention.indexer.{name}") for name in ("head_count", "key_length", "top_k")
+    )
+    if rope is not None and rope.dim > dim:
+        raise ConfigError(
+            f"{file.key('attention.indexer.key_length')} is {dim}, but {rope.dim} values rotate"
+        )
+    if heads > MOST_HEADS or dim > MOST_DIM or dim % 8 or most > MOST_KEYS:
+        raise UnsupportedError(
+            f"an indexer of {heads} heads of {dim} values that selects {most} tokens "
+            f"({file.key('attention.indexer')}): supported are up to {MOST_HEADS} heads of a "
+            f"multiple of 8 values, up to {MOST_DIM}, and {MOST_KEYS} tokens"
+        )
+    return heads, dim, most
+
+
 def indexer(
     file: Reader,
     layer: int,
@@ -119,19 +138,7 @@ def indexer(
     attention.indexer.kpool tokens, if the file says so. ``norm`` is that of keys, by default with
     the file's epsilon. Where the last values of a head rotate (``rotates_last``), rows are
     reordered, so that these come first: scores are sums over all values of a head."""
-    heads, dim, most = (
-        file.size(f"attention.indexer.{name}") for name in ("head_count", "key_length", "top_k")
-    )
-    if rope is not None and rope.dim > dim:
-        raise ConfigError(
-            f"{file.key('attention.indexer.key_length')} is {dim}, but {rope.dim} values rotate"
-        )
-    if heads > MOST_HEADS or dim > MOST_DIM or dim % 8 or most > MOST_KEYS:
-        raise UnsupportedError(
-            f"an indexer of {heads} heads of {dim} values that selects {most} tokens "
-            f"({file.key('attention.indexer')}): supported are up to {MOST_HEADS} heads of a "
-            f"multiple of 8 values, up to {MOST_DIM}, and {MOST_KEYS} tokens"
-        )
+    heads, dim, most = check_indexer(file, rope)
     if norm is None:
         eps = "attention.layer_norm_epsilon"
         norm = layer_norm(file) if file.has_key(eps) else Norm("layer", INDEX_EPS)

@@ -59,21 +59,21 @@ def qwen35(file: Reader) -> Description:
 def qwen35moe(file: Reader) -> Description:
     """Qwen 3.5 with experts, text only."""
     rope = with_sections(file, shared_rope(file, "half"), interleaved=True)
-    return _decoder(file, rope, _experts(file))
+    return _decoder(file, rope, gated_experts(file))
 
 
 def qwen3next(file: Reader) -> Description:
     """Qwen3-Next: beta and alpha are one matrix, interleaved by key head. Older files store a
     matrix ssm_in beside attn_qkv, which is ignored."""
-    return _decoder(file, shared_rope(file, "half"), _experts(file))
+    return _decoder(file, shared_rope(file, "half"), gated_experts(file))
 
 
 def _decoder(file: Reader, rope: RopeConfig, network: Callable[[int], Network]) -> Description:
-    norm, recurrent = rms_norm(file), _recurrent_layers(file)
+    norm, recurrent = rms_norm(file), recurrent_layers(file)
     return model(
         file,
         lambda index: sequential(
-            _delta_net(file, index) if recurrent[index] else _attention(file, index, rope),
+            delta_net(file, index) if recurrent[index] else gated_attention(file, index, rope),
             network(index),
             (file.norm("attn_norm", index, norm), file.norm("post_attention_norm", index, norm)),
         ),
@@ -83,7 +83,8 @@ def _decoder(file: Reader, rope: RopeConfig, network: Callable[[int], Network]) 
     )
 
 
-def _recurrent_layers(file: Reader) -> list[bool]:
+def recurrent_layers(file: Reader) -> list[bool]:
+    """Whether each layer has the delta rule."""
     name = "attention.recurrent_layers"
     if file.has_key(name):
         flags = file.by_layer(name, bool)
@@ -93,7 +94,9 @@ def _recurrent_layers(file: Reader) -> list[bool]:
     return [flag and layer not in file.nextn_layers for layer, flag in enumerate(flags)]
 
 
-def _experts(file: Reader) -> Callable[[int], Mixture]:
+def gated_experts(file: Reader) -> Callable[[int], Mixture]:
+    """The experts of a layer, with a gated shared one."""
+
     def network(index: int) -> Mixture:
         width = shared_width(file, 0) or dense_width(file, index)
         return mixture(
@@ -108,7 +111,7 @@ def _experts(file: Reader) -> Callable[[int], Mixture]:
     return network
 
 
-def _attention(file: Reader, layer: int, rope: RopeConfig) -> Attention:
+def gated_attention(file: Reader, layer: int, rope: RopeConfig) -> Attention:
     """Gated attention: in the rows of attn_q each head is followed by its gate."""
     (queries, keys), (dim, value_dim) = heads(file, layer), head_dims(file)
     if value_dim != dim:
@@ -133,7 +136,8 @@ def _attention(file: Reader, layer: int, rope: RopeConfig) -> Attention:
     )
 
 
-def _delta_net(file: Reader, layer: int) -> Recurrence:
+def delta_net(file: Reader, layer: int) -> Recurrence:
+    """The gated delta rule of a layer."""
     norm, hidden, dim = rms_norm(file), file.hidden, file.size("ssm.state_size")
     queries, values = file.size("ssm.group_count"), file.size("ssm.time_step_rank")
     if values % queries or file.size("ssm.inner_size") != values * dim:

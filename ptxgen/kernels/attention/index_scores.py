@@ -31,7 +31,8 @@ class IndexScores(KernelSpec):
     row with a position from ``max_len`` on has -inf alone.
 
     With a ``pool`` above 1 key n is that of tokens n * pool ... and lies in the slot of the last of
-    them (`PoolKeys`); a row sees pools up to its position.
+    them (`PoolKeys`); a row sees pools up to its position. Where scores are not ``weighted``, all
+    weights are 1.
     """
 
     layout: KvLayout
@@ -41,6 +42,7 @@ class IndexScores(KernelSpec):
     ctas: int = 1
     rounds: bool = True
     pool: int = 1
+    weighted: bool = True
 
     name = "index_scores"
     template = ("urdir.templates", "attention/index_scores.ptx.j2")
@@ -70,7 +72,7 @@ class IndexScores(KernelSpec):
     def params(self) -> tuple[Param, ...]:
         return (
             Param("q", "f32", ("rows", "heads", "head_dim"), Access.IN),
-            Param("weights", "f32", ("rows", "heads"), Access.IN),
+            *([Param("weights", "f32", ("rows", "heads"), Access.IN)] if self.weighted else []),
             *self.layout.params(Access.IN),
             Param("sequence", "u32", ("rows",), Access.IN),
             Param("position", "u32", ("rows",), Access.IN),
@@ -127,7 +129,8 @@ class IndexScores(KernelSpec):
             tokens = np.arange(count) * self.pool + self.pool - 1
             k = self.layout.read(inputs["k_cache"], sequence, tokens, table)[0]
             products = inputs["q"][row].astype(np.float64) @ k.T.astype(np.float64)
-            scores[row, :count] = inputs["weights"][row] @ np.maximum(products, 0)
+            weights = inputs["weights"][row] if self.weighted else np.ones(self.heads)
+            scores[row, :count] = weights @ np.maximum(products, 0)
         return {"scores": scores}
 
     def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
@@ -155,6 +158,7 @@ class IndexScores(KernelSpec):
             "f16 as it is": cls(keys(1, 1, 200, 40, "f16"), 5, 2, 150, rounds=False),
             "odd heads": cls(keys(2, 1, 260, 96, "f16"), 13, 3, 257, ctas=2),
             "pools": cls(keys(2, 1, 300, 64, "f16"), 9, 3, 70, pool=4),
+            "no weights": cls(keys(2, 1, 300, 64, "f16"), 9, 3, 70, pool=4, weighted=False),
             "pools f32": cls(keys(1, 1, 64, 32, "f32", 16, 6), 4, 2, 15, rounds=False, pool=4),
             "DeepSeek V3.2": cls(keys(2, 1, 512, 128, "f16", 64, 17), 64, 3, 390, ctas=3),
         }

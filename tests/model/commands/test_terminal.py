@@ -26,7 +26,9 @@ def shell(command: str, **variables: str) -> subprocess.CompletedProcess[bytes]:
         "PYTHONPATH": os.pathsep.join(sys.path),
         **variables,
     }
-    done = subprocess.run(["bash", "-c", command], env=environment, capture_output=True, timeout=60)
+    done = subprocess.run(
+        ["bash", "-c", command], env=environment, capture_output=True, timeout=120
+    )
     assert b"Traceback" not in done.stderr + done.stdout
     assert b"Exception ignored" not in done.stderr
     return done

@@ -159,12 +159,13 @@ EXACT: dict[str, Any] = {"kv_dtype": "f32", "exact": True, "page_len": 16}
 @of_each
 def test_answers_side_by_side_are_those_of_each_alone(golden: Golden) -> None:
     """Sources of several lengths, in exact arithmetic."""
-    requests = [Request(prompt=source, settings=GREEDY, limit=3) for source in sources_of(golden)]
+    sources = sources_of(golden)[1:]  # the whole one: test_exact_logits_are_llama_cpp_s
+    requests = [Request(prompt=source, settings=GREEDY, limit=2) for source in sources]
     with golden.session(**EXACT) as session:
         alone = [answered(session, [request])[0] for request in requests]
     assert len({tuple(tokens) for tokens, _ in alone}) > 1
     assert [ending.prompt_tokens for _, ending in alone] == [len(r.prompt) for r in requests]
-    with golden.session(**EXACT, sequences=4) as session:
+    with golden.session(**EXACT, sequences=3) as session:
         assert answered(session, requests) == alone
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.model.partial_sort import WHOLE_POOLS
 from tests.model.stepping import Eager, stepping
 from urdir.model.engine.engine import Engine
 from urdir.model.engine.realizar import EagerSteps
@@ -115,7 +116,7 @@ def family(
 ) -> Iterator[Family]:
     name, whole = request.param, request.config.getoption("--full") or device_name == "cuda"
     with np.load(reference_golden("families", name)) as golden:
-        tokens = [int(token) for token in golden["tokens"]]
+        tokens = [int(token) for token in golden["tokens"][: WHOLE_POOLS.get(name)]]
         logits, native = golden["logits"], float(golden["native"])
     with (
         supported(name),

@@ -31,6 +31,8 @@ NO_SIZES = {
     *("rope.scaling.original_context_length", "attention.rope_pattern"),
     *("adapters.token_ids_activate", "adapters.token_ids_substitute"),
     *("token_shift_count", "rescale_every_n_layers", "attention.compress_ratios"),
+    *("ple.layers", "ple.eos_token_id", "ple.image_token_id", "ple.layer_multipliers"),
+    *("ple.head_offsets", "ple.head_vocab_sizes"),
 }
 Golden = Callable[[str], Any]
 Changed = Callable[..., Any]
@@ -64,11 +66,11 @@ def like(file: Any, key: str, value: int) -> Any:
 def refused(file: Any) -> str:
     """Why a file is refused: at once, and with no more memory than a good one."""
     tracemalloc.start()
-    begin = time.perf_counter()
+    begin = time.process_time()
     try:
         with pytest.raises((ConfigError, UnsupportedError)) as caught:
             Config.of(file)
-        assert time.perf_counter() - begin < 2.0
+        assert time.process_time() - begin < 2.0
         assert tracemalloc.get_traced_memory()[1] < 16 << 20
     finally:
         tracemalloc.stop()

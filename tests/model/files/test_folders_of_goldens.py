@@ -561,12 +561,22 @@ def test_dots_note_of_its_class_is_that_of_published_folders(
         for kind, base in ((sparse, said["rope_theta"]), ("sliding_attention", 5000.0))
     }}  # fmt: skip
     assert described(newer) == described(said)
+    parts = ("vision_encoder.a", "model.audio_encoder.b", "mtp.embed_tokens", "layers.4.mlp.gate")
+    rest = {f"model.{name.removeprefix('model.')}.weight": tensors["lm_head.weight"]
+            for name in parts}  # fmt: skip
+    beside = {"language_only": False, "im_token": "<a>", "audio_start_token": "<b>",
+              "vision_config": {"embed_dim": 8}, "audio_config": {"d_model": 8},
+              "num_nextn_predict_layers": 1, "rope_scaling": None}  # fmt: skip
+    with SafetensorsModel(make_folder(said | beside, tensors | rest)) as model:
+        assert set(rest) <= set(model.unused_tensors)
+        assert Config.of(model) == described(said)
     for change, message in (
         ({"use_dsa": False}, "full attention without an indexer"),
         ({"swa_q_lora_rank": 32}, "'swa_q_lora_rank' is 32; 64 is supported"),
         ({"apply_mla_qkv_lora_rescale": False}, "'apply_mla_qkv_lora_rescale'"),
         ({"moe_shared_expert_intermediate_size": 64}, "96 is supported"),
         ({"attention_gate_type": "elementwise"}, "'attention_gate_type'"),
+        ({"rope_parameters": {"rope_theta": 1e6}}, "objects for deepseek_sparse_attention"),
     ):
         with pytest.raises(UnsupportedError, match=message):
             described(said | change)

@@ -162,9 +162,9 @@ def test_a_large_vocabulary_loads_fast(vocab_file: Callable[[str], Path]) -> Non
     path = vocab_file("qwen2")  # 151,936 tokens and 151,387 merges
     best = float("inf")
     for _ in range(3):
-        started = time.perf_counter()
+        started = time.process_time()
         tokens = list(Gguf(path).metadata["tokenizer.ggml.tokens"])  # type: ignore[arg-type]
-        best = min(best, time.perf_counter() - started)
+        best = min(best, time.process_time() - started)
     assert len(tokens) == 151_936
     assert best < 0.5  # 0.06 s on an idle core; the gguf package takes 5 s
 
@@ -390,7 +390,7 @@ def test_small_files_take_little(tmp_path: Path, make_gguf: Maker) -> None:
     for name, raw in files.items():
         path.write_bytes(raw)
         tracemalloc.start()
-        started = time.perf_counter()
+        started = time.process_time()
         try:
             with Gguf(path) as gguf:
                 with pytest.raises(ModelError) as caught:
@@ -399,7 +399,7 @@ def test_small_files_take_little(tmp_path: Path, make_gguf: Maker) -> None:
                 assert name != "too many"
         except GgufError:
             assert name == "too many"
-        seconds, (_, peak) = time.perf_counter() - started, tracemalloc.get_traced_memory()
+        seconds, (_, peak) = time.process_time() - started, tracemalloc.get_traced_memory()
         tracemalloc.stop()
         assert peak < 10 * len(raw) + (32 << 20), name
         assert seconds < 10, name  # traced; 0.3 s without

@@ -544,6 +544,8 @@ def test_odd_values_are_refused_or_read(model_type: str) -> None:
     }
     if family.architecture == "deepseek4":
         needed |= {"layer_types": ["sliding_attention"], "qk_rope_head_dim": 4}
+    if family.architecture == "dots3note":
+        needed |= {"q_lora_rank": 4, "swa_q_lora_rank": 4, "swa_qk_rope_head_dim": 4}
     base = {"hidden_act": "absent", **needed}
     names = {*CONFIG, *family.keys, *family.fixed, *asked, "rope_scaling", "rope_parameters"}
     cases = [{name: odd} for name in sorted(names - {"model_type"}) for odd in _ODD]

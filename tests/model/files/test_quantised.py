@@ -229,6 +229,90 @@ def test_sets_of_tensors_that_are_refused(
         merge_parts(stored, Scheme("compressed-tensors", bits=4), Path("folder"))
 
 
+def _four_bits(text: str) -> dict[str, StoredTensor]:
+    """A matrix of bitsandbytes (2, 32) with that state."""
+    state = np.frombuffer(text.encode(), np.uint8)
+    return {
+        "a.weight": _stored("a.weight", "U8", 32, 1),
+        "a.weight.absmax": _stored("a.weight.absmax", "F32", 1),
+        "a.weight.quant_map": _stored("a.weight.quant_map", "F32", 16),
+        _STATE: replace(_stored(_STATE, "U8", len(state)), data=state),
+    }
+
+
+_STATE = "a.weight.quant_state.bitsandbytes__nf4"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "is not JSON"),
+        ("[1]", "is not a JSON object"),
+        ("{}", "has shape None, blocks of"),
+        ('{"shape": [64], "blocksize": 64}', r"shape \[64\]"),
+        ('{"shape": [2, 0], "blocksize": 64}', r"shape \[2, 0\]"),
+        ('{"shape": [2, 4294967296], "blocksize": 64}', "shape"),
+        ('{"shape": [2, true], "blocksize": 64}', "shape"),
+        ('{"shape": [2, 32], "blocksize": 0}', "blocks of"),
+        ('{"shape": [2, 32], "blocksize": 3}', "blocks of"),
+        ('{"shape": [2, 32], "blocksize": 131072}', "blocks of"),
+        ('{"shape": [2, 32]}', "blocks of"),
+        ('{"shape": [2, 32], "blocksize": 64, "nested_offset": NaN}', "nested_offset nan"),
+        ('{"shape": [2, 32], "blocksize": 64, "nested_offset": "1"}', "nested_offset 1"),
+        ('{"shape": [2, 64], "blocksize": 64}', "32 bytes for 128 codes"),
+        ('{"shape": [2, 32], "blocksize": 32}', r"absmax' is F32 \(1,\), expected"),
+    ],
+)
+def test_states_of_four_bits_that_are_refused(text: str, message: str) -> None:
+    with pytest.raises(ModelError, match=rf"a\.weight.*{message}"):
+        merge_parts(_four_bits(text), Scheme("bitsandbytes"), Path("folder"))
+
+
+def test_scales_of_bytes_that_are_rounded_are_said_once_for_all() -> None:
+    stored = {
+        f"{name}.{part}": replace(_stored(f"{name}.{part}", dtype, *shape), data=data)
+        for name in "ab"
+        for part, dtype, shape, data in (
+            ("weight", "I8", (2, 128), np.arange(256).astype(np.uint8)),
+            ("SCB", "F32", (2,), np.array([0.1, 3.0], np.float32).view(np.uint8)),
+        )
+    }
+    with pytest.warns(UserWarning, match=r"^folder: scales of rows \(SCB\) are rounded") as found:
+        made = merge_parts(stored, Scheme("bitsandbytes"), Path("folder"))
+    layout = Layout(format_of(type_number(made["b.weight"].dtype)), 2, 128)
+    values = layout.unpack(layout.pack(made["b.weight"].data[:]))
+    assert len({str(of.message) for of in found}) == 1
+    wanted = stored["b.weight"].data[:].view(np.int8).reshape(2, 128) / 127 * [[0.1], [3.0]]
+    np.testing.assert_allclose(values, wanted, rtol=2**-11)
+
+
+@pytest.mark.filterwarnings("ignore:.* become F32, exactly:UserWarning")
+@pytest.mark.parametrize(("shape", "block"), [((3, 21), 64), ((7, 9), 6)])
+def test_rows_of_four_bits_of_any_width(shape: tuple[int, int], block: int) -> None:
+    """Rows that begin within a byte and within a block, stored as other numbers."""
+    rng, count = np.random.default_rng(6), math.prod(shape)
+    codes = rng.integers(0, 16, count + count % 2).astype(np.uint8)
+    table, scales = (rng.normal(size=n).astype(np.float32) for n in (16, -(-count // block)))
+    text = json.dumps({"shape": shape, "blocksize": block})
+    packed = codes[::2] << 4 | codes[1::2]
+    stored = _four_bits(text) | {
+        "a.weight": StoredTensor("a.weight", "BF16", (len(packed) // 2, 1), packed, "a"),
+        "a.weight.absmax": StoredTensor(
+            "a.weight.absmax", "F32", scales.shape, scales.view(np.uint8), "a"
+        ),
+        "a.weight.quant_map": StoredTensor(
+            "a.weight.quant_map", "F32", (16,), table.view(np.uint8), "a"
+        ),
+    }
+    made = merge_parts(stored, Scheme("bitsandbytes"), Path("folder"))["a.weight"]
+    wanted = (table[codes[:count]] * scales[np.arange(count) // block]).reshape(shape)
+    for first in range(shape[0]):
+        row = 4 * shape[1]
+        found = made.data[first * row : (first + 1) * row].view(np.float32)
+        np.testing.assert_array_equal(found, wanted[first])
+    np.testing.assert_array_equal(made.data[:].view(np.float32).reshape(shape), wanted)
+
+
 @pytest.mark.parametrize("width", [32, 64, 128, 65536])
 def test_scales_take_no_more_than_the_matrix(width: int) -> None:
     rows, cols = 512, 192

@@ -18,9 +18,9 @@ import numpy as np
 #: As few rounds as can show a trend in a half of them.
 LEAST_ROUNDS = 6
 #: Of every Python process of the server: says on SIGUSR1 how many asyncio tasks it has, and how
-#: many functions the emulator has made of blocks of kernels (of no module).
+#: many kernels and blocks of kernels (functions of no module) the emulator has compiled.
 SAYS = """
-import asyncio, gc, os, signal
+import asyncio, gc, os, signal, sys
 from pathlib import Path
 from types import FunctionType
 
@@ -28,6 +28,8 @@ def say(*_):
     objects = gc.get_objects()
     tasks = sum(isinstance(each, asyncio.Task) and not each.done() for each in objects)
     blocks = sum(type(each) is FunctionType and each.__module__ is None for each in objects)
+    if (jit := sys.modules.get("urdir.driver.emulator.jit")) is not None:
+        blocks += jit._compile.cache_info().misses
     path = Path(os.environ["URDIR_SOAK_DIR"], f"{os.getpid()}.new")
     path.write_text(f"{tasks} {blocks}")
     path.rename(path.with_suffix(".said"))
@@ -56,8 +58,8 @@ def children(root: int) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What a process holds, and how many blocks of kernels the emulator has compiled in it; None
-    where it does not say."""
+    """What a process holds, and how many kernels and blocks of them the emulator has compiled in
+    it; None where it does not say."""
 
     bytes: int
     files: int

@@ -127,6 +127,15 @@ def server() -> Iterator[Apart]:
     assert "Traceback" not in errors
 
 
+def sockets(pid: int) -> int:
+    """How many a process has."""
+    found = 0
+    for file in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(OSError):
+            found += str(file.readlink()).startswith("socket:")
+    return found
+
+
 def figure(server: Apart, name: str) -> float:
     lines = server.http.get("/metrics").text.splitlines()
     return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(name))
@@ -315,10 +324,7 @@ def test_limits_are_of_all_processes(start: Callable[..., Apart]) -> None:
         refused = server.ask()
         assert (refused.status_code, refused.headers["Retry-After"]) == (429, "1")
         assert "3 requests are open" in refused.text
-    server.http.close()
-    server.process.terminate()
-    time.sleep(0.1)
-    server.process.terminate()
+    server.close()
     waits.join()
 
 
@@ -329,22 +335,32 @@ def ask_and_drop(server: Apart, body: dict[str, Any]) -> None:
 
 def test_a_front_end_that_dies_is_replaced(server: Apart) -> None:
     """Its answers end with an error, those of the other go on."""
-    text = server.ask(max_tokens=200).json()["choices"][0]["text"]
+    text = server.ask(max_tokens=600).json()["choices"][0]["text"]  # 3 s
     found: list[str | None] = []
 
     def ask() -> None:
         with httpx.Client(base_url=server.url, trust_env=False, timeout=PATIENCE) as http:
             try:
-                reply = http.post("/v1/completions", json=ASKED | {"max_tokens": 200})
+                reply = http.post("/v1/completions", json=ASKED | {"max_tokens": 600})
                 found.append(reply.json()["choices"][0]["text"])
             except httpx.HTTPError:
                 found.append(None)
 
-    threads = [threading.Thread(target=ask) for _ in range(12)]
-    for thread in threads:
-        thread.start()
-    wait_for(lambda: figure(server, "urdir_running") == 12)
+    server.http.close()
+    server.http = httpx.Client(base_url=server.url, timeout=PATIENCE, trust_env=False)
     before = server.fronts
+    idle = [sockets(front) for front in before]
+    threads: list[threading.Thread] = []
+
+    def each_has_some() -> bool:
+        """Front ends take connections as they can: one may get many."""
+        if len(threads) < 50:
+            threads.append(threading.Thread(target=ask))
+            threads[-1].start()
+        busy = [sockets(front) - usual for front, usual in zip(before, idle, strict=True)]
+        return min(busy) > 2 and figure(server, "urdir_running") > 0
+
+    wait_for(each_has_some)
     os.kill(before[0], signal.SIGKILL)
     for thread in threads:
         thread.join()
@@ -402,17 +418,15 @@ def test_an_engine_that_dies_ends_all(start: Callable[..., Apart]) -> None:
 
 @pytest.mark.slow
 def test_a_second_signal_aborts_what_is_open(start: Callable[..., Apart]) -> None:
-    server = start("--step", "0.01")
+    server = start("--step", "0.05")
     body = ASKED | {"max_tokens": 4000, "stream": True}
     with server.http.stream("POST", "/v1/completions", json=body) as response:
         lines = response.iter_lines()
         next(lines)
         os.killpg(server.process.pid, signal.SIGINT)
-        time.sleep(0.3)
+        wait_for(lambda: not is_open(server.port))
         assert next(lines) == ""  # it goes on
         assert next(lines)
-        with pytest.raises(ConnectionRefusedError):
-            socket.create_connection(("127.0.0.1", server.port))
         os.killpg(server.process.pid, signal.SIGINT)
         with pytest.raises(httpx.HTTPError):
             list(lines)
@@ -430,8 +444,8 @@ def test_a_third_signal_ends_all_at_once(start: Callable[..., Apart]) -> None:
     os.kill(front, signal.SIGSTOP)
     for _ in range(3):
         server.process.send_signal(signal.SIGINT)
-        time.sleep(0.3)
-    assert server.process.wait(5) == 130
+        time.sleep(0.5)  # two that arrive at once are one
+    assert server.process.wait(PATIENCE) == 130
     assert not Path(f"/proc/{engine}").exists()
     os.kill(front, signal.SIGCONT)
     wait_for(lambda: not Path(f"/proc/{front}").exists())
@@ -455,12 +469,12 @@ def test_a_slow_reader_delays_nobody(server: Apart) -> None:
     more = {"max_tokens": 400, "logprobs": 20, "n": 16}  # 15 MB, more than the system buffers
     expected = server.ask(**more).json()["choices"]
 
-    def is_answered() -> bool:
-        return figure(server, "urdir_running") == 0
+    made = figure(server, "urdir_generated_tokens_total") + 16 * 400
 
     async def wait() -> None:
-        await asyncio.to_thread(wait_for, lambda: not is_answered())
-        await asyncio.to_thread(wait_for, is_answered)
+        await asyncio.to_thread(
+            wait_for, lambda: figure(server, "urdir_generated_tokens_total") >= made
+        )
 
     texts, events = asyncio.run(streamed(server, wait, **more))
     assert texts == {choice["index"]: choice["text"] for choice in expected}

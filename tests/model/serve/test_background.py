@@ -11,6 +11,7 @@ import openai
 import pytest
 
 from tests.model.serve.test_responses import HERMES, TOOLS
+from tests.patience import wait_for
 from urdir.model.errors import BusyError
 from urdir.model.serve.access import Access
 from urdir.model.serve.kept import ENTRY_BYTES, KeepingHere, Store
@@ -25,11 +26,9 @@ def ask(server: Any, **body: Any) -> Any:
 
 def wait(server: Any, name: str, *statuses: str) -> Any:
     """The response once it has one of ``statuses``."""
-    end = time.monotonic() + 10
-    while (found := server.openai().responses.retrieve(name)).status not in statuses:
-        assert time.monotonic() < end, found.status
-        time.sleep(0.01)
-    return found
+    retrieve = server.openai().responses.retrieve
+    wait_for(lambda: retrieve(name).status in statuses, show=lambda: retrieve(name).status)
+    return retrieve(name)
 
 
 def test_a_response_is_asked_for_later(server: Any) -> None:

@@ -249,7 +249,7 @@ def test_a_turn_that_is_given_up_leaves_nothing() -> None:
                     await run(job)
                     log.append(name)
 
-        first = asyncio.create_task(work("first", lambda: go.wait(10), lambda: None))
+        first = asyncio.create_task(work("first", lambda: go.wait(PATIENCE), lambda: None))
         second = asyncio.create_task(work("second", lambda: None))
         third = asyncio.create_task(work("third", lambda: log.append("runs"), lambda: None))
         await asyncio.sleep(0.05)
@@ -279,7 +279,7 @@ class Halted:
 
     def render(self, messages: Any, *more: Any, **options: Any) -> Any:
         self.rendered.append(messages[-1].content)
-        self.go.wait(10)
+        self.go.wait(PATIENCE)
         return self._template.render(messages, *more, **options)
 
     def tokens(self, prompt: Any) -> Any:

@@ -96,9 +96,9 @@ def test_an_interrupt_answers_what_is_open_and_ends(process: Callable[..., Proce
     server = process(delay=0.05)
     assert server.greeting.startswith("toy, 512 tokens of context: http://127.0.0.1:")
     thread, lines, begun = ask_beside(server)
-    assert begun.wait(20)
+    assert begun.wait(PATIENCE)
     server.interrupt()
-    thread.join(20)
+    thread.join(PATIENCE)
     out, err = server.end()
     assert lines[-2:] == ["data: [DONE]", ""]
     assert out == "0 drained closed 0\n"
@@ -110,13 +110,13 @@ def test_an_interrupt_answers_what_is_open_and_ends(process: Callable[..., Proce
 def test_a_second_interrupt_ends_the_answers(process: Callable[..., Process]) -> None:
     server = process(delay=0.5)
     thread, lines, begun = ask_beside(server)
-    assert begun.wait(20)
+    assert begun.wait(PATIENCE)
     server.interrupt()
     assert server.process.stderr is not None
     assert server.process.stderr.readline() == "\n"
     assert "Ctrl-C again" in server.process.stderr.readline()
     server.interrupt()
-    thread.join(20)
+    thread.join(PATIENCE)
     out, err = server.end()
     assert "data: [DONE]" not in lines
     assert out == "130 closed 1\n"

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from tests.model.tiny_encoder import BEGIN, CONTEXT, END, HIDDEN, write_encoder
+from tests.patience import PATIENCE
 from urdir.model.engine.engine import Engine
 from urdir.model.errors import BusyError
 from urdir.model.serve.access import Access
@@ -252,7 +253,7 @@ def test_a_large_request_leaves_room_for_others_and_ends_when_it_is_cancelled(
     def noted(texts: Any, pooling: Any = None) -> Any:
         steps.append(len(texts))
         begun.set()
-        assert goes_on.wait(30)
+        assert goes_on.wait(PATIENCE)
         return encode(texts, pooling)
 
     monkeypatch.setattr(engine.encoder, "encode", noted)

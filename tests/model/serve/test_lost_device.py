@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.patience import PATIENCE
 from urdir.driver import bindings
 from urdir.model.commands import serve_one, serve_opening
 from urdir.model.engine.engine import Engine
@@ -92,7 +93,7 @@ def test_the_command_ends(
     monkeypatch.setattr(serve_opening, "open_service", lambda *_: open_service())
     monkeypatch.setattr(serve_one, "greet_at", lose)
     code, out, err = cli("serve", "--port", "0", "--api-workers", "0", "--exit-on-device-loss")
-    client[0].join(20)
+    client[0].join(PATIENCE)
     assert statuses == [200, 200, 503]
     assert (code, out) == (1, "")
     assert "urdir: error: the device is lost, open the model again: " in err

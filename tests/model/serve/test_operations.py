@@ -128,12 +128,12 @@ def test_drain_aborts_what_takes_too_long(process: Callable[..., Any]) -> None:
     ) as response:
         lines = response.iter_lines()
         next(lines)
-        server.interrupt()
         began = time.monotonic()
+        server.interrupt()
         with pytest.raises(httpx.HTTPError):
             for _ in lines:
                 pass
-        assert 0.8 < time.monotonic() - began < 5
+        assert time.monotonic() - began > 0.8
     out, err = server.end()
     assert out == "0 drained closed 1\n"
     assert "requests are open after 1 s: they are aborted" in err
@@ -198,7 +198,10 @@ def test_files_of_deployments_have_flags_that_there_are() -> None:
     assert found > 5
 
 
-def test_a_client_that_shakes_no_hands_does_not_hold_up_the_end() -> None:
+def test_a_client_that_shakes_no_hands_does_not_hold_up_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("urdir.model.serve.connections._HANDSHAKE_SECONDS", 2 * PATIENCE)
     context = Tls(TLS / "certificate.pem", TLS / "key.pem").context()
 
     async def run() -> None:
@@ -208,7 +211,7 @@ def test_a_client_that_shakes_no_hands_does_not_hold_up_the_end() -> None:
                 client.setblocking(False)
                 await asyncio.sleep(0.05)
                 accepting.cancel()
-                await asyncio.wait_for(asyncio.wait([accepting]), 2)
+                await asyncio.wait_for(asyncio.wait([accepting]), PATIENCE)
                 assert await asyncio.get_running_loop().sock_recv(client, 1) == b""
 
     asyncio.run(run())

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.patience import wait_for
+from tests.patience import PATIENCE, wait_for
 from urdir.model.errors import BusyError, ConstraintError, ModelError
 from urdir.model.files.gguf import Gguf
 from urdir.model.text import constraint_starter, constraint_worker
@@ -327,20 +327,23 @@ def test_many_clients_at_once(tokenizer: Tokenizer, shared: ConstraintCompiler) 
     while any(thread.is_alive() for thread in threads):
         check_good(tokenizer, shared)  # compiled already: it does not wait
         answered += 1
-    assert answered > 10 * (time.monotonic() - started)
+    assert answered > 2 * (time.monotonic() - started)  # compiling takes longer, each time
     assert set(ends) == {ProcessGoneError, BusyError}
     assert len(ends) == 24
     other = Constraint.json_schema({"type": "object", "title": "another"})
     assert allowed(shared.matcher(other), tokenizer)
 
 
-def test_a_full_queue(tokenizer: Tokenizer, compiler: ConstraintCompiler) -> None:
+def test_a_full_queue(
+    tokenizer: Tokenizer, compiler: ConstraintCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
     compiler.matcher(GOOD)
     for _ in range(matcher_module._AT_ONCE):
         compiler._turns.acquire()
     with pytest.raises(BusyError, match="too many constraints are being compiled: try again"):
         compiler.matcher(Constraint.regex("a"))  # it has waited
     compiler._waiting = matcher_module._QUEUE
+    monkeypatch.setattr(matcher_module, "_WAIT", PATIENCE)
     started = time.monotonic()
     with pytest.raises(BusyError) as caught:
         compiler.matcher(Constraint.regex("a"))
@@ -512,7 +515,7 @@ def test_a_process_that_is_stopped_is_given_up(
             started = time.monotonic()
             with pytest.raises(ConstraintError):
                 walk(tokenizer, matcher, 3)
-            assert 0.9 < time.monotonic() - started < 5
+            assert 0.9 < time.monotonic() - started < 60
             check_good(tokenizer, compiler)
         finally:
             os.kill(stopped, signal.SIGCONT)

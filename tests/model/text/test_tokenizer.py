@@ -537,10 +537,10 @@ def test_a_vocabulary_of_ever_longer_tokens(make_gguf: Callable[..., Path]) -> N
         }  # fmt: skip
         return Tokenizer.of(Gguf(make_gguf(metadata)))
 
-    started = time.perf_counter()
+    started = time.process_time()
     ids = tokenizer(4096).encode("a" * 10_000)
     assert ids == [4098, 4098, 10_000 - 2 * 4096 + 2]
-    assert time.perf_counter() - started < 2.0
+    assert time.process_time() - started < 2.0
     with pytest.raises(TokenizerError, match=r"tokens: 4,097 bytes of a token, at most 4,096"):
         tokenizer(4097)
 

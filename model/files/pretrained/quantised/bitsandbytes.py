@@ -7,6 +7,7 @@ Sources: bitsandbytes' ``QuantState.as_dict`` and ``dequantize_4bit`` (functiona
 from __future__ import annotations
 
 import math
+import warnings
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -24,6 +25,9 @@ from urdir.ptxgen.weights.formats import FORMATS
 STATES = tuple(f".quant_state.bitsandbytes__{kind}" for kind in ("nf4", "fp4"))
 #: The types in which codes may be stored, two in a byte.
 _STORAGE = ("U8", "BF16", "F16", "F32")
+
+#: Weights that share a scale: the writer's own blocks have up to 4096.
+_MOST_BLOCK = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,16 +78,18 @@ def _fours(parts: Parts) -> StoredTensor:
         found: Floats = values[stored.data[begin:end]] * each + np.float32(state.offset)
         return found
 
-    cols = state.shape[-1]
+    cols, block = state.shape[-1], state.block
+    pairs = np.stack([np.repeat(table, 16), np.tile(table, 16)], axis=1)  # of each byte
 
     def make(first: int, last: int) -> Bytes:
-        begin, end = first * cols, last * cols
-        pairs = np.ascontiguousarray(codes.data[begin // 2 : ceil_div(end, 2)])
-        each = np.stack([pairs >> 4, pairs & 15], axis=-1).reshape(-1)[begin % 2 :][: end - begin]
-        block = begin // state.block
-        of_codes = scales(block, ceil_div(end, state.block))
-        of_codes = of_codes[np.arange(begin, end) // state.block - block]
-        return (table[each] * of_codes).reshape(last - first, cols).view(np.uint8)
+        begin, end = first * cols // block, ceil_div(last * cols, block)  # whole blocks
+        read = codes.data[begin * block // 2 : end * block // 2]
+        found = np.take(pairs, np.pad(read, (0, (end - begin) * block // 2 - len(read))), axis=0)
+        made: Floats = found.reshape(-1, block)
+        made *= scales(begin, end)[:, None]
+        skipped = first * cols - begin * block
+        of_rows = made.reshape(-1)[skipped : skipped + (last - first) * cols]
+        return of_rows.reshape(last - first, cols).view(np.uint8)
 
     return replace(parts.make(FORMATS["F32"], state.shape, make), is_decoded=True)
 
@@ -97,7 +103,11 @@ def _eights(parts: Parts) -> StoredTensor:
         form = parts.take_of_module("weight_format", ("U8",))
         if np.any(form.data[: len(form.data)]):
             raise parts.refuse("is not stored row by row (weight_format)")
-    return rows_of_eight(parts, stored, floats(scales)[:, None] / np.float32(127))
+    exact = floats(scales)[:, None] / np.float32(127)
+    rounded = exact.astype(np.float16).astype(np.float32)
+    if np.any(rounded != exact):  # one text for all matrices: it is shown once
+        warnings.warn(f"{parts.path}: scales of rows (SCB) are rounded to f16", stacklevel=2)
+    return rows_of_eight(parts, stored, rounded)
 
 
 def _state(parts: Parts) -> _State:
@@ -108,7 +118,8 @@ def _state(parts: Parts) -> _State:
     shape, offset = found.get("shape"), found.get("nested_offset", 0.0)
     blocks = [found.get("blocksize"), found.get("nested_blocksize", 256)]
     sizes = [*shape, *blocks] if isinstance(shape, list) and len(shape) > 1 else []
-    if not sizes or not all(type(size) is int and 0 < size < 1 << 31 for size in sizes):
+    fits = all(type(size) is int and 0 < size < 1 << 31 for size in sizes)
+    if not sizes or not fits or sizes[-2] % 2 or sizes[-2] > _MOST_BLOCK:
         raise SafetensorsError(f"{what} has shape {shown(shape)}, blocks of {shown(blocks)}")
     if type(offset) is not float or not math.isfinite(offset):
         raise SafetensorsError(f"{what} has nested_offset {shown(offset)}")

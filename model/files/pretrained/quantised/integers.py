@@ -170,9 +170,10 @@ def _made(
         group_of[order] = group_of.copy()
 
     def weights(first: int, last: int) -> Bytes:
-        scales, zeros = (x[first:last].astype(np.float32)[:, group_of] for x in checked())
-        quants = unpack_bits(packed(first, last), bits)
-        return ((quants - zeros) * scales).astype(np.float16).view(np.uint8)
+        scales, zeros = (x[first:last].astype(np.float32) for x in checked())
+        values = unpack_bits(packed(first, last), bits) - np.take(zeros, group_of, axis=1)
+        values *= np.take(scales, group_of, axis=1)
+        return values.astype(np.float16).view(np.uint8)
 
     in_place = RowBytes(weights, rows, 2 * cols, rows_at_once(cols))
     return replace(parts.make(fmt, (rows, cols), make), order=order, in_place=in_place)

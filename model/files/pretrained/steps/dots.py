@@ -71,12 +71,13 @@ def _local_sizes(fields: Fields, windowed: list[bool]) -> dict[str, int]:
     if inner and not isinstance(objects[0], dict):
         raise fields.wrong("per_layer_config", objects[0])
     given: dict[str, Any] = objects[0] if inner else {}
-    of = Fields({f"swa_{name}": value for name, value in given.items()}, fields.path)
-    sizes = {n: (of if inner else fields).size(f"swa_{n}", usual) for n, usual in _SIZES.items()}
-    rest = (of if inner else fields).size("swa_head_dim", 256) - sizes["qk_nope_head_dim"]
-    sizes["qk_rope_head_dim"] = (of if inner else fields).size("swa_qk_rope_head_dim", max(rest, 1))
+    own = Fields({f"swa_{name}": value for name, value in given.items()}, fields.path)
+    of = own if inner else fields
+    sizes = {name: of.size(f"swa_{name}", usual) for name, usual in _SIZES.items()}
+    rest = of.size("swa_head_dim", 256) - sizes["qk_nope_head_dim"]
+    sizes["qk_rope_head_dim"] = of.size("swa_qk_rope_head_dim", max(rest, 1))
     of.fix("swa_num_key_value_heads", (sizes["num_attention_heads"],))
-    of.finish()
+    own.finish()
     return sizes
 
 
@@ -90,10 +91,14 @@ def _shared_width(fields: Fields, found: Found) -> None:
 
 def _bases(fields: Fields, found: Found) -> None:
     given = fields.given("rope_parameters", dict, {})
+    if set(given) - set(_BASES):
+        raise fields.refused("rope_parameters", f"objects for {', '.join(_BASES)} are supported")
     for kind, (key, older, usual) in _BASES.items():
         of = Fields(given[kind] if isinstance(given.get(kind), dict) else {}, fields.path)
-        base = fields.take(older, float)
-        found[key] = of.take("rope_theta", float) or base or usual
+        base = of.take("rope_theta", float) or fields.given(older, float, usual)
+        if not 1.001 < base < 1e30:
+            raise fields.wrong(older, base)
+        found[key] = base
         of.fix("rope_type", ("default",))
         of.ignore(("partial_rotary_factor",))
         of.finish()

@@ -114,7 +114,8 @@ _DOTS = replace(
         **dict.fromkeys(("attention_gate_type", "swa_attention_gate_type", "sdpa_gate_type"),
                         ("headwise",)),
     },
-    ignored=frozenset({"swa_num_key_value_heads"}),
+    ignored=frozenset({"language_only", "im_start_token", "im_token", "im_end_token",
+                       "audio_start_token", "audio_token", "audio_end_token", "video_token"}),
     unused=("vision_encoder.", "audio_encoder."),
     windows="pattern",
 )  # fmt: skip

@@ -155,7 +155,7 @@ def session(device_name: str) -> Iterator[Session]:
         yield opened
 
 
-PROMPTS = [tuple((3 * n * n + k) % 61 for n in range(256 - k)) for k in (1, 0, 8)]
+PROMPTS = [tuple((3 * n * n + k) % 61 for n in range(256 - k)) for k in (0, 8)]
 
 
 @pytest.mark.slow
@@ -171,7 +171,7 @@ def test_real_answers_end_with_the_context(session: Session) -> None:
         alone.append(made.tokens)
         finish, count = ends_of(len(request.prompt), request.limit, session.context)
         assert (made.statistics.finish, len(made.tokens)) == (finish, count)
-    turns = [0, 1, 4, 0]
+    turns = [0, 4, 0]
     with AnswerLoop(session, None, Limits.for_latency(session.shapes)) as loop:
         together, ends = run(loop, list(zip(requests, turns, strict=True)))
         assert [type(end) for end in ends] == [Ending] * len(requests)

@@ -157,9 +157,9 @@ def test_planning_takes_far_less_than_a_step() -> None:
         scheduler.add(Request(prompt=(1,)))
     seconds = []
     for _ in range(200):
-        start = time.perf_counter()
+        start = time.thread_time()
         plan = scheduler.plan()
-        seconds.append(time.perf_counter() - start)
+        seconds.append(time.thread_time() - start)
         assert plan is not None
         list(scheduler.chosen(plan, [Chosen((1,))] * len(plan.choosers)))
     assert plan is not None

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.patience import wait_for
+from tests.patience import PATIENCE, wait_for
 from urdir.driver.errors import CudaError
 from urdir.model.engine import runner
 from urdir.model.engine.batch import Batch, Output, Segment, StepShape
@@ -122,18 +122,19 @@ def test_a_step_that_needs_the_graph_waits_for_it(
 ) -> None:
     """It is made once, and not anew."""
     api, made = session.parts.device.api, list[str]()
-    works, begun = api.cuGraphInstantiate, threading.Event()
+    works, begun, goes_on = api.cuGraphInstantiate, threading.Event(), threading.Event()
 
     def instantiate(*args: Any) -> Any:
         made.append(threading.current_thread().name)
         begun.set()
-        time.sleep(0.05)
+        assert goes_on.wait(PATIENCE)
         return works(*args)
 
     monkeypatch.setattr(api, "cuGraphInstantiate", instantiate)
     while not begun.is_set():
         assert session.steps.prepare(SHAPES[0])
     assert session.steps.is_waiting
+    threading.Timer(0.05, goes_on.set).start()
     graph = session.steps.graph(SHAPES[0])
     assert made == ["recording_0"]
     assert not session.steps.is_waiting
