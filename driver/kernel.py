@@ -147,14 +147,14 @@ class Signature:
     """Properties shared by all launches of a kernel, computed once (`signature`).
 
     ``layout`` and ``nbytes`` follow ``params``: place and size in the parameter block, and bytes
-    that a pointer points to (0 for a scalar). ``block`` packs the values of all into that block.
+    that a pointer points to (None for a scalar). ``block`` packs the values of all into that block.
     ``pointers`` has the name, bytes and access ("in", "out" or "inout") of each pointer, ``sizes``
     the bytes by name.
     """
 
     params: tuple[Param, ...]
     layout: tuple[tuple[int, int], ...]
-    nbytes: tuple[int, ...]
+    nbytes: tuple[int | None, ...]
     block: struct.Struct
     names: frozenset[str]
     pointers: tuple[tuple[str, int, str], ...]
@@ -190,7 +190,7 @@ def _signature(kernel: Kernel) -> Signature:
     return Signature(
         params,
         layout,
-        tuple(sizes.get(p.name, 0) for p in params),
+        tuple(sizes.get(p.name) for p in params),
         _block(params, layout),
         frozenset(p.name for p in params),
         pointers,

@@ -117,7 +117,7 @@ def pack(kernel: Kernel, args: Mapping[str, Any], label: str = "") -> PackedArgu
     places: list[int] = []
     for param, needed in zip(declared.params, declared.nbytes, strict=True):
         value = args[param.name]
-        if param.is_pointer:
+        if needed is not None:
             regions[param.name] = value
             value = _address(kernel, param, needed, value, label)
             places.append(value)
@@ -161,12 +161,11 @@ def _wrong_names(declared: Signature, args: Mapping[str, Any], where: str) -> La
 
 def _address(kernel: Kernel, param: Param, needed: int, value: Any, label: str) -> int:
     """The address of a pointer argument."""
-    if (
-        isinstance(value, (Region, PinnedBuffer))
-        and not _owner(value).closed
-        and value.nbytes >= needed
-        and not (address := value.address) % POINTER_ALIGNMENT
-    ):
+    try:
+        address = value.address if isinstance(value, (Region, PinnedBuffer)) else None
+    except LifetimeError:
+        address = None
+    if address is not None and value.nbytes >= needed and not address % POINTER_ALIGNMENT:
         return address
     what = f"{_where(kernel, label)}, argument {param.name!r}"
     if not isinstance(value, Region | PinnedBuffer):

@@ -5,7 +5,7 @@ Each is checked when it is created; errors name the operation's label.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -42,14 +42,14 @@ class Launch:
     def __post_init__(self) -> None:
         packed, pointers = pack(self.kernel, self.args, self.label), signature(self.kernel).pointers
         object.__setattr__(self, "packed", packed)
-        uses = tuple(
-            [
-                Use(start, start + nbytes, access != "out", access != "in", name)
-                for (name, nbytes, access), start in zip(pointers, packed.places, strict=True)
-            ]
-        )
-        object.__setattr__(self, "_uses", uses)
-        _check_uses(self)
+        uses = [
+            Use(start, start + nbytes, access != "out", access != "in", name)
+            for (name, nbytes, access), start in zip(pointers, packed.places, strict=True)
+        ]
+        object.__setattr__(self, "_uses", tuple(uses))
+        written = [use for use in uses if use.writes]
+        if len(written) > 1:
+            _check_apart(self, written)
 
     @property
     def what(self) -> str:
@@ -171,8 +171,7 @@ def _overlap(a: Use, b: Use) -> bool:
     return max(a.start, b.start) < min(a.stop, b.stop)
 
 
-def _check_uses(launch: Launch) -> None:
-    written = [use for use in launch.uses() if use.writes]
+def _check_apart(launch: Launch, written: Sequence[Use]) -> None:
     for i, a in enumerate(written):
         for b in written[i + 1 :]:
             if _overlap(a, b):

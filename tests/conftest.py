@@ -13,12 +13,19 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 
 from urdir.driver import pytest_plugin
 from urdir.driver.device import Device, Probe
 from urdir.driver.device_owner import DeviceOwner
 from urdir.driver.errors import CudaError
+
+# Neither an example nor making one is a failure because the machine has other work.
+hypothesis.settings.register_profile(
+    "loaded", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("loaded")
 
 #: Test data, among it a package with tests of its own: model/verify/test_kernel_suite.py runs them.
 collect_ignore = ["data"]

@@ -9,6 +9,16 @@ from collections.abc import Callable
 PATIENCE = 120.0
 
 
+def in_some_try(check: Callable[[], None], tries: int = 6) -> None:
+    """Repeat a check of times until it holds: other processes lengthen them, now and then."""
+    for left in reversed(range(tries)):
+        try:
+            return check()
+        except AssertionError:
+            if not left:
+                raise
+
+
 def wait_for(
     condition: Callable[[], object],
     seconds: float = PATIENCE,

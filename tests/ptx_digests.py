@@ -8,7 +8,7 @@ better comment leaves it as it was.
 
     python tests/ptx_digests.py        writes both tables anew
 
-`test_ptx_digests.py` compares them with the code.
+`test_ptx_digests.py` compares them with the code, or a part of them without ``--full``.
 """
 
 from __future__ import annotations

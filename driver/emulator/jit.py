@@ -12,9 +12,8 @@ from urdir.driver.emulator.machine.compile import Program, check_target, compile
 from urdir.driver.emulator.machine.faults import CompileError
 from urdir.ptxgen import ptx
 
-#: Compiled texts that a process keeps, about 1 MB each; for their register files see
-#: machine/execution.py.
-KEPT_UNITS = 1024
+#: Compiled texts that a process keeps, about 1 MB each without register files (execution.py).
+KEPT_UNITS = 256
 
 _VERSION = re.compile(r"^\s*\.version\s+(\d+)\.(\d+)", re.M)
 _LINE = re.compile(r"\bline (\d+)\b:?\s*")

@@ -285,5 +285,5 @@ def test_a_kernel_is_timed_with_its_inputs_restored(
     monkeypatch.setattr(harness, "launch", spy)
     spec = Advance(max_len=100, sampling=False)  # position += 1, in place
     milliseconds = time_kernel(device, spec, {"position": np.array([5], np.uint32)}, repeats=3)
-    assert 0 <= milliseconds < 1000
+    assert 0 <= milliseconds < 60_000
     assert seen == [5] * 4

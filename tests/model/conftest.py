@@ -16,8 +16,11 @@ import numpy as np
 import pytest
 
 from tests.model import golden_files
+from urdir.driver.emulator import jit
 from urdir.model.cli import main
 from urdir.ptxgen.render import frame
+from urdir.ptxgen.spec import KernelSpec
+from urdir.ptxgen.target import Target
 
 DATA = Path(__file__).parent.parent / "data"
 
@@ -39,12 +42,31 @@ def _module(name: str) -> Any:
     return module
 
 
+#: Texts and programs of kernels that a process of tests keeps: a megabyte each.
+KEPT_KERNELS = 1024
+
+
 @pytest.fixture(scope="session", autouse=True)
-def _kernels_are_rendered_once() -> Iterator[None]:
-    """Most tests open a device of their own, which has no cache: they would render the same kernels
-    again and again."""
+def _kernels_are_made_once() -> Iterator[None]:
+    """Most tests open a device of their own, which has no cache, and many files the same models:
+    they would render and compile the same kernels again and again."""
+    texts: dict[str, str] = {}
+    render = frame.render
+
+    def rendered_once(spec: KernelSpec, target: Target) -> str:
+        if not type(spec).__module__.startswith("urdir."):  # made for a test
+            return render(spec, target)
+        key = spec.key(target.name)
+        if key not in texts:
+            if len(texts) == KEPT_KERNELS:
+                texts.clear()
+            texts[key] = render(spec, target)
+        return texts[key]
+
+    compiled = functools.lru_cache(maxsize=KEPT_KERNELS)(jit._compile.__wrapped__)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(frame, "render", functools.lru_cache(maxsize=1 << 11)(frame.render))
+        patch.setattr(frame, "render", rendered_once)
+        patch.setattr(jit, "_compile", compiled)
         yield
 
 

@@ -16,35 +16,45 @@ from urdir.model.progress import Progress, until_first
 
 DRAWN = """
 import time
-import tqdm
+from tqdm import tqdm
 from urdir.model import progress
 from urdir.model.progress import Progress, until_first
 
-progress._DELAY_SECONDS, progress._TICK_SECONDS = 0.1, 0.02
+progress._DELAY_SECONDS, progress._TICK_SECONDS = 60, 0.02
+refresh, seen = tqdm.refresh, []
 
 
-def drawn(bar, done):
-    while bar._bar is None or bar._bar.n != done:
+def noted(bar, *more, **options):
+    refresh(bar, *more, **options)
+    seen.append(bar.n)
+
+
+tqdm.refresh = noted
+
+
+def drawn(done):
+    seen.clear()
+    while seen.count(done) < 2:  # at least one has begun since
         time.sleep(0.01)
-    time.sleep(0.1)
 
 
 with Progress("short", 2) as bar:
     bar.advance()
+progress._DELAY_SECONDS = 0.1
 with Progress("loading", 4) as bar:
     for number in bar.over(range(4)):
-        drawn(bar, number)
-    drawn(bar, 4)
+        drawn(number)
+    drawn(4)
     bar.note("a note")
     time.sleep(0.1)
 with Progress("compiling") as bar:
-    drawn(bar, 0)
+    drawn(0)
     bar.reach(3, 4)
-    drawn(bar, 3)
+    drawn(3)
 
 
 def late():
-    time.sleep(0.5)
+    drawn(0)
     yield from "abc"
 
 
@@ -113,7 +123,7 @@ def test_nothing_is_written_where_there_is_no_terminal(
 def test_an_error_ends_the_bar() -> None:
     written = on_terminal(
         DRAWN.partition("with")[0]
-        + "with Progress('loading', 2) as bar:\n    drawn(bar, 0)\n    raise SystemExit('broken')\n"
+        + "with Progress('loading', 2) as bar:\n    drawn(0)\n    raise SystemExit('broken')\n"
     )
     assert "\rloading   0 %" in written
     assert [_last_text(line) for line in written.split("\n")] == ["broken", ""]

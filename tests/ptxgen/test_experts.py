@@ -108,6 +108,14 @@ def test_the_list_has_room_for_the_worst_choice(rows: int, experts: int, used: i
     assert tiles <= most_tiles(rows, experts, used, height)
 
 
+@pytest.mark.parametrize(("kind", "height"), [("Q4_0", 128), ("F32", 64)])
+def test_matrices_have_tiles_of_the_height(kind: str, height: int) -> None:
+    """Of many rows, for which the highest tile would do."""
+    fmt = FORMATS[kind]
+    assert tile_height(512, 4, 2, (FORMATS["Q8_0"], fmt)) == height
+    assert ExpertsGemm(fmt, 4, 2, 96, 64, 512, height=height, down=True).cut.batch == height
+
+
 @pytest.mark.parametrize(("rows", "experts", "used"), [(1, 8, 2), (9, 8, 2), (20, 128, 8)])
 def test_the_aligned_list_has_room_for_the_worst_choice(rows: int, experts: int, used: int) -> None:
     """Each expert but one has one pair, or one more than a multiple of eight."""

@@ -23,7 +23,7 @@ Extent = tuple[int, int, int]
 DEFAULT_BUDGET = 10_000_000
 
 #: Programs that keep their register files for later launches, 1 to 2 MB each.
-KEPT_WAVES = 256
+KEPT_WAVES = 128
 
 #: Those programs, the one that ran last at the end.
 _recent: OrderedDict[Program, None] = OrderedDict()

@@ -41,7 +41,8 @@ class GroupedGemm(ExpertProducts):
             PackedExperts(plan, work, self.rows, self.at.limits.sms).append(label, mixture, x)
             self.append_combined(call, selection.used)
             return
-        height = tile_height(self.rows, selection.experts, selection.used)
+        formats = [product.matrix.format for product in mixture_products(mixture)]
+        height = tile_height(self.rows, selection.experts, selection.used, formats)
         group = _group(self.rows, selection.experts, selection.used, height)
         grouped = {"pair": work["expert pair"], "tile_of": work["expert tiles"]}
         plan.launch(group, f"{label}.group", expert=work["expert"], **grouped)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -18,6 +18,7 @@ from urdir.ptxgen.kernels.linear.epilogue.weighted import Weighted
 from urdir.ptxgen.kernels.linear.products.gemm_tile import CtaTile, widest
 from urdir.ptxgen.kernels.pairs import grouped, most_tiles, random_choice
 from urdir.ptxgen.spec import Access, Array, LaunchShape, Param, Tolerance, ceil_div
+from urdir.ptxgen.weights.format import Format
 from urdir.ptxgen.weights.formats import FORMATS
 
 #: What may follow the products of the first matrices of experts, and those of the last ones.
@@ -40,12 +41,19 @@ MAX_RAW_LARGEST = 32
 HEIGHTS = tuple(sorted({tile.batch for tile in TILES}))
 
 
-def tile_height(rows: int, experts: int, used: int) -> int:
+def tiles_of(fmt: Format) -> Sequence[CtaTile]:
+    """Tiles of matrices of a type."""
+    return TILES if widest(fmt) <= MAX_RAW_LARGEST else TILES[1:]
+
+
+def tile_height(rows: int, experts: int, used: int, formats: Iterable[Format] = ()) -> int:
     """Pairs of a tile of `GroupExperts`: the lowest tile that holds an expert's share of all pairs
-    with a margin of a quarter, else the highest."""
-    pairs = rows * used
+    with a margin of a quarter, else the highest; of those that matrices of all ``formats`` have."""
+    pairs, heights = rows * used, set(HEIGHTS)
+    for fmt in formats:
+        heights &= {tile.batch for tile in tiles_of(fmt)}
     share = 5 * ceil_div(pairs, min(experts, pairs)) // 4
-    return next((height for height in HEIGHTS if height >= share), HEIGHTS[-1])
+    return min((height for height in heights if height >= share), default=max(heights))
 
 
 @dataclass(frozen=True)
@@ -101,7 +109,7 @@ class ExpertsGemm(ExpertsProduct):
         """What a CTA computes: the widest tile that still gives enough CTAs."""
         if self.tile is not None:
             return self.tile
-        tiles = TILES if widest(self.format) <= MAX_RAW_LARGEST else TILES[1:]
+        tiles = tiles_of(self.format)
         fitting = [t for t in tiles if t.batch == self.height and t.n_tiles % self.pair == 0]
         full = (t for t in fitting if self.tiles * ceil_div(self.pair * self.rows, t.rows) >= FULL)
         return next(full, fitting[-1] if fitting else TILES[-1])

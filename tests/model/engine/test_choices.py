@@ -231,7 +231,7 @@ def test_a_service_reports_what_each_request_wants(device_name: str) -> None:
         for settings, of in zip(asked, items, strict=True):
             service.submit(Request(prompt=tuple(PROMPT), settings=settings, limit=5), taker(of))
         for _ in asked:
-            assert done.acquire(timeout=60)
+            assert done.acquire(timeout=250)
     pieces = [[item for item in of if isinstance(item, Piece)] for of in items]
     choices = [[choice for piece in of for choice in piece.choices] for of in pieces]
     tokens = [[choice.token for choice in of] for of in choices]

@@ -81,7 +81,7 @@ def weights(model: Any, device: Device) -> Iterator[Weights]:
 @pytest.mark.parametrize(
     ("settings", "tolerance"),
     [
-        pytest.param(EXACT, CLOSE, id="exact"),
+        pytest.param(EXACT, CLOSE, id="exact", marks=pytest.mark.full),
         pytest.param(replace(EXACT, page_len=0), CLOSE, id="contiguous", marks=pytest.mark.full),
         pytest.param(SessionSettings(64), ROUNDED, id="default", marks=pytest.mark.full),
     ],

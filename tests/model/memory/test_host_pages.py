@@ -226,7 +226,7 @@ def test_the_rate_is_measured(device: Device, stream: Stream) -> None:
     with KvCache(device, shape, stream, host_nbytes=1 << 20) as cache:
         assert cache.prefixes is not None
         cache.prefixes.measure()
-        assert 0 < cache.prefixes._copy_seconds < 1
+        assert 0 < cache.prefixes._copy_seconds < 60
 
 
 def test_neighbours_are_copied_at_once() -> None:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import socket
 import threading
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -44,7 +45,7 @@ class Toys:
 
     texts: Any
     access: Access = field(default_factory=Access)
-    load_seconds: float = 0.0
+    load_seconds: float = 0.0  # may be set while a model is loaded
     memory: int = 100
     failing: dict[str, str] = field(default_factory=dict)  # by model: why it cannot be loaded
     services: dict[str, ToyService] = field(default_factory=dict)
@@ -78,7 +79,9 @@ class ToyWorker:
         self.ended = asyncio.get_running_loop().create_future()
 
     async def ready(self) -> None:
-        await asyncio.wait((self.ended,), timeout=self._toys.load_seconds)
+        begun = time.monotonic()
+        while time.monotonic() - begun < self._toys.load_seconds and not self.ended.done():
+            await asyncio.wait((self.ended,), timeout=0.01)
         failing = self._toys.failing.get(self.name)
         is_full = len(self._toys.workers) >= self._toys.memory
         if failing or is_full or self.ended.done():

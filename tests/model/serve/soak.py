@@ -20,7 +20,6 @@ import contextlib
 import os
 import re
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -33,6 +32,7 @@ import httpx
 from tests.model.serve.soak_held import LEAST_ROUNDS, SAYS, Round, growth, look, trend
 from tests.model.serve.soak_load import CONTEXT, Load
 from tests.model.serve.soak_steps import RANDOM_STEPS
+from tests.processes import running, start_python
 from urdir.model.measure.http_events import HttpServer
 
 
@@ -47,12 +47,12 @@ def serving(
     flags += ["--port", "0", "--api-workers", str(workers)]
     log = folder / "stderr"
     with log.open("w") as stderr:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "urdir.model", "serve", *flags],
+        process = start_python(
+            *("-m", "urdir.model", "serve", *flags),
             stderr=stderr,
             env={**os.environ, "PYTHONPATH": path, "URDIR_SOAK_DIR": str(folder)},
         )
-    try:
+    with running(process):
         while (found := re.search(r"http://\S+\d", log.read_text())) is None:
             if process.poll() is not None:
                 raise RuntimeError(log.read_text())
@@ -61,9 +61,6 @@ def serving(
         process.send_signal(signal.SIGTERM)
         if process.wait(600):
             raise RuntimeError(f"exit code {process.returncode}: {log.read_text()}")
-    finally:
-        process.kill()
-        process.wait()
 
 
 async def _metrics(server: HttpServer) -> dict[str, float]:

@@ -26,6 +26,7 @@ from urdir.model.serve.router.keep_alive import KeepAlive
 from urdir.model.serve.router.spec import ModelSpec, RouterSettings
 
 Start = Callable[..., RunningRouter]
+LONG = 3600.0  # seconds
 
 
 @pytest.fixture
@@ -127,17 +128,20 @@ def test_what_is_listed_says_where_models_stand(start: Start) -> None:
 
 
 def test_models_are_loaded_and_unloaded_on_demand(start: Start) -> None:
-    router = start("a", "b", load_seconds=0.05)
+    router = start("a", "b", load_seconds=LONG)
     http = router.client
     assert http.post("/models/load", json={"model": "a"}).json() == {"success": True}
     assert router.status("a") == "loading"
+    router.toys.load_seconds = 0.0
     router.wait_for(lambda: router.status("a") == "loaded")
     assert http.post("/models/unload", json={"model": "a"}).json() == {"success": True}
     assert router.status("a") == "unloaded"
     assert http.post("/models/unload", json={"model": "a"}).json() == {"success": True}
+    router.toys.load_seconds = LONG
     http.post("/models/load", json={"model": "a"})
     assert http.post("/models/unload", json={"model": "a"}).json() == {"success": True}
     assert router.status("a") == "unloaded"  # the load was stopped
+    router.toys.load_seconds = 0.0
     status = http.get("/v1/models/a").json()["status"]
     assert status == {"value": "unloaded"}
     assert not router.toys.workers
@@ -156,8 +160,10 @@ def test_without_autoload_requests_are_told(start: Start) -> None:
 
 
 def test_many_requests_load_a_model_once(start: Start) -> None:
-    router = start("a", "b", load_seconds=0.1)
+    router = start("a", "b", load_seconds=LONG)
     asked = [router.in_thread(lambda name=name: router.ask(name)) for name in "abab"]
+    router.wait_for(lambda: router.fleet.waiting == 4)
+    router.toys.load_seconds = 0.0
     for thread, found in asked:
         thread.join(PATIENCE)
         assert found[0].status_code == 200
@@ -202,7 +208,7 @@ def test_answers_are_not_cut_to_make_room(start: Start) -> None:
 
 
 def test_waiting_ends(start: Start) -> None:
-    router = start("a", "b", "c", loaded=1, patience_seconds=0.0, room_seconds=0.2, waiting=2)
+    router = start("a", "b", "c", loaded=1, patience_seconds=0.0, room_seconds=1.5, waiting=2)
     service = router.toys.service("a")
     service.delay, service.repeat = 0.05, 1000
     with router.client.stream(
@@ -254,7 +260,7 @@ def test_models_are_loaded_at_the_start(start: Start) -> None:
 
 
 def test_a_model_that_fails_says_why_and_is_tried_again(start: Start) -> None:
-    router = start(spec("a", folder="/models"), "b", retry_seconds=0.2)
+    router = start(spec("a", folder="/models"), "b", retry_seconds=LONG)
     router.toys.failing["a"] = "/models/a.gguf: not a GGUF file"
     for _ in range(3):
         error = router.ask("a").json()["error"]
@@ -458,7 +464,7 @@ def test_models_come_and_go(start: Start) -> None:
 
 
 def test_a_client_that_leaves_cancels_its_answer_and_no_load(start: Start) -> None:
-    router = start("a", "b", load_seconds=0.5)
+    router = start("a", "b", load_seconds=LONG)
     body = b'{"model": "a", "prompt": "Hi"}'
     head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     with socket.create_connection(("127.0.0.1", httpx.URL(router.url).port or 0)) as client:
@@ -467,6 +473,7 @@ def test_a_client_that_leaves_cancels_its_answer_and_no_load(start: Start) -> No
         client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     router.wait_for(lambda: router.fleet.waiting == 0)
     assert router.status("a") == "loading"
+    router.toys.load_seconds = 0.0
     router.wait_for(lambda: router.status("a") == "loaded")
     service = router.toys.service("a")
     assert service.requests == []
@@ -519,11 +526,12 @@ def test_loads_beside_each_other_do_not_block(start: Start) -> None:
     """Another model answers while one is loaded."""
     router = start("a", "b")
     router.text("a")
-    router.toys.load_seconds = 0.5
+    router.toys.load_seconds = LONG
     thread, found = router.in_thread(lambda: router.ask("b"))
     router.wait_for(lambda: router.status("b") == "loading")
     assert router.text("a") == "I am a."
     assert router.status("b") == "loading"
+    router.toys.load_seconds = 0.0
     thread.join(PATIENCE)
     assert found[0].status_code == 200
 
@@ -550,7 +558,7 @@ def test_an_unload_goes_on_without_its_client(start: Start) -> None:
 
 
 def test_a_load_that_waits_for_its_turn_can_be_stopped(start: Start) -> None:
-    router = start("a", "b", load_seconds=0.3)
+    router = start("a", "b", load_seconds=LONG)
     http = router.client
     for name in "ab":
         http.post("/models/load", json={"model": name})
@@ -558,6 +566,7 @@ def test_a_load_that_waits_for_its_turn_can_be_stopped(start: Start) -> None:
     assert [each["status"]["value"] for each in listed] == ["loading", "loading"]
     http.post("/models/unload", json={"model": "b"})
     assert http.get("/v1/models/b").json()["status"] == {"value": "unloaded"}
+    router.toys.load_seconds = 0.0
     router.wait_for(lambda: router.status("a") == "loaded")
     assert router.toys.started == ["a"]
 
@@ -584,8 +593,10 @@ def test_idle_for_no_time_at_all(start: Start) -> None:
 
 def test_models_take_turns(start: Start) -> None:
     """A model is not evicted before the requests that it was loaded for are answered."""
-    router = start("a", "b", "c", loaded=1, load_seconds=0.01, patience_seconds=0.05)
+    router = start("a", "b", "c", loaded=1, load_seconds=LONG, patience_seconds=0.05)
     asked = [router.in_thread(lambda name=name: router.ask(name)) for name in "abcabcabc"]
+    router.wait_for(lambda: router.fleet.waiting == 9)
+    router.toys.load_seconds = 0.0
     for thread, found in asked:
         thread.join(PATIENCE)
         assert found[0].status_code == 200
@@ -688,18 +699,20 @@ def test_changes_of_models_are_streamed(start: Start) -> None:
     with watching(router) as events:
         thread, answers = router.in_thread(
             lambda: httpx.post(
-                f"{router.url}/v1/completions", json={"model": "a", "prompt": "Hi", "max_tokens": 9}
+                f"{router.url}/v1/completions",
+                json={"model": "a", "prompt": "Hi", "max_tokens": 9},
+                timeout=PATIENCE,
             )
         )
         first, second = next(events), next(events)
         assert first == {"model": "a", "event": "status_change", "data": {"status": "loading"}}
         assert (second["model"], second["data"]["status"]) == ("a", "loaded")
         assert second["data"]["info"] == router.client.get("/v1/models/a").json()
-        thread.join(20)
+        thread.join(PATIENCE)
         assert answers[0].status_code == 200
         for name in ("b", "a"):
             way = "load" if name == "b" else "unload"
-            assert httpx.post(f"{router.url}/models/{way}", json={"model": name}).is_success
+            assert router.client.post(f"/models/{way}", json={"model": name}).is_success
         seen = [next(events) for _ in range(3)]
         assert [(each["model"], each["data"]) for each in seen if each["model"] == "b"] == [
             ("b", {"status": "loading"}),
@@ -707,7 +720,7 @@ def test_changes_of_models_are_streamed(start: Start) -> None:
         ]
         assert {"model": "a", "event": "status_change", "data": {"status": "unloaded"}} in seen
         router.specs.append(spec("c"))
-        assert len(httpx.get(f"{router.url}/models").json()["data"]) == 3
+        assert len(router.client.get("/models").json()["data"]) == 3
         assert next(events) == {"model": "*", "event": "models_reload"}
     router.wait_for(lambda: not router.server.server_state.tasks)  # the client is gone
 

@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.patience import PATIENCE
+from tests.patience import PATIENCE, in_some_try
 from urdir.model.measure.http_events import HttpServer
 from urdir.model.measure.load import Ask, summarise
 from urdir.model.measure.load_server import ask_server
@@ -85,28 +85,37 @@ def test_its_figures(server: Any, path: str) -> None:
     """The first event comes with the first token, and there are no more events than tokens but
     those of an end, which come with the last: so means of theirs are means of tokens."""
     server.service.delay, server.service.repeat = DELAY, 10
-    asyncio.run(ask(server.url, path))  # as it does, before it measures
-    output = asyncio.run(ask(server.url, path))
-    asked, _ = server.service.requests
-    assert (asked.limit, asked.ignore_end, asked.settings.is_greedy) == (TOKENS, True, True)
-    assert output.tokens == TOKENS
-    assert output.text
-    assert DELAY <= output.first < 10 * DELAY
-    later = [seconds for seconds in output.between if seconds > DELAY / 4]
-    assert len(later) <= TOKENS - 1
-    assert sum(output.between) == pytest.approx(output.latency - output.first)
-    assert DELAY * 0.9 <= output.per_token < 5 * DELAY
+
+    def check() -> None:
+        server.service.requests.clear()
+        asyncio.run(ask(server.url, path))  # as it does, before it measures
+        output = asyncio.run(ask(server.url, path))
+        asked, _ = server.service.requests
+        assert (asked.limit, asked.ignore_end, asked.settings.is_greedy) == (TOKENS, True, True)
+        assert output.tokens == TOKENS
+        assert output.text
+        assert DELAY <= output.first < 10 * DELAY
+        later = [seconds for seconds in output.between if seconds > DELAY / 4]
+        assert len(later) <= TOKENS - 1
+        assert sum(output.between) == pytest.approx(output.latency - output.first)
+        assert DELAY * 0.9 <= output.per_token < 5 * DELAY
+
+    in_some_try(check)
 
 
 def test_they_are_those_of_bench_load(server: Any) -> None:
     """TTFT is "first token", TPOT "a token after the first"."""
     server.service.delay, server.service.repeat = DELAY, 10
-    output = asyncio.run(ask(server.url, "/v1/completions"))
-    send = partial(ask_server, HttpServer.parse(server.url), "toy")
-    reply = asyncio.run(send(Ask(0.0, server.service.requests[0].prompt, TOKENS)))
-    assert (reply.error, reply.tokens) == (None, TOKENS)
-    _, (first, _, per_token, _) = summarise([reply])
-    assert first.p50 is not None
-    assert per_token.p50 is not None
-    assert first.p50 / 1e3 == pytest.approx(output.first, abs=5 * DELAY)
-    assert per_token.p50 / 1e3 == pytest.approx(output.per_token, abs=DELAY)
+
+    def check() -> None:
+        output = asyncio.run(ask(server.url, "/v1/completions"))
+        send = partial(ask_server, HttpServer.parse(server.url), "toy")
+        reply = asyncio.run(send(Ask(0.0, server.service.requests[0].prompt, TOKENS)))
+        assert (reply.error, reply.tokens) == (None, TOKENS)
+        _, (first, _, per_token, _) = summarise([reply])
+        assert first.p50 is not None
+        assert per_token.p50 is not None
+        assert first.p50 / 1e3 == pytest.approx(output.first, abs=5 * DELAY)
+        assert per_token.p50 / 1e3 == pytest.approx(output.per_token, abs=DELAY)
+
+    in_some_try(check)

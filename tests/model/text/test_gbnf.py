@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import random
 import re
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -147,7 +148,6 @@ def test_what_the_lark_parser_refuses(
         compiler[0].matcher(Constraint.lark(as_lark(grammar)))
 
 
-@pytest.mark.timeout(10)
 @pytest.mark.parametrize(
     "grammar",
     [
@@ -161,5 +161,7 @@ def test_what_the_lark_parser_refuses(
     ],
 )
 def test_hostile_grammars_end_soon(grammar: str) -> None:
+    started = time.process_time()
     with contextlib.suppress(ConstraintError):
         as_lark(grammar)
+    assert time.process_time() - started < 10

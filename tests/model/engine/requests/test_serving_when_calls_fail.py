@@ -111,7 +111,7 @@ def ask(service: Service, requests: tuple[Request, ...]) -> list[Found]:
     found: list[Found] = []
     for queue in items:
         tokens: list[int] = []
-        while isinstance(item := queue.get(timeout=60), Piece):
+        while isinstance(item := queue.get(timeout=250), Piece):
             tokens += [choice.token for choice in item.choices]
         assert isinstance(item, Ending | DriverError), item
         found.append(tokens if isinstance(item, Ending) else item)
