@@ -69,7 +69,5 @@ def test_a_folder_of_all_kinds(tmp_path: Path, found_in: Any) -> None:
     }
     assert names(found_in(tmp_path, "plain drafts")) == {"simple-c": ""}
     assert names(found_in(tmp_path, "block drafts")) == {"dflash-b": "", "dspark-b": ""}
-    assert names(found_in(tmp_path, "folders")) == {
-        "bert": "bert: there are no logits of every token",
-        "folder": "",
-    }
+    assert names(found_in(tmp_path, "folders")) == {"folder": ""}
+    assert names(found_in(tmp_path, "encoder folders")) == {"bert": ""}
