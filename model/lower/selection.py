@@ -25,6 +25,7 @@ from urdir.ptxgen.kernels.attention.own_token import PLAIN_TOKEN, OwnToken
 from urdir.ptxgen.kernels.attention.pool_keys import PoolKeys
 from urdir.ptxgen.kernels.attention.prepare_tokens import PrepareTokens
 from urdir.ptxgen.kernels.attention.select_keys import select_keys
+from urdir.ptxgen.kernels.attention.spread_slots import SpreadSlots
 from urdir.ptxgen.kernels.join import Join
 
 if TYPE_CHECKING:
@@ -166,21 +167,27 @@ def append_selected_heads(
     """Attention of every row to the tokens that were ``selected`` for it, by heads; ``attention``
     is that to all tokens."""
     append_tokens(at.plan, attention)
-    rows = at.rows
+    layout, groups = attention.layout, attention.layout.kv_heads
+    slots, last, row = at.place(selected), at.work[LAST], at.work[ROW]
+    if groups > 1:  # the query heads of each KV head are rows of their own
+        assert of.sinks is None
+        apart = layout.page_len or layout.places
+        spread = SpreadSlots(at.rows.count, selected.width, groups, apart)
+        given = {"slots": slots, "last": last}
+        slots, last, row = (at.work[f"{name} of heads"] for name in ("slots", LAST, ROW))
+        made = {"spread": slots, "spread_last": last, "spread_row": row}
+        at.launch(spread, f"{of.label}.slots", **given, **made)
+    rows = replace(at.rows, count=at.rows.count * groups, sequence=row, position=last)
     kernel = chosen_attention(
-        of.heads,
-        attention.layout.chosen(rows.count, selected.width),
+        of.heads // groups,
+        replace(layout.chosen(rows.count, selected.width), kv_heads=1),
         rows.count,
         attention.scores,
         attention.sm_count,
         attention.target,
         None,
     )
-    chosen = replace(
-        attention,
-        caches={**attention.caches, "block_table": at.place(selected)},
-        rows=replace(rows, sequence=at.work[ROW], position=at.work[LAST]),
-    )
+    chosen = replace(attention, caches={**attention.caches, "block_table": slots}, rows=rows)
     chosen.launch(at.plan, kernel, of.label, out=at.place(of.y))
 
 
@@ -189,7 +196,8 @@ def append_selection(at: Lowering, of: Select | SelectBlocks) -> None:
     others."""
     rows, indexer, keys = at.rows, of.indexer, at.rows.keys // of.indexer.pool
     layout, index = at.parts.cache.layout(of.layer), at.parts.cache.shape.index_layout(of.layer)
-    layout, cache = replace(layout, kv_heads=1), _cache(at, of)
+    layout = replace(layout, kv_heads=1) if isinstance(of, SelectBlocks) else layout
+    cache = _cache(at, of)
     table = {"block_table": cache["block_table"]} if layout.is_paged else {}
     rounds = not at.exact and index.dtype == "f16" and index.head_dim % 32 == 0
     scores, most = at.work["index scores"], SCORES_NBYTES // (4 * keys)

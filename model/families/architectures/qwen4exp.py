@@ -72,11 +72,6 @@ def _attention(file: Reader, layer: int, rope: RopeConfig, ratio: int) -> Attent
     of = gated_attention(file, layer, rope)
     if not ratio:
         return of
-    if of.kv_heads > 1:
-        raise UnsupportedError(
-            f"{of.kv_heads} KV heads ({file.key('attention.head_count_kv')}) with an indexer: "
-            "one is supported"
-        )
     heads, dim, most = check_indexer(file, rope)
     if not 1 < ratio <= MOST_POOL or most % ratio or rope.dim % 16:
         raise UnsupportedError(

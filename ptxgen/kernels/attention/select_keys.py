@@ -28,7 +28,7 @@ NO_POSITION = 0xFFFFFFFF
 @dataclass(frozen=True)
 class SelectKeys(KernelSpec):
     """The ``most`` highest of a row's scores, of equal ones those of lower positions: their slots
-    in a cache of ``layout``, in order of position.
+    in a cache of ``layout`` (of its first KV head), in order of position.
 
     Row r has scores of positions up to position[r], in a bucket of ``keys``. ``slots`` are
     followed by zeros where the row has fewer tokens. ``last`` is how many there are, less one,
@@ -55,8 +55,8 @@ class SelectKeys(KernelSpec):
     template = ("urdir.templates", "attention/select_keys.ptx.j2")
 
     def __post_init__(self) -> None:
-        if self.layout.kv_heads != 1 or self.layout.capacity:
-            raise PtxgenError("select_keys: a cache of one KV head, of all tokens")
+        if self.layout.capacity:
+            raise PtxgenError("select_keys: a cache of all tokens")
         fits = 1 <= self.keys * self.pool <= self.layout.max_len
         if not 1 <= self.rows <= 65535 or not fits:
             raise PtxgenError(
@@ -166,6 +166,7 @@ class SelectKeys(KernelSpec):
             "pages": cls(latent(3, 1, 512, 576, "bf16", 16, 70), 3, 512, 100),
             "long": cls(latent(1, 1, 20000, 576, "f16"), 2, 12345, 2048),
             "pools": cls(KvLayout(2, 1, 600, 64, "f16"), 5, 141, 64, pool=4),
+            "KV heads": cls(KvLayout(3, 2, 64, 64, "f16", 16, 14), 3, 21, 12, pool=3),
             "few pools": cls(latent(2, 1, 32, 576, "f16", 16, 5), 4, 8, 9, pool=3),
             "cluster": cls(latent(2, 1, 8192, 576, "f16", 16, 1100), 4, 8000, 2048, cluster=2),
             "odd cluster": cls(latent(1, 1, 9000, 576, "f16"), 2, 8191, 1000, cluster=4),

@@ -32,7 +32,7 @@ CLOSE, ROUNDED = 1e-5, 3e-3
 TOKENS = [int(token) for token in np.random.default_rng(5).integers(0, 11, 60)]
 #: Two of the pools of three tokens, and the last ones.
 SHAPE = Shape(
-    *("qwen4exp", 2, 64, 2, 1, 32, 64, 71, False),
+    *("qwen4exp", 2, 64, 4, 2, 32, 64, 71, False),
     {
         "full_attention_interval": 2,
         "rope.dimension_count": 16,
