@@ -153,6 +153,12 @@ def trend(rounds: Sequence[Round], process: int) -> Trend:
     return Trend.of([each.hours for each in rounds[half:]], grown[half:])
 
 
+def _unchanged(rounds: Sequence[Round], process: int) -> int:
+    """In how many rounds of the last half the emulator compiled nothing."""
+    blocks = [each.processes[process].blocks for each in rounds[len(rounds) // 2 - 1 :]]
+    return sum(before == after for before, after in itertools.pairwise(blocks))
+
+
 def growth(rounds: Sequence[Round]) -> list[str]:
     """What grew, of processes that were there in all rounds: of which more was held in the last
     third, or memory, surely (by two standard errors), in the last half."""
@@ -167,6 +173,8 @@ def growth(rounds: Sequence[Round]) -> list[str]:
             before, after = max(values[:late]), max(values[late:])
             if after - before > most:
                 found.append(f"process {process}: {before:,} {name}, then {after:,}")
+        if _unchanged(rounds, process) < LEAST_ROUNDS // 2:
+            found.append(f"process {process}: no verdict, kernels were compiled in most rounds")
         line = trend(rounds, process)
         hours = rounds[-1].hours - rounds[len(rounds) // 2].hours
         most = ENGINE_BYTES if process == engine else OTHER_BYTES
