@@ -258,7 +258,9 @@ _STATE = "a.weight.quant_state.bitsandbytes__nf4"
         ('{"shape": [2, 32], "blocksize": 131072}', "blocks of"),
         ('{"shape": [2, 32]}', "blocks of"),
         ('{"shape": [2, 32], "blocksize": 64, "nested_offset": NaN}', "nested_offset nan"),
+        ('{"shape": [2, 32], "blocksize": 64, "nested_offset": 1e39}', "nested_offset 1e"),
         ('{"shape": [2, 32], "blocksize": 64, "nested_offset": "1"}', "nested_offset 1"),
+        ('{"shape": [1, 1, 1, 1, 1, 1, 1, 2, 32], "blocksize": 64}', r"shape \[1, 1"),
         ('{"shape": [2, 64], "blocksize": 64}', "32 bytes for 128 codes"),
         ('{"shape": [2, 32], "blocksize": 32}', r"absmax' is F32 \(1,\), expected"),
     ],
@@ -284,6 +286,17 @@ def test_scales_of_bytes_that_are_rounded_are_said_once_for_all() -> None:
     assert len({str(of.message) for of in found}) == 1
     wanted = stored["b.weight"].data[:].view(np.int8).reshape(2, 128) / 127 * [[0.1], [3.0]]
     np.testing.assert_allclose(values, wanted, rtol=2**-11)
+
+
+@pytest.mark.parametrize("scale", [1e9, np.inf, np.nan])
+def test_scales_of_bytes_that_no_f16_holds_are_refused(scale: float) -> None:
+    scales = np.array([1, scale], np.float32).view(np.uint8)
+    stored = {
+        "a.weight": _stored("a.weight", "I8", 2, 32),
+        "a.SCB": replace(_stored("a.SCB", "F32", 2), data=scales),
+    }
+    with pytest.raises(ModelError, match=r"'a\.weight' has scales of rows \(SCB\) that no f16"):
+        merge_parts(stored, Scheme("bitsandbytes"), Path("folder"))
 
 
 @pytest.mark.filterwarnings("ignore:.* become F32, exactly:UserWarning")
