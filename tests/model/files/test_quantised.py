@@ -6,6 +6,7 @@ import json
 import math
 import re
 import tracemalloc
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +25,7 @@ from urdir.model.errors import ModelError
 from urdir.model.files.model_file import SHARED_ORDERS
 from urdir.model.files.pretrained.model import SafetensorsModel
 from urdir.model.files.pretrained.quantised.modules import merge_parts
+from urdir.model.files.pretrained.quantised.parts import Whole
 from urdir.model.files.pretrained.quantised.scheme import Scheme
 from urdir.model.files.safetensors import ITEM_NBYTES, StoredTensor, read_folder
 from urdir.model.files.tensor_types import type_number
@@ -324,6 +326,30 @@ def test_rows_of_four_bits_of_any_width(shape: tuple[int, int], block: int) -> N
         found = made.data[first * row : (first + 1) * row].view(np.float32)
         np.testing.assert_array_equal(found, wanted[first])
     np.testing.assert_array_equal(made.data[:].view(np.float32).reshape(shape), wanted)
+
+
+@pytest.mark.parametrize("parts", [[(0, 4), (4, 7)], [(4, 7), (0, 1), (1, 4)], [(0, 7), (0, 7)]])
+def test_a_tensor_that_is_read_whole_is_forgotten_with_all_its_rows(
+    parts: list[tuple[int, int]],
+) -> None:
+    """Whichever device reads its rows last."""
+    data = np.arange(42, dtype=np.uint8)
+    read: list[weakref.ref[Any]] = []
+
+    class File:
+        def __len__(self) -> int:
+            return len(data)
+
+        def __getitem__(self, part: slice) -> Any:
+            found = data[part].copy()
+            read.append(weakref.ref(found))
+            return found
+
+    whole = Whole(replace(_stored("a", "U8", 7, 6), data=File()), 7)
+    for first, last in parts:
+        np.testing.assert_array_equal(whole.take(first, last), data)
+    assert read
+    assert not any(of() is not None for of in read)
 
 
 @pytest.mark.parametrize("width", [32, 64, 128, 65536])
