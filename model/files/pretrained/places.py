@@ -97,6 +97,11 @@ def find_places(names: Iterable[str], family: Family, layers: int, path: Path) -
     return Places(found, tuple(unused))
 
 
+def is_unused(stored: str, family: Family, layers: int) -> bool:
+    """Whether a stored tensor belongs to no part of the description, as `Places.unused`."""
+    return _tensors_of(stored, family, layers) is None
+
+
 def _tensors_of(stored: str, family: Family, layers: int) -> list[tuple[str, int | None]] | None:
     """The tensors of the description that a stored one is part of, and as which number; none if
     its name is unknown, None if it is unused."""

@@ -104,6 +104,16 @@ def test_orders_that_differ_are_those_of_their_matrices(data: Path, tmp_path: Pa
     assert found == own | {"blk.1.attn_v.order"}
 
 
+def test_quantised_matrices_of_other_parts_are_left_alone(data: Path, tmp_path: Path) -> None:
+    """Vision towers have rows of any width, 4304 for one, which no type has."""
+    path = _folder(data, tmp_path, "llm-int8")
+    layer = "vision_tower.encoder.layers.0.mlp.fc2"
+    parts = {f"{layer}.weight": np.ones((2, 43), np.int8), f"{layer}.SCB": np.ones(2, np.float32)}
+    write_safetensors(path / "model.safetensors", _arrays(path) | parts)
+    with SafetensorsModel(path) as model:
+        assert {*model.unused_tensors} == {*parts}
+
+
 def test_experts_with_orders_of_their_own(data: Path, tmp_path: Path) -> None:
     """Gate and up are F16, their rows in the order of down's columns."""
     path, floats = quantised(data / "safetensors" / "qwen3moe-bf16", OWN_ORDERS, tmp_path)
