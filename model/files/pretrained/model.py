@@ -16,6 +16,7 @@ from urdir.model.files.pretrained.config import family_of, is_class, read_config
 from urdir.model.files.pretrained.drafts import EAGLE3, is_draft, split_fields, take_token_map
 from urdir.model.files.pretrained.fields import shown
 from urdir.model.files.pretrained.places import find_places, is_unused, stored_layers
+from urdir.model.files.pretrained.quantised.experts import without_orders
 from urdir.model.files.pretrained.quantised.modules import merge_parts
 from urdir.model.files.pretrained.quantised.scheme import read_scheme
 from urdir.model.files.pretrained.sentences import dense_after_pooling, sentence_metadata
@@ -29,7 +30,8 @@ from urdir.model.owner import Owner
 class SafetensorsModel(Owner):
     """config.json, vocabulary and *.safetensors as a ``ModelFile``: keys and tensors have the names
     that families read (`family`), types are ggml's. ``ignored_fields`` of config.json have no
-    effect, ``unused_tensors`` belong to other parts of the model.
+    effect, ``unused_tensors`` belong to other parts of the model, ``reordered`` ones have rows or
+    columns in another order than the folder (`without_orders`).
 
     Matrices are converted row by row while read. They get the type ``quantize`` ("q8_0", "q4_0",
     ...; None: as stored). ``name`` is the model's name (None: the folder's).
@@ -77,8 +79,12 @@ class SafetensorsModel(Owner):
             values["dense_2_feat_out"] = stored[dense["dense_2.weight"].parts[0]].shape[0]
         if read.tied or (read.tied is None and family.tied):
             found.pop("output.weight", None)
+        changed = without_orders(found, stored, self.path)
+        self.reordered = frozenset(
+            name for name, of in found.items() if any(changed[n] is not stored[n] for n in of.parts)
+        )
         self.tensors: dict[str, Tensor] = token_map | make_tensors(
-            found, stored, values, quantize=quantize, path=self.path
+            found, changed, values, quantize=quantize, path=self.path
         )
         if family is not EAGLE3:  # whose output may be the model's
             _check_vocabulary(config, self.tensors, config_file)

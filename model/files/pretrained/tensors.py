@@ -24,7 +24,6 @@ from urdir.model.files.model_file import SHARED_ORDERS
 from urdir.model.files.open_file import FileBytes
 from urdir.model.files.pretrained.layouts import Layout
 from urdir.model.files.pretrained.places import Place
-from urdir.model.files.pretrained.quantised.experts import without_orders
 from urdir.model.files.pretrained.rows import GGML_TYPES, RowBytes, Rows, row_bytes
 from urdir.model.files.quantised import Recipe
 from urdir.model.files.safetensors import ITEM_NBYTES, StoredTensor
@@ -62,7 +61,6 @@ def make_tensors(
         layers = keys.get("block_count")
         assert isinstance(layers, int)
         wanted = Recipe(quantize, layers, "output.weight" not in places)
-    stored = without_orders(places, stored, path)
     kept: list[str] = []
     tensors = {}
     orders: dict[str, NDArray[np.intp]] = {}
