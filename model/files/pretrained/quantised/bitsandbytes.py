@@ -120,8 +120,8 @@ def _state(parts: Parts) -> _State:
     found = parse_json(bytes(tensor.data[: len(tensor.data)]), what, SafetensorsError)
     shape, offset = found.get("shape"), found.get("nested_offset", 0.0)
     blocks = [found.get("blocksize"), found.get("nested_blocksize", 256)]
-    is_matrix = isinstance(shape, list) and 1 < len(shape) <= SAFETENSORS_DIMS.most
-    sizes = [*shape, *blocks] if is_matrix else []
+    dims = shape if isinstance(shape, list) else []
+    sizes = [*dims, *blocks] if 1 < len(dims) <= SAFETENSORS_DIMS.most else []
     fits = all(type(size) is int and 0 < size < 1 << 31 for size in sizes)
     if not sizes or not fits or sizes[-2] % 2 or sizes[-2] > _MOST_BLOCK:
         raise SafetensorsError(f"{what} has shape {shown(shape)}, blocks of {shown(blocks)}")
