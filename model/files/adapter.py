@@ -19,7 +19,7 @@ import numpy as np
 from urdir.model.errors import ConfigError, ModelError, UnsupportedError
 from urdir.model.files.gguf import Gguf, Tensor
 from urdir.model.files.low_rank import Adapter, Floats, LowRank, low_rank
-from urdir.model.files.metadata import Metadata
+from urdir.model.files.metadata import REORDERED, Metadata
 from urdir.model.files.model_file import SHARED_ORDERS, ModelFile
 from urdir.model.foreign import foreign, one_line
 from urdir.ptxgen.weights.formats import format_of
@@ -59,7 +59,7 @@ def open_adapter(
 def _in_order(of: LowRank, name: str, base: ModelFile, path: Path) -> LowRank:
     """The matrices of a tensor whose columns are in an order (`SHARED_ORDERS`), with A's columns in
     it. Raises UnsupportedError for experts with orders of their own."""
-    if name in getattr(base, "reordered", ()):
+    if name.endswith("exps.weight") and REORDERED in base.metadata:
         raise UnsupportedError(
             f"{path}: adapters of '{name}' are not supported: the experts of {base.path} have "
             "columns in orders of their own (desc_act)"

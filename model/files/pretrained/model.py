@@ -11,7 +11,7 @@ import numpy as np
 
 from urdir.model.errors import ConfigError, SafetensorsError
 from urdir.model.files.gguf import Tensor
-from urdir.model.files.metadata import Metadata, Value
+from urdir.model.files.metadata import REORDERED, Metadata, Value
 from urdir.model.files.pretrained.config import family_of, is_class, read_config, text_config
 from urdir.model.files.pretrained.drafts import EAGLE3, is_draft, split_fields, take_token_map
 from urdir.model.files.pretrained.fields import shown
@@ -30,8 +30,7 @@ from urdir.model.owner import Owner
 class SafetensorsModel(Owner):
     """config.json, vocabulary and *.safetensors as a ``ModelFile``: keys and tensors have the names
     that families read (`family`), types are ggml's. ``ignored_fields`` of config.json have no
-    effect, ``unused_tensors`` belong to other parts of the model, ``reordered`` ones have rows or
-    columns in another order than the folder (`without_orders`).
+    effect, ``unused_tensors`` belong to other parts of the model.
 
     Matrices are converted row by row while read. They get the type ``quantize`` ("q8_0", "q4_0",
     ...; None: as stored). ``name`` is the model's name (None: the folder's).
@@ -80,9 +79,6 @@ class SafetensorsModel(Owner):
         if read.tied or (read.tied is None and family.tied):
             found.pop("output.weight", None)
         changed = without_orders(found, stored, self.path)
-        self.reordered = frozenset(
-            name for name, of in found.items() if any(changed[n] is not stored[n] for n in of.parts)
-        )
         self.tensors: dict[str, Tensor] = token_map | make_tensors(
             found, changed, values, quantize=quantize, path=self.path
         )
@@ -97,6 +93,8 @@ class SafetensorsModel(Owner):
             "general.architecture": family.architecture,
             "general.name": name or self.path.absolute().name,
         }
+        if any(of is not stored[name] for name, of in changed.items()):
+            general[REORDERED] = True
         keys = {
             key if key.startswith("xielu.") else f"{family.architecture}.{key}": value
             for key, value in values.items()

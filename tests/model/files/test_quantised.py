@@ -22,6 +22,7 @@ from tests.model.files.quantised_folders import (
     write_safetensors,
 )
 from urdir.model.errors import ModelError
+from urdir.model.families.config import Config
 from urdir.model.files.model_file import SHARED_ORDERS
 from urdir.model.files.pretrained.model import SafetensorsModel
 from urdir.model.files.pretrained.quantised.modules import merge_parts
@@ -121,6 +122,8 @@ def test_experts_with_orders_of_their_own(data: Path, tmp_path: Path) -> None:
         model = SafetensorsModel(path)
     found, wanted = {}, {}
     with model, SafetensorsModel(floats) as plain:
+        configs = Config.of(model), Config.of(plain)
+        assert len({tuple(layer.mixtures) for of in configs for layer in of.layers[1:]}) == 1
         assert not any("exps" in name for name in model.tensors if name.endswith(".order"))
         for kind in ("gate", "up", "down"):
             tensor = model.tensors[f"blk.1.ffn_{kind}_exps.weight"]
