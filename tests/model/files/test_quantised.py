@@ -18,6 +18,7 @@ import pytest
 from tests.model.files.quantised_folders import (
     KINDS,
     OWN_ORDERS,
+    gptq,
     quantised,
     write_safetensors,
 )
@@ -103,6 +104,23 @@ def test_orders_that_differ_are_those_of_their_matrices(data: Path, tmp_path: Pa
         found = {name for name in model.tensors if "attn_" in name and name.endswith(".order")}
     own = {f"blk.{n}.attn_{of}.order" for n in range(2) for of in ("q", "k", "output")}
     assert found == own | {"blk.1.attn_v.order"}
+
+
+def test_routers_have_their_columns_in_order(data: Path, tmp_path: Path) -> None:
+    """They become F32, and no launch brings their x into another order."""
+    path = _folder(data, tmp_path, "gptq-8", "qwen3moe-bf16")
+    arrays, name = _arrays(path), "model.layers.1.mlp.gate"
+    rng = np.random.default_rng(3)
+    values = rng.normal(size=(4, 128)).astype(np.float32)
+    parts, wanted = gptq(8, 32, shuffled=True).quantize(values, rng)
+    del arrays[f"{name}.weight"]
+    write_safetensors(
+        path / "model.safetensors", arrays | {f"{name}.{of}": array for of, array in parts.items()}
+    )
+    with SafetensorsModel(path) as model:
+        found = model.tensors["blk.1.ffn_gate_inp.weight"]
+        assert "blk.1.ffn_gate_inp.order" not in model.tensors
+    np.testing.assert_allclose(found.data[:].view(np.float32).reshape(4, 128), wanted, rtol=3e-7)
 
 
 def test_quantised_matrices_of_other_parts_are_left_alone(data: Path, tmp_path: Path) -> None:
