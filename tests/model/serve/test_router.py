@@ -746,6 +746,7 @@ def test_a_model_may_go_while_its_events_are_sent() -> None:
         names = [json.loads(event.removeprefix(b"data: "))["model"] for event in found]
         assert names == ["a", "b", "*"]
         await events.aclose()
+        await fleet.close(aborts=True)
 
     asyncio.run(check())
 
