@@ -6,11 +6,13 @@ With ``-s`` the assembly tests print what each kernel costs on each target.
 from __future__ import annotations
 
 import copy
+import dataclasses
 import hashlib
 import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -86,6 +88,51 @@ class TestOnTheEmulator(EmulatorSuite):
     @pytest.mark.turns(2)
     def test_it_runs_on_another_target(self, small_spec: KernelSpec, other_target: str) -> None:
         super().test_it_runs_on_another_target(small_spec, other_target)
+
+
+#: Kernels with more examples than this have a test file of their own.
+FEW_EXAMPLES = 24
+
+
+def options(value: Any, path: str) -> Iterator[tuple[str, object]]:
+    """What templates branch on: words, truth values, and whether a number or a part is given."""
+    if isinstance(value, bool | str | None):
+        yield path, value
+    elif isinstance(value, float):
+        yield path, (value == 0, value == 1)
+    elif isinstance(value, tuple):
+        yield path, bool(value)
+        for part in value:
+            yield from options(part, path) if dataclasses.is_dataclass(part) else ()
+    elif dataclasses.is_dataclass(value) and not isinstance(value, Format):
+        yield path, type(value)
+        for field in dataclasses.fields(value):
+            yield from options(getattr(value, field.name), f"{path}.{field.name}")
+
+
+def with_new_options(kind: type[KernelSpec]) -> Iterator[Any]:
+    """The examples with an option that none before has, but for those that others run by default:
+    the first (test_races.py) and the fifth."""
+    seen: set[tuple[str, object]] = set()
+    for at, (name, spec) in enumerate(kind.examples().items()):
+        own = {each for path, value in spec.text_fields().items() for each in options(value, path)}
+        if not own <= seen and at not in (0, 4):
+            yield pytest.param(spec, id=f"{kind.name}-{name}")
+        seen |= own
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        each
+        for kind in kernels().values()
+        if len(kind.examples()) <= FEW_EXAMPLES
+        for each in with_new_options(kind)
+    ],
+)
+def test_every_option_agrees_with_the_reference(spec: KernelSpec, emulator: Device) -> None:
+    """Turns may pass over all examples that take a branch of a template."""
+    check(emulator, spec, inputs_of(spec))
 
 
 @pytest.mark.full
