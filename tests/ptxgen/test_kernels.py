@@ -41,9 +41,11 @@ from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
 from urdir.ptxgen.kernels.linear.cut import CutOptions
 from urdir.ptxgen.kernels.linear.pack import Pack
 from urdir.ptxgen.kernels.linear.products.gemm_wgmma import GemmWgmma
+from urdir.ptxgen.kernels.ngram_rows import NgramHash
 from urdir.ptxgen.kernels.norm import Norm
 from urdir.ptxgen.kernels.normalise import Normalise
 from urdir.ptxgen.kernels.rescale import Rescale
+from urdir.ptxgen.kernels.rotation import Rotation
 from urdir.ptxgen.kernels.sampling_limits import INVALID_TOKEN
 from urdir.ptxgen.spec import KernelSpec
 from urdir.ptxgen.target import TESTED
@@ -426,3 +428,43 @@ def test_shapes_that_make_no_sense_are_refused():
     ):
         with pytest.raises(PtxgenError):
             make()
+
+
+@pytest.mark.parametrize(
+    ("name", "fields"),
+    [
+        ("dilated_conv", {"taps": 1}),
+        ("dilated_conv", {"slots": 24}),
+        ("dilated_conv", {"slots": 8}),
+        ("gate_streams", {"rows": 65536}),
+        ("mean_keys", {"layout": KvLayout(1, 2, 40, 64, "f16")}),
+        ("mean_keys", {"pool": 1}),
+        ("mean_keys", {"rotation": Rotation(40, "half")}),
+        ("mean_keys", {"rotation": Rotation(32, "interleaved")}),
+        ("ngram_rows", {"max_len": 0}),
+        ("spread_slots", {"rows": 40000}),
+        ("spread_slots", {"apart": 0}),
+        ("switch_rows", {"rows": 0}),
+        ("switch_rows", {"vocab": 0}),
+        ("switch_rows", {"other_weight": 1.5}),
+        ("switch_rows", {"other_weight": float("nan")}),
+    ],
+)
+def test_fields_that_a_kernel_cannot_have(name, fields):
+    with pytest.raises(PtxgenError, match=f"^{name}: "):
+        replace(kernels()[name].smallest_example(), **fields)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"multipliers": (1,)},
+        {"multipliers": (1, 2, 3)},  # for pairs and triples, with one row
+        {"sizes": (0,)},
+        {"offsets": (-1,)},
+        {"offsets": (2**32,)},
+    ],
+)
+def test_hashes_of_ngrams_that_cannot_be(fields):
+    with pytest.raises(PtxgenError, match=r"^ngram_rows: "):
+        replace(NgramHash((1, 3), (5,), (128,), 2), **fields)
