@@ -144,6 +144,22 @@ def test_norms_after_a_block_complete_the_next_one(bench: LinearBench, allowed: 
     assert kernels.count("normalise") == 1
 
 
+@pytest.mark.parametrize(("rows", "exact"), [(1, True), (3, True)])
+def test_a_norm_after_a_block_that_others_read_is_made(bench: LinearBench) -> None:
+    """y = x + norm(h); logits = U norm(h)."""
+    x, xs = bench.input(HIDDEN)
+    h, hs = bench.input(HIDDEN, "branch")
+    head, w, _ = bench.linear(64, HIDDEN)
+    after, after_weights = bench.norm(RMS, HIDDEN)
+    made = bench.normed(h, after)
+    y = bench.add(Add, "post", bench.out(HIDDEN), x, made)
+    logits = bench.product("head", made, head, bench.out(64))
+    bench.run()
+    normed = RMS(hs, **after_weights)
+    bench.compare(y, xs + normed, 1e-5)
+    bench.compare(logits, normed @ w.T, 1e-5)
+
+
 @every_mode
 def test_norms_after_a_block_are_left_to_the_next_product(
     bench: LinearBench, allowed: float
