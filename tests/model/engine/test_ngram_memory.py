@@ -127,22 +127,20 @@ def test_sequences_together_are_as_each_alone(
     assert relative_rms(np.stack(found, axis=1), np.stack(wanted)) < CLOSE
 
 
-@pytest.mark.full
 @pytest.mark.slow
 def test_drafts_change_no_token(weights: Weights, device: Device) -> None:
     """Of n-grams, some of which are not accepted."""
     prompt = TOKENS[:9] * 2
     with Session(device, weights, EXACT) as session:
-        alone = answer(session, prompt, 20)
+        alone = answer(session, prompt, 10)
     drafted = replace(EXACT, drafts=DraftSettings(most=3, least=3, shortest=1))
     with Session(device, weights, drafted) as session:
         assert session.drafting is not None
         before = session.drafting.likely
-        assert answer(session, prompt, 20) == alone
+        assert answer(session, prompt, 10) == alone
         assert session.drafting.likely != before  # some were compared
 
 
-@pytest.mark.full
 @pytest.mark.slow
 @pytest.mark.usefixtures("short_prompts_are_worth_a_state")
 def test_a_prefix_is_shared_with_its_states(weights: Weights, device: Device) -> None:
@@ -183,7 +181,6 @@ def test_requests_that_are_preempted_go_on(weights: Weights, device: Device) -> 
             check_greedy(alone, request, collected, [])
 
 
-@pytest.mark.full
 @pytest.mark.slow
 def test_several_devices(
     model: Any, device_name: str, needs_gpus: Callable[[int], None], reference_model: Any
