@@ -22,6 +22,7 @@ from urdir.model.engine.sampling_settings import GREEDY
 from urdir.model.engine.session import Session
 from urdir.model.families.config import Config
 from urdir.model.families.shapes import Shape
+from urdir.model.lower import ngrams
 from urdir.model.memory.draft_settings import DraftSettings
 from urdir.model.memory.session_settings import SessionSettings
 from urdir.model.memory.weight_sizes import shares_of
@@ -106,9 +107,14 @@ def test_logits_are_the_reference_s(
 
 @pytest.mark.slow
 def test_sequences_together_are_as_each_alone(
-    model: Any, weights: Weights, device: Device, reference_model: Any
+    model: Any,
+    weights: Weights,
+    device: Device,
+    reference_model: Any,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Rows of prompts beside decoded tokens; a slot begins anew."""
+    """Rows of prompts beside decoded tokens, gathered by several launches; a slot begins anew."""
+    monkeypatch.setattr(ngrams, "_MOST_ROWS", 9)
     reference, found, wanted = reference_model(model, weights.config), [], []
     texts = {0: TOKENS[:24], 1: TOKENS[30:37], 2: TOKENS[8:20]}
     with stepping(device, weights, EXACT) as eager:
