@@ -44,29 +44,30 @@ def _module(name: str) -> Any:
 
 #: Texts and programs of kernels that a process of tests keeps: a megabyte each.
 KEPT_KERNELS = 1024
+_texts: dict[str, str] = {}
+_compile_once = functools.lru_cache(maxsize=KEPT_KERNELS)(jit._compile.__wrapped__)
+_render = frame.render
 
 
-@pytest.fixture(scope="session", autouse=True)
+def _render_once(spec: KernelSpec, target: Target) -> str:
+    if not type(spec).__module__.startswith("urdir."):  # made for a test
+        return _render(spec, target)
+    key = spec.key(target.name)
+    if key not in _texts:
+        if len(_texts) == KEPT_KERNELS:
+            _texts.clear()
+        _texts[key] = _render(spec, target)
+    return _texts[key]
+
+
+@pytest.fixture(scope="module", autouse=True)
 def _kernels_are_made_once() -> Iterator[None]:
     """Most tests open a device of their own, which has no cache, and many files the same models:
-    they would render and compile the same kernels again and again."""
-    texts: dict[str, str] = {}
-    render = frame.render
-
-    def rendered_once(spec: KernelSpec, target: Target) -> str:
-        if not type(spec).__module__.startswith("urdir."):  # made for a test
-            return render(spec, target)
-        key = spec.key(target.name)
-        if key not in texts:
-            if len(texts) == KEPT_KERNELS:
-                texts.clear()
-            texts[key] = render(spec, target)
-        return texts[key]
-
-    compiled = functools.lru_cache(maxsize=KEPT_KERNELS)(jit._compile.__wrapped__)
+    they would render and compile the same kernels again and again. Not for longer than a module:
+    tests elsewhere, in the same process, are of rendering itself."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(frame, "render", rendered_once)
-        patch.setattr(jit, "_compile", compiled)
+        patch.setattr(frame, "render", _render_once)
+        patch.setattr(jit, "_compile", _compile_once)
         yield
 
 

@@ -6,11 +6,13 @@ With ``-s`` the assembly tests print what each kernel costs on each target.
 from __future__ import annotations
 
 import copy
+import dataclasses
 import hashlib
 import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -39,9 +41,11 @@ from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
 from urdir.ptxgen.kernels.linear.cut import CutOptions
 from urdir.ptxgen.kernels.linear.pack import Pack
 from urdir.ptxgen.kernels.linear.products.gemm_wgmma import GemmWgmma
+from urdir.ptxgen.kernels.ngram_rows import NgramHash
 from urdir.ptxgen.kernels.norm import Norm
 from urdir.ptxgen.kernels.normalise import Normalise
 from urdir.ptxgen.kernels.rescale import Rescale
+from urdir.ptxgen.kernels.rotation import Rotation
 from urdir.ptxgen.kernels.sampling_limits import INVALID_TOKEN
 from urdir.ptxgen.spec import KernelSpec
 from urdir.ptxgen.target import TESTED
@@ -86,6 +90,51 @@ class TestOnTheEmulator(EmulatorSuite):
     @pytest.mark.turns(2)
     def test_it_runs_on_another_target(self, small_spec: KernelSpec, other_target: str) -> None:
         super().test_it_runs_on_another_target(small_spec, other_target)
+
+
+#: Kernels with more examples than this have a test file of their own.
+FEW_EXAMPLES = 24
+
+
+def options(value: Any, path: str) -> Iterator[tuple[str, object]]:
+    """What templates branch on: words, truth values, and whether a number or a part is given."""
+    if isinstance(value, bool | str | None):
+        yield path, value
+    elif isinstance(value, float):
+        yield path, (value == 0, value == 1)
+    elif isinstance(value, tuple):
+        yield path, bool(value)
+        for part in value:
+            yield from options(part, path) if dataclasses.is_dataclass(part) else ()
+    elif dataclasses.is_dataclass(value) and not isinstance(value, Format):
+        yield path, type(value)
+        for field in dataclasses.fields(value):
+            yield from options(getattr(value, field.name), f"{path}.{field.name}")
+
+
+def with_new_options(kind: type[KernelSpec]) -> Iterator[Any]:
+    """The examples with an option that none before has, but for those that others run by default:
+    the first (test_races.py) and the fifth."""
+    seen: set[tuple[str, object]] = set()
+    for at, (name, spec) in enumerate(kind.examples().items()):
+        own = {each for path, value in spec.text_fields().items() for each in options(value, path)}
+        if not own <= seen and at not in (0, 4):
+            yield pytest.param(spec, id=f"{kind.name}-{name}")
+        seen |= own
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        each
+        for kind in kernels().values()
+        if len(kind.examples()) <= FEW_EXAMPLES
+        for each in with_new_options(kind)
+    ],
+)
+def test_every_option_agrees_with_the_reference(spec: KernelSpec, emulator: Device) -> None:
+    """Turns may pass over all examples that take a branch of a template."""
+    check(emulator, spec, inputs_of(spec))
 
 
 @pytest.mark.full
@@ -379,3 +428,43 @@ def test_shapes_that_make_no_sense_are_refused():
     ):
         with pytest.raises(PtxgenError):
             make()
+
+
+@pytest.mark.parametrize(
+    ("name", "fields"),
+    [
+        ("dilated_conv", {"taps": 1}),
+        ("dilated_conv", {"slots": 24}),
+        ("dilated_conv", {"slots": 8}),
+        ("gate_streams", {"rows": 65536}),
+        ("mean_keys", {"layout": KvLayout(1, 2, 40, 64, "f16")}),
+        ("mean_keys", {"pool": 1}),
+        ("mean_keys", {"rotation": Rotation(40, "half")}),
+        ("mean_keys", {"rotation": Rotation(32, "interleaved")}),
+        ("ngram_rows", {"max_len": 0}),
+        ("spread_slots", {"rows": 40000}),
+        ("spread_slots", {"apart": 0}),
+        ("switch_rows", {"rows": 0}),
+        ("switch_rows", {"vocab": 0}),
+        ("switch_rows", {"other_weight": 1.5}),
+        ("switch_rows", {"other_weight": float("nan")}),
+    ],
+)
+def test_fields_that_a_kernel_cannot_have(name, fields):
+    with pytest.raises(PtxgenError, match=f"^{name}: "):
+        replace(kernels()[name].smallest_example(), **fields)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"multipliers": (1,)},
+        {"multipliers": (1, 2, 3)},  # for pairs and triples, with one row
+        {"sizes": (0,)},
+        {"offsets": (-1,)},
+        {"offsets": (2**32,)},
+    ],
+)
+def test_hashes_of_ngrams_that_cannot_be(fields):
+    with pytest.raises(PtxgenError, match=r"^ngram_rows: "):
+        replace(NgramHash((1, 3), (5,), (128,), 2), **fields)

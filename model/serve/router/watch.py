@@ -18,14 +18,16 @@ async def model_events(fleet: Fleet, pulse_seconds: float) -> AsyncGenerator[byt
         if not await _changed(fleet, known, pulse_seconds):
             yield DATA.pulse
         now = _standing(fleet)
-        for name, status in now.items():
-            if status != known.get(name, status):
-                yield DATA.write(
-                    {"model": name, "event": "status_change", "data": _status(fleet, name, status)}
-                )
+        events: list[Json] = [  # at once: models come and go while a client is slow
+            {"model": name, "event": "status_change", "data": _status(fleet, name, status)}
+            for name, status in now.items()
+            if status != known.get(name, status)
+        ]
         if now.keys() != known.keys():
-            yield DATA.write({"model": "*", "event": "models_reload"})
+            events.append({"model": "*", "event": "models_reload"})
         known = now
+        for event in events:
+            yield DATA.write(event)
 
 
 async def _changed(fleet: Fleet, known: dict[str, Json], seconds: float) -> bool:

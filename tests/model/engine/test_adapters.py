@@ -271,7 +271,7 @@ def test_products_that_compute_a_x_themselves(
         assert relative_rms(np.array(found[sequence]), wanted) < 3e-3
 
 
-@pytest.mark.turns(2)
+@pytest.mark.turns(4, which=(2, 3))
 @pytest.mark.parametrize(
     ("exact", "tokens", "slots"),
     [(True, 2, None), (False, 2, None), (False, 12, None), (True, 2, 2)],

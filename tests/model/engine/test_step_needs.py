@@ -53,7 +53,7 @@ def steps_of(shapes: ShapeBuckets, rows: int) -> Iterator[StepShape]:
                 )
 
 
-@pytest.mark.turns(2)
+@pytest.mark.turns(4, which=(0, 3))  # exact, too
 @pytest.mark.parametrize("exact", [False, True])
 @pytest.mark.parametrize("name", FAMILIES)
 def test_every_step_has_room(

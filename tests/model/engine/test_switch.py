@@ -161,7 +161,6 @@ def test_answers_with_drafts_are_those_without(weights: Weights, device: Device)
         assert answer(session, *asked) == expected
 
 
-@pytest.mark.full
 @pytest.mark.slow
 def test_requests_that_are_preempted_switch_their_adapters_on_again(
     weights: Weights, device: Device

@@ -80,7 +80,7 @@ def test_layer_norm_gelu_and_biases(bench: LinearBench, allowed: float) -> None:
         assert kernels == ["gemv", "gemv"]
 
 
-@pytest.mark.turns(4)
+@pytest.mark.turns(5)
 @every_mode
 @pytest.mark.parametrize("biases", [(False, False), (True, True), (True, False)])
 def test_gated_by_another_activation(
@@ -120,7 +120,7 @@ def test_some_matrices_have_biases_and_all_a_clamp(bench: LinearBench, allowed: 
         assert kernels == ["gemv"]
 
 
-@pytest.mark.turns(2)
+@pytest.mark.turns(6, which=(0, 3, 5))
 @every_mode
 def test_norms_after_a_block_complete_the_next_one(bench: LinearBench, allowed: float) -> None:
     """As in gemma2: y = x + norm(o h); logits = cap(next(y)), with no launch for the next norm."""
@@ -142,6 +142,22 @@ def test_norms_after_a_block_complete_the_next_one(bench: LinearBench, allowed: 
     capped = 30 * np.tanh(0.25 * (LAYER(hidden, **following_weights) @ logit_weights.T) / 30)
     bench.compare(logits, capped, 2 * allowed)
     assert kernels.count("normalise") == 1
+
+
+@pytest.mark.parametrize(("rows", "exact"), [(1, True), (3, True)])
+def test_a_norm_after_a_block_that_others_read_is_made(bench: LinearBench) -> None:
+    """y = x + norm(h); logits = U norm(h)."""
+    x, xs = bench.input(HIDDEN)
+    h, hs = bench.input(HIDDEN, "branch")
+    head, w, _ = bench.linear(64, HIDDEN)
+    after, after_weights = bench.norm(RMS, HIDDEN)
+    made = bench.normed(h, after)
+    y = bench.add(Add, "post", bench.out(HIDDEN), x, made)
+    logits = bench.product("head", made, head, bench.out(64))
+    bench.run()
+    normed = RMS(hs, **after_weights)
+    bench.compare(y, xs + normed, 1e-5)
+    bench.compare(logits, normed @ w.T, 1e-5)
 
 
 @every_mode

@@ -22,8 +22,10 @@ from tests.patience import PATIENCE
 from urdir.model.errors import ModelError
 from urdir.model.serve.access import Access
 from urdir.model.serve.limits import Limits
+from urdir.model.serve.router.fleet import Fleet
 from urdir.model.serve.router.keep_alive import KeepAlive
 from urdir.model.serve.router.spec import ModelSpec, RouterSettings
+from urdir.model.serve.router.watch import model_events
 
 Start = Callable[..., RunningRouter]
 LONG = 3600.0  # seconds
@@ -723,6 +725,30 @@ def test_changes_of_models_are_streamed(start: Start) -> None:
         assert len(router.client.get("/models").json()["data"]) == 3
         assert next(events) == {"model": "*", "event": "models_reload"}
     router.wait_for(lambda: not router.server.server_state.tasks)  # the client is gone
+
+
+def test_a_model_may_go_while_its_events_are_sent() -> None:
+    """To a client that does not read."""
+
+    async def check() -> None:
+        fleet = Fleet(lambda: [spec("a"), spec("b")], RouterSettings(), dict)
+        await fleet.refresh()
+        events = model_events(fleet, 60)
+        first = asyncio.ensure_future(anext(events))
+        await asyncio.sleep(0)
+        for name in ("a", "b"):
+            fleet.models[name].status = "loaded"
+        fleet.changes.notify()
+        found = [await first]
+        fleet.models.clear()
+        fleet.changes.notify()
+        found += [await anext(events) for _ in range(2)]
+        names = [json.loads(event.removeprefix(b"data: "))["model"] for event in found]
+        assert names == ["a", "b", "*"]
+        await events.aclose()
+        await fleet.close(aborts=True)
+
+    asyncio.run(check())
 
 
 def test_a_stream_of_changes_does_not_hold_up_the_end(start: Start) -> None:
