@@ -22,6 +22,7 @@ from urdir.model.engine.sampling_settings import GREEDY
 from urdir.model.engine.session import Session
 from urdir.model.families.config import Config
 from urdir.model.families.shapes import Shape
+from urdir.model.lower import ngrams
 from urdir.model.memory.draft_settings import DraftSettings
 from urdir.model.memory.session_settings import SessionSettings
 from urdir.model.memory.weight_sizes import shares_of
@@ -93,8 +94,10 @@ def test_logits_are_the_reference_s(
     weights: Weights,
     device: Device,
     reference_model: Any,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """After a prompt in two parts, and after a token."""
+    """After a prompt in two parts, and after a token; many rows of the table in two launches."""
+    monkeypatch.setattr(ngrams, "MOST_ROWS", 30)
     found = []
     with stepping(device, weights, settings) as eager:
         for start, stop in ((0, 17), (17, 32), (32, 33)):
