@@ -35,6 +35,8 @@ _LENGTH = struct.Struct("<I")
 #: Names of files; llama-server has no others either.
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}")
 _MOST_HEADER = 4096
+#: Metadata that no cached value depends on.
+_NO_PART_OF_CACHES = ("general.", "tokenizer.", "quantize.", "split.")
 #: Bytes of each tensor that the digest of a model takes.
 _SAMPLED = 4096
 
@@ -42,9 +44,15 @@ Shapes = Callable[[int], Sequence[tuple[int, ...]]]
 
 
 def model_digest(file: ModelFile) -> str:
-    """A digest of a model's tensors: names, types, shapes, and the first bytes of each; in a tensor
-    of several adapters, of which the first is zeros, those of each adapter (`Switch`)."""
+    """A digest of a model: its metadata but for names and vocabulary, and of each tensor the name,
+    type, shape and first bytes; in a tensor of several adapters, of which the first is zeros, those
+    of each adapter (`Switch`)."""
     found = blake2b(digest_size=16)
+    for key, value in file.metadata.items():
+        if not key.startswith(_NO_PART_OF_CACHES):
+            held = value.tolist() if isinstance(value, np.ndarray) else value
+            held = held if isinstance(held, int | float | str) else [*held]
+            found.update(repr((key, held)).encode())
     for name, tensor in file.tensors.items():
         found.update(repr((name, tensor.type_name, tensor.shape, tensor.nbytes)).encode())
         parts = max(1, tensor.shape[0]) if ".lora_" in name else 1

@@ -18,6 +18,7 @@ import pytest
 from urdir.model.errors import PrefixFileError
 from urdir.model.families.config import Config
 from urdir.model.files.gguf import Gguf
+from urdir.model.files.metadata import StringArray
 from urdir.model.memory.cache_shape import CacheShape
 from urdir.model.memory.prefix_copy import PrefixBytes
 from urdir.model.memory.prefix_files import _MAGIC, PrefixFiles, layout_digest, model_digest
@@ -210,6 +211,25 @@ def test_a_model_with_another_adapter_of_its_own_has_another_digest(
             data = np.array(tensor.data[:])
             data[adapter * tensor.nbytes // tensor.shape[0]] ^= 1
             tensors = {**file.tensors, name: replace(tensor, data=data)}
-            other: Any = SimpleNamespace(tensors=tensors)
+            other: Any = SimpleNamespace(metadata=file.metadata, tensors=tensors)
             digests.add(model_digest(other))
     assert len(digests) == 1 + tensor.shape[0]
+
+
+def test_a_model_with_other_metadata_has_another_digest(
+    reference_file: Callable[[str], Path],
+) -> None:
+    with Gguf(reference_file("graniteswitch")) as file:
+        name, digests = file.metadata["general.architecture"], set()
+        for changed in (
+            {},
+            {f"{name}.adapters.token_ids_invoke": np.array([7, 9], np.int32)},
+            {f"{name}.attention.layer_norm_rms_epsilon": 1e-3},
+            {f"{name}.labels": StringArray.of(["a", "b"])},
+            {f"{name}.labels": StringArray.of(["a", "b"])},  # again
+            {"general.name": "another", "tokenizer.chat_template": "{{ messages }}"},
+        ):
+            metadata = {**file.metadata, **changed}
+            other: Any = SimpleNamespace(metadata=metadata, tensors=file.tensors)
+            digests.add(model_digest(other))
+    assert len(digests) == 4
