@@ -110,6 +110,8 @@ class Cut:
     def heads(self, heads: int, group: int, width: int, *after: Linear) -> Span | None:
         """This rank's heads, ``group`` of which share keys. None if the columns of the matrices
         ``after``, ``width`` for each head, cannot be cut there."""
+        if not all(map(_reads_in_order, after)):
+            return None
         block = self.block(*after)
         found = head_spans(heads, group, block // math.gcd(block, width), self.ranks)
         return None if found is None else found[self.rank]
@@ -117,17 +119,25 @@ class Cut:
     def inner(self, width: int, *after: Linear) -> Span | None:
         """This rank's inner values of an FFN, which the matrices ``after`` read; None if they
         cannot be cut."""
+        if not all(map(_reads_in_order, after)):
+            return None
         unit = math.lcm(self.block(*after), _GROUP)
         found = spans(width, self.ranks, lambda at: at % unit == 0)
         return None if found is None else found[self.rank]
 
     def columns(self, of: Linear, *runs: Run) -> Linear:
-        """Select columns; only rank 0 adds the bias."""
+        """Select columns, which are those of x; only rank 0 adds the bias."""
         return Linear(of.matrix.pick_columns(*runs), of.bias if self.rank == 0 else None)
 
     def block(self, *matrices: Linear) -> int:
         """The smallest number of columns that no block of these matrices crosses."""
         return math.lcm(*(self.blocks[of.matrix.name] for of in matrices))
+
+
+def _reads_in_order(of: Linear) -> bool:
+    """Whether some columns are multiplied with the same values of x: not those in another order,
+    which belong to x of any rank."""
+    return of.order is None and of.low is None
 
 
 def of_heads(of: Linear, heads: int, some: Span) -> Linear:

@@ -94,6 +94,19 @@ def latent_attention(
     )
 
 
+def keys_and_values(file: Reader, layer: int, width: int, latent: int) -> Linear:
+    """The matrix from latent vectors to keys and values of heads, (width, latent). Raises
+    UnsupportedError for columns in an order of their own: rows and columns of its keys are
+    exchanged, and products of heads read latent vectors as they are in the cache."""
+    found = file.linear("attn_kv_b", layer, width, latent, bias="absent")
+    if found.order is not None:
+        raise UnsupportedError(
+            f"tensor '{found.matrix.name}' has columns in an order of its own (desc_act), which "
+            "latent vectors are not brought into: use a folder without desc_act"
+        )
+    return found
+
+
 def _heads_of_latent(
     file: Reader, layer: int, heads: int, own: int, value_dim: int, latent: int
 ) -> tuple[Linear, Linear, Linear]:
@@ -101,7 +114,7 @@ def _heads_of_latent(
     values. A folder has one matrix with the key rows of each head before its value rows."""
     if file.of_folder:
         both = own + value_dim
-        up = file.linear("attn_kv_b", layer, heads * both, latent, bias="absent")
+        up = keys_and_values(file, layer, heads * both, latent)
         keys = up.part(0, own, both)
         return keys.transposed(), keys, up.part(own, value_dim, both)
     absorb = file.linear("attn_k_b", layer, heads, latent, own, bias="absent")

@@ -88,8 +88,8 @@ def ngram_memory(file: Reader, layer: int) -> NgramMemory:
     )
     if not 2 <= taps <= 1 + MOST_BACK // n:
         raise UnsupportedError(
-            f"{file.key('ple.conv_kernel')} is {taps}: taps {n} tokens apart, "
-            f"of which the first is {MOST_BACK} tokens back at most"
+            f"{file.key('ple.conv_kernel')} is {taps}: supported are 2 or more taps, {n} tokens "
+            f"apart, of which the first is {MOST_BACK} tokens back at most"
         )
     hash = _hash(file, n, each)
     if hash.heads * width != hidden:

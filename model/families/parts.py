@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable
+from dataclasses import replace
 from typing import Any, Literal
 
 from urdir.model.errors import ConfigError, UnsupportedError
@@ -92,7 +93,7 @@ def qkv(
         first = sum(widths[:number])
         part = fused.part(first, width)
         if part.bias is None and bias != "absent":
-            part = Linear(part.matrix, file.optional_vector(f"attn_{name}.bias", layer, width))
+            part = replace(part, bias=file.optional_vector(f"attn_{name}.bias", layer, width))
         parts.append(part)
     return parts[0], parts[1], parts[2]
 

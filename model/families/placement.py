@@ -76,7 +76,8 @@ class Placement:
 
 
 def streamable(config: Description) -> frozenset[str]:
-    """The names of tensors whose matrices belong to one layer, and to nothing else."""
+    """The names of tensors whose matrices belong to one layer, and to nothing else. Tables are no
+    matrices of layers (`NgramMemory`): one would be copied whole for a few of its rows."""
     ends = replace(config, layers=())
     users = Counter(
         name
@@ -84,7 +85,7 @@ def streamable(config: Description) -> frozenset[str]:
         for name in dict.fromkeys(of.name for of in stored_in(part))
     )
     matrices = (of for of in stored_in(config.layers) if isinstance(of, StoredMatrix))
-    return frozenset(of.name for of in matrices if users[of.name] == 1)
+    return frozenset(of.name for of in matrices if users[of.name] == 1 and "blk." in of.name)
 
 
 def with_streaming(config: D, names: frozenset[str], experts: int = 0) -> D:

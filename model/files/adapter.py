@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,9 @@ import numpy as np
 
 from urdir.model.errors import ConfigError, ModelError, UnsupportedError
 from urdir.model.files.gguf import Gguf, Tensor
-from urdir.model.files.low_rank import Adapter, Floats, low_rank
-from urdir.model.files.metadata import Metadata
-from urdir.model.files.model_file import ModelFile
+from urdir.model.files.low_rank import Adapter, Floats, LowRank, low_rank
+from urdir.model.files.metadata import REORDERED, Metadata
+from urdir.model.files.model_file import SHARED_ORDERS, ModelFile
 from urdir.model.foreign import foreign, one_line
 from urdir.ptxgen.weights.formats import format_of
 from urdir.ptxgen.weights.layout import Layout
@@ -45,12 +46,31 @@ def open_adapter(
             found = read_peft(source, base, interleaved=interleaved)
         else:
             found = _read_gguf(source)
+        matrices = {name: _in_order(of, name, base, source) for name, of in found.matrices.items()}
+        found = replace(found, matrices=matrices)
     if found.architecture != base.architecture:
         raise ConfigError(
             f"{source}: an adapter of '{found.architecture}' models, {base.path} is "
             f"'{base.architecture}'"
         )
     return found
+
+
+def _in_order(of: LowRank, name: str, base: ModelFile, path: Path) -> LowRank:
+    """The matrices of a tensor whose columns are in an order (`SHARED_ORDERS`), with A's columns in
+    it. Raises UnsupportedError for experts with orders of their own."""
+    if name.endswith("exps.weight") and REORDERED in base.metadata:
+        raise UnsupportedError(
+            f"{path}: adapters of '{name}' are not supported: the experts of {base.path} have "
+            "columns in orders of their own (desc_act)"
+        )
+    layer, _, own = name.removesuffix(".weight").rpartition(".")
+    orders = [f"{layer}.{group}.order" for group in (own, SHARED_ORDERS.get(own))]
+    order = next((base.tensors[found] for found in orders if found in base.tensors), None)
+    if order is None or order.shape != of.a.shape[-1:]:  # other sizes are refused with all others
+        return of
+    columns = np.asarray(order.data[:]).view(np.float32).astype(np.intp)
+    return replace(of, a=np.ascontiguousarray(of.a[..., columns]))
 
 
 def _read_gguf(path: Path) -> Adapter:

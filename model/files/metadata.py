@@ -16,6 +16,8 @@ from urdir.model.files.limits import NAME_LENGTH
 
 #: The key of a GGUF file made of a folder: keys and rows are a folder's.
 FOLDER = "own.folder"
+#: Says that experts are in another order than their folder, which adapters do not fit.
+REORDERED = "own.reordered"
 _T = TypeVar("_T")
 _D = TypeVar("_D")
 

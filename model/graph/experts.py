@@ -32,6 +32,7 @@ class Route(Op):
     def __post_init__(self) -> None:
         self._check(self.y.width == self.router.experts, f"{self.router.experts} experts")
         self._check(self.x.width == self.router.linear.cols, "the matrix has other columns")
+        self._check(self.router.linear.order is None, "the matrix has an order of columns")
 
     @property
     def selection(self) -> Selection:

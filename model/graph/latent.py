@@ -101,6 +101,7 @@ class HeadProduct(Op):
     def __post_init__(self) -> None:
         self._check(self.of.rows == self.y.width, f"the matrices have {self.of.rows} rows")
         self._check(self.of.cols * self.heads == self.x.width, "the matrices have other columns")
+        self._check(self.of.order is None, "the matrices have an order of columns")
 
     def evaluate(self, at: Evaluation, *x: Floats) -> Floats:
         return _by_head(at, self.of, x[0].reshape(len(x[0]), self.heads, -1)).reshape(len(x[0]), -1)

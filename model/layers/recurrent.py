@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from urdir.model.families.ngrams import NgramMemory
 from urdir.model.families.recurrent import (
@@ -144,7 +145,7 @@ def selective(
         y = at.graph.add(Scan(label, heads, step, u, gate, b, c, mixer, at.index))
         return at.finish("ssm_out", y, mixer.o, scale)
     # the kernel adds the bias
-    step = at.product("ssm_dt", made["low"], Linear(mixer.step.matrix), "alpha")
+    step = at.product("ssm_dt", made["low"], replace(mixer.step, bias=None), "alpha")
     inputs = {"q_heads": c, "k_heads": b, "v_heads": u, "alpha": step}
     y = gated_by_silu(at, recur(at, "ssm_scan", mixer, inputs, heads), gate)
     return at.finish("ssm_out", y, mixer.o, scale)

@@ -16,8 +16,9 @@ from urdir.ptxgen.kernels.embedding import Embedding
 from urdir.ptxgen.kernels.ngram_rows import NgramRows
 from urdir.ptxgen.kernels.recurrent.dilated_conv import DilatedConv
 
-#: Rows of a table that a launch gathers at most.
-_MOST_ROWS = 65535
+#: Rows of a table that a launch gathers at most: a long prompt is cut by them, into parts of
+#: multiples of four rows of the step, whose numbers are 16-byte aligned.
+MOST_ROWS, _ALIGNED_ROWS = 65535, 4
 #: The rows of the table for each row of the step, u32.
 ROWS = "ngram rows"
 
@@ -31,7 +32,8 @@ def lower_embed_ngrams(at: Lowering, ops: Sequence[Op]) -> bool:
     kernel = NgramRows(of.hash, state.max_len, of.y.rows, state.sequences)
     found, y = at.work[ROWS], at.place(of.y)
     at.launch(kernel, f"{of.label}.rows", tokens=state["tokens"], y=found, **at.rows.arguments)
-    whole, each = of.y.rows * heads, _MOST_ROWS // heads * heads
+    whole, multiple = of.y.rows * heads, _ALIGNED_ROWS * heads
+    each = MOST_ROWS // multiple * multiple
     for first in range(0, whole, each):
         count = min(each, whole - first)
         gather = Embedding(table.format, table.rows, table.cols, table.rows, count, texts=True)

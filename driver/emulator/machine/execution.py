@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict
 from collections.abc import Mapping
 
@@ -27,15 +28,17 @@ KEPT_WAVES = 128
 
 #: Those programs, the one that ran last at the end.
 _recent: OrderedDict[Program, None] = OrderedDict()
+_recent_lock = threading.Lock()
 
 
 def _keep(program: Program, key: object, wave: Wave) -> None:
     """Keep a wave for the next launch of its program, and forget those of the oldest program."""
-    program.idle.setdefault(key, []).append(wave)
-    _recent[program] = None
-    _recent.move_to_end(program)
-    if len(_recent) > KEPT_WAVES:
-        _recent.popitem(last=False)[0].idle.clear()
+    with _recent_lock:
+        program.idle.setdefault(key, []).append(wave)
+        _recent[program] = None
+        _recent.move_to_end(program)
+        if len(_recent) > KEPT_WAVES:
+            _recent.popitem(last=False)[0].idle.clear()
 
 
 class GridExecution:

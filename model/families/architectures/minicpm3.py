@@ -15,7 +15,7 @@ import math
 from urdir.model.families.attention import Attention, Latent
 from urdir.model.families.dense import rms_decoder, shared_rope
 from urdir.model.families.description import Description
-from urdir.model.families.latent import latent_norm
+from urdir.model.families.latent import keys_and_values, latent_norm
 from urdir.model.families.mixtures import plain_dense
 from urdir.model.families.parts import RELU2, dense, head_dims
 from urdir.model.families.reader import Reader
@@ -58,7 +58,7 @@ def _attention(file: Reader, layer: int, rope: RopeConfig, rank: int = 0) -> Att
     queries = file.linear(name, layer, heads * key_dim, source, bias="absent")
     down = file.linear("attn_kv_a_mqa", layer, latent + rope.dim, hidden, bias="absent")
     both, width = still + value_dim, heads * (still + value_dim)
-    up = file.linear("attn_kv_b", layer, width, latent, bias="absent")
+    up = keys_and_values(file, layer, width, latent)
     vector = down.part(0, latent)
     return Attention(
         heads=heads,

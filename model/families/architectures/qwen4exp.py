@@ -34,7 +34,7 @@ from urdir.model.families.reader import Reader
 from urdir.model.families.rope import RopeConfig, with_sections
 from urdir.ptxgen.kernels.attention.pool_keys import MOST_POOL
 
-#: Tensors of an indexer, which layers that attend to all tokens may have.
+#: Tensors of an indexer, which llama.cpp also loads for layers that attend to all tokens.
 _INDEXER = tuple(f"indexer.{name}.weight" for name in ("q_proj", "k_proj", "q_norm", "k_norm"))
 
 
@@ -58,14 +58,11 @@ def qwen4exp(file: Reader) -> Description:
             blocks = (Block((Branch(ngram_memory(file, index)),)), *blocks)
         return replace(of, blocks=blocks)
 
-    return model(
-        file, layer, None, join=low_rank(file, "output_hc", None), unused=_unused(file, ratios)
-    )
-
-
-def _unused(file: Reader, ratios: list[int]) -> tuple[str, ...]:
-    """Tensors of indexers, if no layer has one."""
-    return () if any(ratios) else _INDEXER
+    found = model(file, layer, None, join=low_rank(file, "output_hc", None))
+    idle = (index for index, ratio in enumerate(ratios) if not (ratio or recurrent[index]))
+    unused = (f"blk.{index}.{name}" for index in idle for name in _INDEXER)
+    known = (name for name in unused if name in file.stored)
+    return replace(found, unused_tensors=(*found.unused_tensors, *known))
 
 
 def _attention(file: Reader, layer: int, rope: RopeConfig, ratio: int) -> Attention:

@@ -11,11 +11,12 @@ import numpy as np
 
 from urdir.model.errors import ConfigError, SafetensorsError
 from urdir.model.files.gguf import Tensor
-from urdir.model.files.metadata import Metadata, Value
+from urdir.model.files.metadata import REORDERED, Metadata, Value
 from urdir.model.files.pretrained.config import family_of, is_class, read_config, text_config
 from urdir.model.files.pretrained.drafts import EAGLE3, is_draft, split_fields, take_token_map
 from urdir.model.files.pretrained.fields import shown
-from urdir.model.files.pretrained.places import find_places, stored_layers
+from urdir.model.files.pretrained.places import find_places, is_unused, stored_layers
+from urdir.model.files.pretrained.quantised.experts import without_orders
 from urdir.model.files.pretrained.quantised.modules import merge_parts
 from urdir.model.files.pretrained.quantised.scheme import read_scheme
 from urdir.model.files.pretrained.sentences import dense_after_pooling, sentence_metadata
@@ -60,14 +61,16 @@ class SafetensorsModel(Owner):
         read = read_config(config, family, config_file)
         values = dict(read.keys)
         self.ignored_fields = read.ignored
-        stored = read_folder(self.path)
-        if scheme is not None:
-            stored = merge_parts(stored, scheme, self.path)
+        stored, count = read_folder(self.path), stored_layers(family, values)
+        if scheme is not None:  # matrices of other parts may be of shapes that no type has
+            others = {name: of for name, of in stored.items() if is_unused(name, family, count)}
+            own_parts = {name: of for name, of in stored.items() if name not in others}
+            stored = others | merge_parts(own_parts, scheme, self.path)
         self.nbytes = sum(len(tensor.data) for tensor in stored.values())
         token_map = take_token_map(stored, config, self.path) if family is EAGLE3 else {}
         layers = values["block_count"]
         assert isinstance(layers, int)
-        places = find_places(stored, family, stored_layers(family, values), self.path)
+        places = find_places(stored, family, count, self.path)
         self.unused_tensors = places.unused
         dense, more = dense_after_pooling(self.path)
         found, stored = {**places.found, **dense}, stored | more
@@ -75,8 +78,9 @@ class SafetensorsModel(Owner):
             values["dense_2_feat_out"] = stored[dense["dense_2.weight"].parts[0]].shape[0]
         if read.tied or (read.tied is None and family.tied):
             found.pop("output.weight", None)
+        changed = without_orders(found, stored, self.path)
         self.tensors: dict[str, Tensor] = token_map | make_tensors(
-            found, stored, values, quantize=quantize, path=self.path
+            found, changed, values, quantize=quantize, path=self.path
         )
         if family is not EAGLE3:  # whose output may be the model's
             _check_vocabulary(config, self.tensors, config_file)
@@ -89,6 +93,8 @@ class SafetensorsModel(Owner):
             "general.architecture": family.architecture,
             "general.name": name or self.path.absolute().name,
         }
+        if any(of is not stored[name] for name, of in changed.items()):
+            general[REORDERED] = True
         keys = {
             key if key.startswith("xielu.") else f"{family.architecture}.{key}": value
             for key, value in values.items()

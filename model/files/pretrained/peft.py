@@ -173,7 +173,7 @@ def _placed(
 ) -> LowRank:
     """The matrices of one tensor, of experts those of all of its modules."""
     layout = place.layout
-    if layout.shape is not None or layout.factors is not None or layout.values is not None:
+    if any(of is not None for of in (layout.shape, layout.factors, layout.scale, layout.values)):
         raise UnsupportedError(f"{folder}: adapters of '{name}' are not supported")
     try:
         a, b = (np.concatenate([getattr(of, which) for of in made]) for which in "ab")

@@ -97,26 +97,43 @@ def find_places(names: Iterable[str], family: Family, layers: int, path: Path) -
     return Places(found, tuple(unused))
 
 
+def is_unused(stored: str, family: Family, layers: int) -> bool:
+    """Whether a stored tensor belongs to no part of the description, as `Places.unused`."""
+    if family.place is not None:
+        return stored in family.unused
+    return _located(stored, family, layers) is None
+
+
+def _located(stored: str, family: Family, layers: int) -> tuple[str, int, str] | None:
+    """The number of the layer as it is written, "" without one, the number of the first layer of
+    its stack, and the module there; None if the tensor is unused."""
+    name = _inner(stored, family)
+    if name is None:
+        return None
+    stack, inner = _of_stack(name, family)
+    match = _LAYERS.match(_MIDLAYER.sub("layers.0.", inner))
+    if match is None:
+        return "", 0, name
+    each = layers // max(1, len(family.stacks))
+    return None if int(match[1]) >= each else (match[1], stack * each, match[2])
+
+
 def _tensors_of(stored: str, family: Family, layers: int) -> list[tuple[str, int | None]] | None:
     """The tensors of the description that a stored one is part of, and as which number; none if
     its name is unknown, None if it is unused."""
     if family.place is not None:
         found = None if stored in family.unused else family.place(stored)
         return None if found is None else [(found, None)] if found else []
-    name = _inner(stored, family)
-    if name is None:
+    located = _located(stored, family, layers)
+    if located is None:
         return None
     table: dict[str, str | tuple[str, ...]]
-    stack, inner = _of_stack(name, family)
-    match = _LAYERS.match(_MIDLAYER.sub("layers.0.", inner))
-    if match is None:
-        module, prefix, table = name, "", {**ENDS, **family.ends}
-    elif int(match[1]) >= (each := layers // max(1, len(family.stacks))):
-        return None
+    layer, first, module = located
+    if not layer:
+        prefix, table = "", {**ENDS, **family.ends}
     else:
-        index = stack * each + int(match[1])
-        module, prefix, table = match[2], f"blk.{index}.", {**LAYER, **family.names}
-        if match[1] != str(int(match[1])):
+        prefix, table = f"blk.{first + int(layer)}.", {**LAYER, **family.names}
+        if layer != str(int(layer)):
             return []
     base, _, suffix = module.rpartition(".")
     known = None if module in table else table.get(base)

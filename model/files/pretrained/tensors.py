@@ -24,7 +24,6 @@ from urdir.model.files.model_file import SHARED_ORDERS
 from urdir.model.files.open_file import FileBytes
 from urdir.model.files.pretrained.layouts import Layout
 from urdir.model.files.pretrained.places import Place
-from urdir.model.files.pretrained.quantised.experts import without_orders
 from urdir.model.files.pretrained.rows import GGML_TYPES, RowBytes, Rows, row_bytes
 from urdir.model.files.quantised import Recipe
 from urdir.model.files.safetensors import ITEM_NBYTES, StoredTensor
@@ -62,7 +61,6 @@ def make_tensors(
         layers = keys.get("block_count")
         assert isinstance(layers, int)
         wanted = Recipe(quantize, layers, "output.weight" not in places)
-    stored = without_orders(places, stored, path)
     kept: list[str] = []
     tensors = {}
     orders: dict[str, NDArray[np.intp]] = {}
@@ -72,9 +70,13 @@ def make_tensors(
             continue
         parts = _alike([stored[part] for part in place.parts], path)
         tensors[name] = tensor = _tensor(name, parts, place.layout, keys, wanted, path)
-        if any(part.order is not None for part in parts):
-            orders[name.removesuffix(".weight")] = _column_order(parts, path)
         is_matrix = isinstance(tensor.data, RowBytes | FileBytes)
+        if any(part.order is not None for part in parts):
+            order = _column_order(parts, path)
+            if is_matrix:
+                orders[name.removesuffix(".weight")] = order
+            else:
+                tensors[name] = vector(name, _in_own_order(tensor, order))
         if wanted and is_matrix and wanted.type_of(name, tensor.shape[-1]) is None:
             kept.append(name)
     if kept:
@@ -94,6 +96,14 @@ def _column_order(parts: tuple[StoredTensor, ...], path: Path) -> NDArray[np.int
             "part of another tensor"
         )
     return order
+
+
+def _in_own_order(tensor: Tensor, order: NDArray[np.intp]) -> NDArray[np.float32]:
+    """The values of an F32 tensor, whose columns are in an order, where they belong."""
+    values = tensor.data[:].view(np.float32).reshape(tensor.shape)
+    found = np.empty_like(values)
+    found[..., order] = values
+    return found
 
 
 def _shared(

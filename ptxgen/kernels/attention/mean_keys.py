@@ -44,8 +44,8 @@ class MeanKeys(KernelSpec):
             raise PtxgenError(
                 f"mean_keys: {turns} of {layout.head_dim} values rotate: multiples of 16 and 8"
             )
-        if self.rotation.style != "half" or self.rotation.magnitude != 1.0:
-            raise PtxgenError("mean_keys: halves rotate, by a magnitude of 1")
+        if self.rotation.style != "half":
+            raise PtxgenError("mean_keys: halves rotate")
         if not 1 < self.pool <= MOST_POOL or not 1 <= self.rows <= 65535:
             raise PtxgenError(f"mean_keys: {self.rows} rows, pools of {self.pool} tokens")
 
@@ -105,12 +105,14 @@ class MeanKeys(KernelSpec):
     def examples(cls) -> Mapping[str, MeanKeys]:
         keys = partial(KvLayout, values_in_keys=True)
 
-        def of(layout: KvLayout, pool: int, turns: int, rows: int) -> MeanKeys:
-            return cls(layout, pool, Rotation(turns, "half"), 1e-5, rows)
+        def of(
+            layout: KvLayout, pool: int, turns: int, rows: int, magnitude: float = 1.0
+        ) -> MeanKeys:
+            return cls(layout, pool, Rotation(turns, "half", magnitude), 1e-5, rows)
 
         return {
             "f16": of(keys(1, 1, 40, 64, "f16"), 4, 32, 4),
-            "f32": of(keys(1, 1, 50, 72, "f32"), 5, 48, 3),
+            "f32": of(keys(1, 1, 50, 72, "f32"), 5, 48, 3, 1.2),
             "pages": of(keys(1, 1, 64, 128, "f16", 16, 9), 4, 128, 3),
             "two warps": of(keys(1, 1, 64, 320, "f32", 16, 9), 2, 272, 3),
         }

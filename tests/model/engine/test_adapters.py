@@ -12,6 +12,7 @@ import gguf
 import numpy as np
 import pytest
 
+from tests.model.files.quantised_folders import KINDS, OWN_ORDERS, quantised
 from urdir.model.engine.adapters import Adapters
 from urdir.model.engine.batch import Output, StepShape
 from urdir.model.engine.engine import Engine
@@ -26,7 +27,8 @@ from urdir.model.families.config import Config
 from urdir.model.families.placement import Placement
 from urdir.model.files.adapter import open_adapter
 from urdir.model.files.gguf import Gguf
-from urdir.model.files.safetensors import read_safetensors
+from urdir.model.files.pretrained.model import SafetensorsModel
+from urdir.model.files.safetensors import read_folder, read_safetensors
 from urdir.model.lower import adapters as lower_adapters
 from urdir.model.memory.draft_settings import DraftSettings
 from urdir.model.verify.conformance import relative_rms
@@ -511,6 +513,37 @@ class TestFiles:
         for name, of in wanted.items():
             assert np.array_equal(found[name].a, of.a)
             assert np.array_equal(found[name].b, of.b)
+
+    def test_models_with_columns_in_an_order(self, data: Path, tmp_path: Path) -> None:
+        """A is multiplied with the x of its matrix."""
+        folder, _ = quantised(data / "safetensors/llama-bf16", KINDS["gptq-order"], tmp_path)
+        stored = read_folder(folder)
+        with SafetensorsModel(folder) as model:
+            random = np.random.default_rng(2)
+            shapes = {f"blk.1.{name}.weight": model.tensors[f"blk.1.{name}.weight"].shape
+                      for name in ("attn_k", "ffn_down", "ffn_up")}  # fmt: skip
+            matrices = {
+                name: tuple(random.normal(size=of).astype("f4") for of in ((4, cols), (rows, 4)))
+                for name, (rows, cols) in shapes.items()
+            }
+            file = write_gguf(tmp_path / "a.gguf", matrices)
+            found = open_adapter(file, model).matrices
+        for name, (a, _) in matrices.items():
+            raw = stored[f"model.layers.1.{MODULES[name.split('.')[2]]}.g_idx"].data[:]
+            order = np.argsort(raw.view("<i4"), kind="stable")
+            np.testing.assert_array_equal(found[name].a[0], a[:, order])
+
+    def test_experts_with_columns_in_orders_are_refused(self, data: Path, tmp_path: Path) -> None:
+        folder, _ = quantised(data / "safetensors/qwen3moe-bf16", OWN_ORDERS, tmp_path)
+        pair = np.ones((2, 4, 8), np.float32), np.ones((2, 8, 4), np.float32)
+        with pytest.warns(UserWarning, match="become F16"):
+            model = SafetensorsModel(folder)
+        with model:
+            for kind in ("up", "down"):
+                matrices = {f"blk.1.ffn_{kind}_exps.weight": pair}
+                file = write_gguf(tmp_path / kind, matrices, arch="qwen3moe")
+                with pytest.raises(ModelError, match="columns in orders of their own"):
+                    open_adapter(file, model)
 
     def test_scales_of_peft(self, base: Path, tmp_path: Path) -> None:
         matrices = made(base, 3, 4, "attn_v", "ffn_up")

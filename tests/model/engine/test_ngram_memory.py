@@ -94,8 +94,10 @@ def test_logits_are_the_reference_s(
     weights: Weights,
     device: Device,
     reference_model: Any,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """After a prompt in two parts, and after a token."""
+    """After a prompt in two parts, and after a token; many rows of the table in two launches."""
+    monkeypatch.setattr(ngrams, "MOST_ROWS", 30)
     found = []
     with stepping(device, weights, settings) as eager:
         for start, stop in ((0, 17), (17, 32), (32, 33)):
@@ -103,6 +105,21 @@ def test_logits_are_the_reference_s(
             found.append(eager.logits()[0])
     golden = reference_model(model, weights.config).logits(TOKENS[:33])[[16, 31, 32]]
     assert relative_rms(np.stack(found), golden) < tolerance
+
+
+def test_indexers_of_layers_that_attend_to_all_tokens_are_unused(
+    random_model: Callable[..., Any],
+) -> None:
+    """Where another layer has one that selects."""
+    values = {**SHAPE.keys, "attention.compress_ratios": np.array([0, 3, 0, 0])}
+    model = random_model(replace(SHAPE, layers=4, keys=values), "Q8_0")
+    names = {
+        name: name.replace("blk.1.", "blk.3.") for name in model.tensors if ".indexer." in name
+    }
+    more = {new: replace(model.tensors[name], name=new) for name, new in names.items()}
+    config = Config.of(replace(model, tensors={**model.tensors, **more}))
+    assert len(more) == 4
+    assert set(config.unused_tensors) == set(more)
 
 
 @pytest.mark.slow

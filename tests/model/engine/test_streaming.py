@@ -388,6 +388,17 @@ def test_experts_of_the_first_layers(reference_file: Callable[[str], Path]) -> N
     assert not Placement(host_experts=0).on_host(config)
 
 
+def test_a_table_of_which_a_layer_reads_rows_stays(reference_file: Callable[[str], Path]) -> None:
+    """It would be copied whole for them."""
+    with Gguf(reference_file("qwen4exp")) as gguf:
+        config = Config.of(gguf)
+    names = Placement(gpu_layers=0).on_host(config)
+    assert "blk.0.ple_key.weight" in names
+    assert "per_layer_token_embd.weight" not in names
+    with pytest.raises(SettingsError, match="only matrices of layers"):
+        Placement(overrides=(("per_layer_token", True),)).on_host(config)
+
+
 @pytest.mark.parametrize(
     ("pattern", "words"),
     [

@@ -385,6 +385,13 @@ def test_cogvlm_does_not_use_its_matrices_for_pictures() -> None:
     assert second.q.matrix.name == "blk.1.attn_q.weight"
 
 
+def test_heads_of_latent_vectors_whose_columns_are_in_an_order_are_refused() -> None:
+    keys = {"attention.kv_lora_rank": 32, "attention.q_lora_rank": 32, "attention.key_length": 24,
+            "attention.value_length": 16, "rope.dimension_count": 8}  # fmt: skip
+    with pytest.raises(UnsupportedError, match=r"attn_kv_b\.weight' has columns in an order"):
+        described("minicpm3", 1, keys, "blk.0.attn_kv_b.order")
+
+
 def test_deepseek_ocr_is_deepseek_with_llama_s_attention() -> None:
     keys = {"expert_count": 8, "expert_used_count": 2, "expert_feed_forward_length": 32}
     keys |= {"expert_shared_count": 2, "leading_dense_block_count": 1}

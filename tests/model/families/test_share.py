@@ -117,6 +117,28 @@ def test_what_cannot_be_cut_is_whole_on_every_rank() -> None:
     assert dense(parts[1]).width == 256
 
 
+def test_networks_whose_last_columns_are_in_an_order_are_whole_on_every_rank() -> None:
+    """Of the values of x that some columns are multiplied with, any rank may have some."""
+
+    def ordered(network: Any) -> Any:
+        name = "o" if isinstance(network, Attention) else "down"
+        of = getattr(network, name)
+        return replace(
+            network, **{name: replace(of, order=StoredVector.whole("order", of.matrix.cols))}
+        )
+
+    config, _ = shares(replace(SHAPES["llama-3.1-8b"], layers=1), 2, 32)
+    (layer,) = config.layers
+    blocks = [
+        replace(of, branches=tuple(replace(b, network=ordered(b.network)) for b in of.branches))
+        for of in layer.blocks
+    ]
+    config = replace(config, layers=(replace(layer, blocks=tuple(blocks)),))
+    names = {of.name: 32 for of in stored_in(config) if isinstance(of, StoredMatrix)}
+    for rank in range(2):
+        assert shared(config, names, rank, 2).layers == config.layers
+
+
 def test_every_expert_is_cut() -> None:
     whole, parts = shares(replace(SHAPES["mixtral-8x7b"], layers=1), 2, 256)
     (of,) = whole.layers[0].mixtures

@@ -17,7 +17,7 @@ import gguf as reference
 import numpy as np
 import pytest
 
-from urdir.model.errors import UnsupportedError
+from urdir.model.errors import ConfigError, UnsupportedError
 from urdir.model.families.config import Config
 from urdir.model.files.gguf import Gguf
 from urdir.model.files.pretrained.model import SafetensorsModel
@@ -582,3 +582,6 @@ def test_dots_note_of_its_class_is_that_of_published_folders(
             described(said | change)
     with pytest.raises(UnsupportedError, match="equal layers"):
         described(newer | {"per_layer_config": {"1": sizes}})
+    for odd, message in ((5, "'rope_parameters' is"), ({"rope_theta": 0}, "'swa_rope_theta' is 0")):
+        with pytest.raises(ConfigError, match=message):
+            described(said | {"rope_parameters": {"sliding_attention": odd}})

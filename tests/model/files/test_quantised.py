@@ -6,6 +6,7 @@ import json
 import math
 import re
 import tracemalloc
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -17,13 +18,16 @@ import pytest
 from tests.model.files.quantised_folders import (
     KINDS,
     OWN_ORDERS,
+    gptq,
     quantised,
     write_safetensors,
 )
 from urdir.model.errors import ModelError
+from urdir.model.families.config import Config
 from urdir.model.files.model_file import SHARED_ORDERS
 from urdir.model.files.pretrained.model import SafetensorsModel
 from urdir.model.files.pretrained.quantised.modules import merge_parts
+from urdir.model.files.pretrained.quantised.parts import Whole
 from urdir.model.files.pretrained.quantised.scheme import Scheme
 from urdir.model.files.safetensors import ITEM_NBYTES, StoredTensor, read_folder
 from urdir.model.files.tensor_types import type_number
@@ -102,6 +106,33 @@ def test_orders_that_differ_are_those_of_their_matrices(data: Path, tmp_path: Pa
     assert found == own | {"blk.1.attn_v.order"}
 
 
+def test_routers_have_their_columns_in_order(data: Path, tmp_path: Path) -> None:
+    """They become F32, and no launch brings their x into another order."""
+    path = _folder(data, tmp_path, "gptq-8", "qwen3moe-bf16")
+    arrays, name = _arrays(path), "model.layers.1.mlp.gate"
+    rng = np.random.default_rng(3)
+    values = rng.normal(size=(4, 128)).astype(np.float32)
+    parts, wanted = gptq(8, 32, shuffled=True).quantize(values, rng)
+    del arrays[f"{name}.weight"]
+    write_safetensors(
+        path / "model.safetensors", arrays | {f"{name}.{of}": array for of, array in parts.items()}
+    )
+    with SafetensorsModel(path) as model:
+        found = model.tensors["blk.1.ffn_gate_inp.weight"]
+        assert "blk.1.ffn_gate_inp.order" not in model.tensors
+    np.testing.assert_allclose(found.data[:].view(np.float32).reshape(4, 128), wanted, rtol=3e-7)
+
+
+def test_quantised_matrices_of_other_parts_are_left_alone(data: Path, tmp_path: Path) -> None:
+    """Vision towers have rows of any width, 4304 for one, which no type has."""
+    path = _folder(data, tmp_path, "llm-int8")
+    layer = "vision_tower.encoder.layers.0.mlp.fc2"
+    parts = {f"{layer}.weight": np.ones((2, 43), np.int8), f"{layer}.SCB": np.ones(2, np.float32)}
+    write_safetensors(path / "model.safetensors", _arrays(path) | parts)
+    with SafetensorsModel(path) as model:
+        assert {*model.unused_tensors} == {*parts}
+
+
 def test_experts_with_orders_of_their_own(data: Path, tmp_path: Path) -> None:
     """Gate and up are F16, their rows in the order of down's columns."""
     path, floats = quantised(data / "safetensors" / "qwen3moe-bf16", OWN_ORDERS, tmp_path)
@@ -109,6 +140,8 @@ def test_experts_with_orders_of_their_own(data: Path, tmp_path: Path) -> None:
         model = SafetensorsModel(path)
     found, wanted = {}, {}
     with model, SafetensorsModel(floats) as plain:
+        configs = Config.of(model), Config.of(plain)
+        assert len({tuple(layer.mixtures) for of in configs for layer in of.layers[1:]}) == 1
         assert not any("exps" in name for name in model.tensors if name.endswith(".order"))
         for kind in ("gate", "up", "down"):
             tensor = model.tensors[f"blk.1.ffn_{kind}_exps.weight"]
@@ -258,7 +291,9 @@ _STATE = "a.weight.quant_state.bitsandbytes__nf4"
         ('{"shape": [2, 32], "blocksize": 131072}', "blocks of"),
         ('{"shape": [2, 32]}', "blocks of"),
         ('{"shape": [2, 32], "blocksize": 64, "nested_offset": NaN}', "nested_offset nan"),
+        ('{"shape": [2, 32], "blocksize": 64, "nested_offset": 1e39}', "nested_offset 1e"),
         ('{"shape": [2, 32], "blocksize": 64, "nested_offset": "1"}', "nested_offset 1"),
+        ('{"shape": [1, 1, 1, 1, 1, 1, 1, 2, 32], "blocksize": 64}', r"shape \[1, 1"),
         ('{"shape": [2, 64], "blocksize": 64}', "32 bytes for 128 codes"),
         ('{"shape": [2, 32], "blocksize": 32}', r"absmax' is F32 \(1,\), expected"),
     ],
@@ -301,6 +336,17 @@ def test_scales_of_bytes_that_are_rounded_are_said_once_for_all() -> None:
     np.testing.assert_allclose(values, wanted, rtol=2**-11)
 
 
+@pytest.mark.parametrize("scale", [1e9, np.inf, np.nan])
+def test_scales_of_bytes_that_no_f16_holds_are_refused(scale: float) -> None:
+    scales = np.array([1, scale], np.float32).view(np.uint8)
+    stored = {
+        "a.weight": _stored("a.weight", "I8", 2, 32),
+        "a.SCB": replace(_stored("a.SCB", "F32", 2), data=scales),
+    }
+    with pytest.raises(ModelError, match=r"'a\.weight' has scales of rows \(SCB\) that no f16"):
+        merge_parts(stored, Scheme("bitsandbytes"), Path("folder"))
+
+
 @pytest.mark.filterwarnings("ignore:.* become F32, exactly:UserWarning")
 @pytest.mark.parametrize(("shape", "block"), [((3, 21), 64), ((7, 9), 6)])
 def test_rows_of_four_bits_of_any_width(shape: tuple[int, int], block: int) -> None:
@@ -326,6 +372,30 @@ def test_rows_of_four_bits_of_any_width(shape: tuple[int, int], block: int) -> N
         found = made.data[first * row : (first + 1) * row].view(np.float32)
         np.testing.assert_array_equal(found, wanted[first])
     np.testing.assert_array_equal(made.data[:].view(np.float32).reshape(shape), wanted)
+
+
+@pytest.mark.parametrize("parts", [[(0, 4), (4, 7)], [(4, 7), (0, 1), (1, 4)], [(0, 7), (0, 7)]])
+def test_a_tensor_that_is_read_whole_is_forgotten_with_all_its_rows(
+    parts: list[tuple[int, int]],
+) -> None:
+    """Whichever device reads its rows last."""
+    data = np.arange(42, dtype=np.uint8)
+    read: list[weakref.ref[Any]] = []
+
+    class File:
+        def __len__(self) -> int:
+            return len(data)
+
+        def __getitem__(self, part: slice) -> Any:
+            found = data[part].copy()
+            read.append(weakref.ref(found))
+            return found
+
+    whole = Whole(replace(_stored("a", "U8", 7, 6), data=File()), 7)
+    for first, last in parts:
+        np.testing.assert_array_equal(whole.take(first, last), data)
+    assert read
+    assert not any(of() is not None for of in read)
 
 
 @pytest.mark.parametrize("width", [32, 64, 128, 65536])

@@ -7,7 +7,9 @@ import os
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,7 +20,7 @@ from urdir.model.families.config import Config
 from urdir.model.files.gguf import Gguf
 from urdir.model.memory.cache_shape import CacheShape
 from urdir.model.memory.prefix_copy import PrefixBytes
-from urdir.model.memory.prefix_files import _MAGIC, PrefixFiles, layout_digest
+from urdir.model.memory.prefix_files import _MAGIC, PrefixFiles, layout_digest, model_digest
 from urdir.model.memory.recurrent_state import RecurrentShape
 from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
 
@@ -195,3 +197,19 @@ def test_keys_that_were_rotated_otherwise_are_of_another_layout(
         for context in (rope.long_above, rope.long_above + 1, rope.long_above)
     )
     assert short == again != long
+
+
+@pytest.mark.parametrize("name", ["blk.1.attn_q.lora_a", "blk.0.ffn_down.lora_b"])
+def test_a_model_with_another_adapter_of_its_own_has_another_digest(
+    name: str, reference_file: Callable[[str], Path]
+) -> None:
+    with Gguf(reference_file("graniteswitch")) as file:
+        tensor = file.tensors[name]
+        digests = {model_digest(file)}
+        for adapter in range(tensor.shape[0]):
+            data = np.array(tensor.data[:])
+            data[adapter * tensor.nbytes // tensor.shape[0]] ^= 1
+            tensors = {**file.tensors, name: replace(tensor, data=data)}
+            other: Any = SimpleNamespace(tensors=tensors)
+            digests.add(model_digest(other))
+    assert len(digests) == 1 + tensor.shape[0]

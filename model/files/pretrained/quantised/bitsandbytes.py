@@ -14,6 +14,7 @@ import numpy as np
 
 from urdir.model.errors import SafetensorsError
 from urdir.model.files.json_text import parse_json
+from urdir.model.files.limits import SAFETENSORS_DIMS
 from urdir.model.files.pretrained.fields import shown
 from urdir.model.files.pretrained.quantised.integers import rows_of_eight
 from urdir.model.files.pretrained.quantised.parts import Bytes, Floats, Parts, floats
@@ -104,6 +105,8 @@ def _eights(parts: Parts) -> StoredTensor:
         if np.any(form.data[: len(form.data)]):
             raise parts.refuse("is not stored row by row (weight_format)")
     exact = floats(scales)[:, None] / np.float32(127)
+    if not np.all(np.abs(exact) <= np.finfo(np.float16).max):  # NaN is not, either
+        raise parts.refuse("has scales of rows (SCB) that no f16 holds")
     rounded = exact.astype(np.float16).astype(np.float32)
     if np.any(rounded != exact):  # one text for all matrices: it is shown once
         warnings.warn(f"{parts.path}: scales of rows (SCB) are rounded to f16", stacklevel=2)
@@ -117,10 +120,11 @@ def _state(parts: Parts) -> _State:
     found = parse_json(bytes(tensor.data[: len(tensor.data)]), what, SafetensorsError)
     shape, offset = found.get("shape"), found.get("nested_offset", 0.0)
     blocks = [found.get("blocksize"), found.get("nested_blocksize", 256)]
-    sizes = [*shape, *blocks] if isinstance(shape, list) and len(shape) > 1 else []
+    dims = shape if isinstance(shape, list) else []
+    sizes = [*dims, *blocks] if 1 < len(dims) <= SAFETENSORS_DIMS.most else []
     fits = all(type(size) is int and 0 < size < 1 << 31 for size in sizes)
     if not sizes or not fits or sizes[-2] % 2 or sizes[-2] > _MOST_BLOCK:
         raise SafetensorsError(f"{what} has shape {shown(shape)}, blocks of {shown(blocks)}")
-    if type(offset) is not float or not math.isfinite(offset):
+    if type(offset) is not float or not abs(offset) <= float(np.finfo(np.float32).max):
         raise SafetensorsError(f"{what} has nested_offset {shown(offset)}")
     return _State(tuple(sizes[:-2]), sizes[-2], sizes[-1], offset)

@@ -75,11 +75,11 @@ def _in_place(parts: list[StoredTensor], path: Path) -> dict[str, StoredTensor]:
 
 def _ordered(tensor: StoredTensor, order: NDArray[np.intp]) -> StoredTensor:
     """A matrix with its rows in an order."""
-    whole, rows = Whole(tensor), tensor.shape[0]
-    nbytes = len(tensor.data) // rows
+    rows = tensor.shape[0]
+    whole, nbytes = Whole(tensor, rows), len(tensor.data) // rows
 
     def make(first: int, last: int) -> Bytes:
-        return whole.take(last == rows).reshape(rows, nbytes)[order[first:last]]
+        return whole.take(first, last).reshape(rows, nbytes)[order[first:last]]
 
     return replace(tensor, data=RowBytes(make, rows, nbytes, rows_at_once(tensor.shape[1])))
 

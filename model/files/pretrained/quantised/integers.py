@@ -52,10 +52,10 @@ def by_inputs(parts: Parts, scheme: Scheme) -> StoredTensor:
     else:
         stored = parts.take_of_module("qweight", ("I32",), (None, rows))
         cols = stored.shape[0] * 32 // bits
-    whole = Whole(stored)
+    whole = Whole(stored, rows)
 
     def packed(first: int, last: int) -> Bytes:
-        raw = whole.take(last == rows).view("<u4").reshape(stored.shape)
+        raw = whole.take(first, last).view("<u4").reshape(stored.shape)
         if not scheme.interleaved:
             return np.ascontiguousarray(raw[:, first:last].T).view(np.uint8)
         begin, end = first // 8, -(-last // 8)
@@ -165,11 +165,10 @@ def _made(
         of_rows = (np.repeat(x[first:last], each, axis=1) for x in checked())
         return integer_blocks(fmt, bits, quants, *of_rows)
 
-    group_of = np.arange(cols) // (cols // groups)
-    if order is not None:
-        group_of[order] = group_of.copy()
-
     def weights(first: int, last: int) -> Bytes:
+        group_of = np.arange(cols) // (cols // groups)
+        if order is not None:
+            group_of[order] = group_of.copy()
         scales, zeros = (x[first:last].astype(np.float32) for x in checked())
         values = unpack_bits(packed(first, last), bits) - np.take(zeros, group_of, axis=1)
         values *= np.take(scales, group_of, axis=1)

@@ -122,19 +122,25 @@ def rows_of(tensor: StoredTensor, first: int, last: int) -> Bytes:
 
 
 class Whole:
-    """All of a tensor, read when first needed and forgotten with its last part. Thread-safe."""
+    """All of a tensor, of which ``rows`` rows are made: read when first needed, and forgotten with
+    the last row, or once as many rows have been made, in any order (of several devices each makes
+    some). Thread-safe."""
 
-    def __init__(self, tensor: StoredTensor) -> None:
+    def __init__(self, tensor: StoredTensor, rows: int) -> None:
         self._tensor = tensor
+        self._rows = self._left = rows
         self._lock = threading.Lock()
         self._kept: Bytes | None = None
 
-    def take(self, is_last: bool) -> Bytes:
-        """The bytes; ``is_last``: for the last part, after which they are not kept."""
+    def take(self, first: int, last: int) -> Bytes:
+        """All bytes, for rows [first, last)."""
         with self._lock:
             if self._kept is None:
                 self._kept = np.ascontiguousarray(self._tensor.data[: len(self._tensor.data)])
             found = self._kept
-            if is_last:
+            self._left -= last - first
+            if self._left <= 0 or last == self._rows:
                 self._kept = None
+            if self._left <= 0:
+                self._left += self._rows
         return found

@@ -94,8 +94,11 @@ def _bases(fields: Fields, found: Found) -> None:
     if set(given) - set(_BASES):
         raise fields.refused("rope_parameters", f"objects for {', '.join(_BASES)} are supported")
     for kind, (key, older, usual) in _BASES.items():
-        of = Fields(given[kind] if isinstance(given.get(kind), dict) else {}, fields.path)
-        base = of.take("rope_theta", float) or fields.given(older, float, usual)
+        inner = {} if given.get(kind) is None else given[kind]
+        if not isinstance(inner, dict):
+            raise fields.wrong("rope_parameters", given)
+        of = Fields(inner, fields.path)
+        base = of.given("rope_theta", float, fields.given(older, float, usual))
         if not 1.001 < base < 1e30:
             raise fields.wrong(older, base)
         found[key] = base

@@ -37,10 +37,8 @@ def labels(fields: Fields, found: Found) -> None:
 
 def without_padding(fields: Fields, found: Found) -> None:
     """Positions of RoBERTa begin after that of padding, and count no tokens of padding."""
-    positions, padding = (
-        number(found, "context_length") or 514,
-        fields.given("pad_token_id", int, 1),
-    )
+    positions = number(found, "context_length") or 514
+    padding = fields.given("pad_token_id", int, 1)
     if not 0 <= padding <= positions - 2:
         raise fields.wrong("pad_token_id", padding)
     found["own.padding"], found["context_length"] = padding, positions - padding - 1
