@@ -263,7 +263,7 @@ def test_caches_and_heads_that_it_does_not_take_are_refused() -> None:
 # ---- cost ----
 
 
-@pytest.mark.turns(5, which=1)
+@pytest.mark.turns(4, which=1)
 @pytest.mark.skipif(not is_available(), reason="nvJitLink is not installed")
 @pytest.mark.parametrize("scores", [Scores(), Scores(window=4096, softcap=50.0), ALL])
 @pytest.mark.parametrize(

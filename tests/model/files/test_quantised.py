@@ -303,15 +303,30 @@ def test_states_of_four_bits_that_are_refused(text: str, message: str) -> None:
         merge_parts(_four_bits(text), Scheme("bitsandbytes"), Path("folder"))
 
 
-def test_scales_of_bytes_that_are_rounded_are_said_once_for_all() -> None:
-    stored = {
+def _bytes(name: str, scales: tuple[float, float]) -> dict[str, StoredTensor]:
+    """A matrix of bitsandbytes (2, 128) of all bytes."""
+    stored = (
+        ("weight", "I8", (2, 128), np.arange(256).astype(np.uint8)),
+        ("SCB", "F32", (2,), np.array(scales, np.float32).view(np.uint8)),
+    )
+    return {
         f"{name}.{part}": replace(_stored(f"{name}.{part}", dtype, *shape), data=data)
-        for name in "ab"
-        for part, dtype, shape, data in (
-            ("weight", "I8", (2, 128), np.arange(256).astype(np.uint8)),
-            ("SCB", "F32", (2,), np.array([0.1, 3.0], np.float32).view(np.uint8)),
-        )
+        for part, dtype, shape, data in stored
     }
+
+
+def test_bytes_in_the_order_of_some_gpus_are_refused() -> None:
+    form = replace(_stored("a.weight_format", "U8"), data=np.array([1], np.uint8))
+    with pytest.raises(ModelError, match=r"a\.weight.* is not stored row by row"):
+        merge_parts(
+            _bytes("a", (127, 254)) | {"a.weight_format": form},
+            Scheme("bitsandbytes"),
+            Path("folder"),
+        )
+
+
+def test_scales_of_bytes_that_are_rounded_are_said_once_for_all() -> None:
+    stored = _bytes("a", (0.1, 3.0)) | _bytes("b", (0.1, 3.0))
     with pytest.warns(UserWarning, match=r"^folder: scales of rows \(SCB\) are rounded") as found:
         made = merge_parts(stored, Scheme("bitsandbytes"), Path("folder"))
     layout = Layout(format_of(type_number(made["b.weight"].dtype)), 2, 128)
