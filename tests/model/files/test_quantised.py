@@ -347,6 +347,20 @@ def test_scales_of_bytes_that_no_f16_holds_are_refused(scale: float) -> None:
         merge_parts(stored, Scheme("bitsandbytes"), Path("folder"))
 
 
+@pytest.mark.parametrize("scale", [4e4, np.inf, np.nan])
+def test_scales_of_packed_integers_that_no_f16_holds_are_refused(scale: float) -> None:
+    scales = np.array([1] * 7 + [scale], np.float32).view(np.uint8)
+    words = {"a.qweight": (4, 8), "a.qzeros": (1, 1)}
+    stored = {
+        name: replace(_stored(name, "I32", *shape), data=np.zeros(4 * np.prod(shape), np.uint8))
+        for name, shape in words.items()
+    }
+    stored["a.scales"] = replace(_stored("a.scales", "F32", 1, 8), data=scales)
+    made = merge_parts(stored, Scheme("gptq", bits=4), Path("folder"))["a.weight"]
+    with pytest.raises(ModelError, match=r"'a\.\w+' has scales beyond f16"):
+        made.data[:]
+
+
 @pytest.mark.filterwarnings("ignore:.* become F32, exactly:UserWarning")
 @pytest.mark.parametrize(("shape", "block"), [((3, 21), 64), ((7, 9), 6)])
 def test_rows_of_four_bits_of_any_width(shape: tuple[int, int], block: int) -> None:

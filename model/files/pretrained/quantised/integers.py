@@ -26,6 +26,8 @@ from urdir.model.files.safetensors import StoredTensor
 
 #: AWQ: which of eight neighbouring numbers each four bits of a word are.
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+#: Blocks may have twice a scale, as f16 (`integer_blocks`).
+_MOST_SCALE = float(np.finfo(np.float16).max) / 2
 
 
 def by_inputs(parts: Parts, scheme: Scheme) -> StoredTensor:
@@ -152,6 +154,8 @@ def _made(
     @functools.cache
     def checked() -> tuple[Floats, NDArray[Any]]:
         scales, zeros = numbers()
+        if not np.all(np.abs(scales) <= _MOST_SCALE):  # NaN is not, either
+            raise parts.refuse("has scales beyond f16")
         if np.any(scales.astype(np.float16).astype(np.float32) != scales):
             warnings.warn(
                 f"{parts.path}: scales of '{parts.base}' are rounded to f16", stacklevel=2
