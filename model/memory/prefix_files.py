@@ -44,7 +44,7 @@ Shapes = Callable[[int], Sequence[tuple[int, ...]]]
 
 
 def model_digest(file: ModelFile) -> str:
-    """A digest of a model: its metadata but for names and vocabulary, and of each tensor the name,
+    """A digest of a model: its metadata without names and vocabulary, and of each tensor the name,
     type, shape and first bytes; in a tensor of several adapters, of which the first is zeros, those
     of each adapter (`Switch`)."""
     found = blake2b(digest_size=16)
