@@ -123,6 +123,7 @@ def test_nothing_is_written_where_there_is_no_terminal(
 def test_an_error_ends_the_bar() -> None:
     written = on_terminal(
         DRAWN.partition("with")[0]
+        + "progress._DELAY_SECONDS = 0.1\n"
         + "with Progress('loading', 2) as bar:\n    drawn(0)\n    raise SystemExit('broken')\n"
     )
     assert "\rloading   0 %" in written
