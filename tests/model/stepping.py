@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import numpy as np
 
 from urdir.driver import execute
 from urdir.driver.device import Device
+from urdir.driver.group import Group
 from urdir.driver.stream import Stream
 from urdir.model.engine.generate import Generation
 from urdir.model.engine.realizar import EagerSteps
@@ -51,6 +52,22 @@ class Numbers:
 
     def token_bytes(self, token: int) -> bytes:
         return b"%d " % token
+
+
+@contextmanager
+def loaded_group(
+    device_name: str, model: Any, shares: Sequence[Any]
+) -> Iterator[tuple[Group, list[Weights]]]:
+    """Devices, and the share of a model's weights on each."""
+    with ExitStack() as owners:
+        group = owners.enter_context(Group.open(device_name, len(shares)))
+        yield (
+            group,
+            [
+                owners.enter_context(Weights.load(model, share, device))
+                for share, device in zip(shares, group, strict=True)
+            ],
+        )
 
 
 def set_sampling(eager: EagerSteps, settings: SamplingSettings, sequence: int = 0) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
-from urdir.ptxgen.kernels.attention.pool_keys import inputs_of_pools
+from urdir.ptxgen.kernels.attention.pool_keys import inputs_of_pools, params_of_pools
 from urdir.ptxgen.kernels.attention.turn_tail import check_tail, turned_tail
 from urdir.ptxgen.kernels.rotation import Rotation, frequencies, turns_table
 from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, Tolerance, ceil_div
@@ -78,11 +78,7 @@ class CompressKeys(KernelSpec):
             Param("places", "f32", ("ratio", "width"), Access.IN),
             Param("weight", "f32", ("dim",), Access.IN),
             self.rotation.param,
-            Param("raw", self.raw.element_dtype, self.raw.shape, Access.IN),
-            # only some slots of a cache are written: INOUT, not OUT
-            *self.layout.params(Access.INOUT),
-            Param("sequence", "u32", ("rows",), Access.IN),
-            Param("position", "u32", ("rows",), Access.IN),
+            *params_of_pools(self.raw, self.layout),
         )
 
     @property

@@ -11,7 +11,7 @@ import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
-from urdir.ptxgen.kernels.attention.pool_keys import MOST_POOL, inputs_of_pools
+from urdir.ptxgen.kernels.attention.pool_keys import MOST_POOL, inputs_of_pools, params_of_pools
 from urdir.ptxgen.kernels.rotation import Rotation, frequencies, turns_table
 from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, Tolerance, ceil_div
 
@@ -59,11 +59,7 @@ class MeanKeys(KernelSpec):
         return (
             Param("weight", "f32", ("dim",), Access.IN),
             self.rotation.param,
-            Param("raw", self.layout.element_dtype, self.layout.shape, Access.IN),
-            # only some slots of a cache are written: INOUT, not OUT
-            *self.layout.params(Access.INOUT),
-            Param("sequence", "u32", ("rows",), Access.IN),
-            Param("position", "u32", ("rows",), Access.IN),
+            *params_of_pools(self.layout, self.layout),
         )
 
     @property

@@ -54,11 +54,7 @@ class PoolKeys(KernelSpec):
     def params(self) -> tuple[Param, ...]:
         return (
             Param("places", "f32", ("pool", "dim"), Access.IN),
-            Param("raw", self.raw.element_dtype, self.raw.shape, Access.IN),
-            # only some slots of a cache are written: INOUT, not OUT
-            *self.layout.params(Access.INOUT),
-            Param("sequence", "u32", ("rows",), Access.IN),
-            Param("position", "u32", ("rows",), Access.IN),
+            *params_of_pools(self.raw, self.layout),
         )
 
     @property
@@ -106,6 +102,17 @@ class PoolKeys(KernelSpec):
     def bytes_moved(self) -> int:
         """Keys and gates of a row's pool, each read once a token of it."""
         return self.rows * (self.raw.token_nbytes + self.layout.token_nbytes // self.pool)
+
+
+def params_of_pools(raw: KvLayout, layout: KvLayout) -> tuple[Param, ...]:
+    """The cache of tokens' ``raw`` keys, that of keys made of them, and the rows of a step."""
+    return (
+        Param("raw", raw.element_dtype, raw.shape, Access.IN),
+        # only some slots of a cache are written: INOUT, not OUT
+        *layout.params(Access.INOUT),
+        Param("sequence", "u32", ("rows",), Access.IN),
+        Param("position", "u32", ("rows",), Access.IN),
+    )
 
 
 def inputs_of_pools(

@@ -4,21 +4,17 @@ many sequences, with drafts, shared prefixes, preemption, and on several devices
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.model.engine.test_recurrent_together import Opened, ask, check_greedy, patient
+from tests.model.engine.test_recurrent_together import Opened, check_preempted
 from tests.model.engine.test_shared_states import first_logprobs
-from tests.model.stepping import answer, logits_of, stepping
+from tests.model.stepping import answer, loaded_group, logits_of, stepping
 from urdir.driver.device import Device
-from urdir.driver.group import Group
-from urdir.model.engine.requests.request import Request
 from urdir.model.engine.requests.service import Service
-from urdir.model.engine.sampling_settings import GREEDY
 from urdir.model.engine.session import Session
 from urdir.model.families.config import Config
 from urdir.model.families.shapes import Shape
@@ -185,21 +181,8 @@ def test_a_prefix_is_shared_with_its_states(weights: Weights, device: Device) ->
 def test_requests_that_are_preempted_go_on(weights: Weights, device: Device) -> None:
     """Too few pages for all."""
     settings = replace(EXACT, pages=4, shared_states=0)
-    asked = []
-    with (
-        Session(device, weights, settings) as session,
-        Service(Opened(session, None), None, replace(patient(session), ahead=1)) as service,
-    ):
-        for number, start in enumerate((0, 0, 30)):
-            prompt = (*TOKENS[start : start + 8], number)
-            request = Request(prompt=prompt, settings=GREEDY, limit=14)
-            asked.append((request, ask(service, request)))
-        for _, collected in asked:
-            collected.ended()
-        assert service.metrics().preemptions > 0
-    with Session(device, weights, EXACT) as alone:
-        for request, collected in asked:
-            check_greedy(alone, request, collected, [])
+    prompts = [TOKENS[start : start + 8] for start in (0, 0, 30)]
+    check_preempted(weights, device, settings, EXACT, prompts)
 
 
 @pytest.mark.slow
@@ -208,13 +191,11 @@ def test_several_devices(
 ) -> None:
     needs_gpus(2)
     config = Config.of(model)
-    with ExitStack() as owners:
-        group = owners.enter_context(Group.open(device_name, 2))
-        weights = [
-            owners.enter_context(Weights.load(model, share, device))
-            for share, device in zip(shares_of(config, model, 2), group, strict=True)
-        ]
-        with Session(group[0], weights[0], EXACT, peers=weights[1:]) as session:
-            found = logits_of(session, TOKENS[:26])
+    shares = shares_of(config, model, 2)
+    with (
+        loaded_group(device_name, model, shares) as (group, weights),
+        Session(group[0], weights[0], EXACT, peers=weights[1:]) as session,
+    ):
+        found = logits_of(session, TOKENS[:26])
     golden = reference_model(model, config).logits(TOKENS[:26])[-1]
     assert relative_rms(found, golden) < CLOSE

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.model.stepping import logits_of, stepping
+from tests.model.stepping import loaded_group, logits_of, stepping
 from urdir.driver.device import Device
-from urdir.driver.group import Group
 from urdir.model.engine.realizar import EagerSteps
 from urdir.model.engine.session import Session
 from urdir.model.families.config import Config
@@ -479,12 +477,7 @@ def test_logits_on_several_devices_are_the_reference_s(
     config = Config.of(model)
     shares, tokens = shares_of(config, model, ranks), random_tokens(shape.vocab)
     assert {networks - cut for cut, networks in map(cut_networks, shares)} == {whole}
-    with ExitStack() as owners:
-        group = owners.enter_context(Group.open(device_name, ranks))
-        weights = [
-            owners.enter_context(Weights.load(model, share, device))
-            for share, device in zip(shares, group, strict=True)
-        ]
+    with loaded_group(device_name, model, shares) as (group, weights):
         peers = weights[1:]
         settings = SessionSettings(32, "f32", exact=True, sequences=2)
         with (

@@ -6,7 +6,7 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -17,6 +17,7 @@ import pytest
 
 from tests.model.engine.requests.test_service import GREEDY, Collected, ask
 from tests.model.stepping import stepping
+from urdir.driver.device import Device
 from urdir.model.engine.batch import Batch, Output, Segment
 from urdir.model.engine.engine import Engine
 from urdir.model.engine.realizar import EagerSteps
@@ -25,6 +26,7 @@ from urdir.model.engine.requests.request import Ending, Finish, Request
 from urdir.model.engine.requests.service import Service
 from urdir.model.engine.session import Session
 from urdir.model.memory.session_settings import SessionSettings
+from urdir.model.memory.weights import Weights
 from urdir.model.verify.conformance import relative_rms
 
 DATA = Path(__file__).parents[2] / "data" / "families"
@@ -180,6 +182,30 @@ def check_greedy(exact: Session, request: Request, collected: Collected, ends: l
     if ending.finish is not Finish.END:
         assert ending.finish is Finish.LENGTH
         assert len(chosen) == request.limit
+
+
+def check_preempted(
+    weights: Weights,
+    device: Device,
+    settings: SessionSettings,
+    exact: SessionSettings,
+    prompts: Sequence[Sequence[int]],
+) -> None:
+    """Answers of a session with too few pages for all are those of each alone, in ``exact``."""
+    with (
+        Session(device, weights, settings) as session,
+        Service(Opened(session, None), None, replace(patient(session), ahead=1)) as service,
+    ):
+        asked = []
+        for number, prompt in enumerate(prompts):
+            request = Request(prompt=(*prompt, number), settings=GREEDY, limit=14)
+            asked.append((request, ask(service, request)))
+        for _, collected in asked:
+            collected.ended()
+        assert service.metrics().preemptions > 0
+    with Session(device, weights, exact) as alone:
+        for request, collected in asked:
+            check_greedy(alone, request, collected, [])
 
 
 @pytest.mark.full

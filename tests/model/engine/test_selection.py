@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.model.engine.test_recurrent_together import Opened, ask, check_greedy, patient
+from tests.model.engine.test_recurrent_together import Opened, check_preempted
 from tests.model.engine.test_shared_states import first_logprobs
 from tests.model.stepping import logits_of, stepping
 from urdir.driver.device import Device
@@ -18,9 +18,7 @@ from urdir.driver.operation import Launch
 from urdir.model.engine.batch import Output, StepShape
 from urdir.model.engine.encoding.encoder import check_encodes
 from urdir.model.engine.realizar import Layers
-from urdir.model.engine.requests.request import Request
 from urdir.model.engine.requests.service import Service
-from urdir.model.engine.sampling_settings import GREEDY
 from urdir.model.engine.session import Session
 from urdir.model.engine.step import build_plan
 from urdir.model.errors import ModelError, UnsupportedError
@@ -259,18 +257,5 @@ def test_requests_that_are_preempted_find_their_index_keys_again(
 ) -> None:
     """With common beginnings, and too few pages for all."""
     settings = replace(EXACT, sequences=3, pages=4, shared_states=0)
-    asked = []
-    with (
-        Session(device, weights, settings) as session,
-        Service(Opened(session, None), None, replace(patient(session), ahead=1)) as service,
-    ):
-        for number, start in enumerate((0, 0, 30)):
-            prompt = (*TOKENS[start : start + 8], number)
-            request = Request(prompt=prompt, settings=GREEDY, limit=14)
-            asked.append((request, ask(service, request)))
-        for _, collected in asked:
-            collected.ended()
-        assert service.metrics().preemptions > 0
-    with Session(device, weights, EXACT) as alone:
-        for request, collected in asked:
-            check_greedy(alone, request, collected, [])
+    prompts = [TOKENS[start : start + 8] for start in (0, 0, 30)]
+    check_preempted(weights, device, settings, EXACT, prompts)

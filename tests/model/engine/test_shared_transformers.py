@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.model.stepping import logits_of, stepping
+from tests.model.stepping import loaded_group, logits_of, stepping
 from urdir.driver.device import Device
-from urdir.driver.group import Group
 from urdir.model.engine.realizar import EagerSteps
 from urdir.model.engine.session import Session
 from urdir.model.errors import ConfigError, UnsupportedError
@@ -154,12 +152,7 @@ def test_logits_on_two_devices_are_the_reference_s(
 ) -> None:
     needs_gpus(2)
     config = Config.of(model)
-    with ExitStack() as owners:
-        group = owners.enter_context(Group.open(device_name, 2))
-        weights = [
-            owners.enter_context(Weights.load(model, share, device))
-            for share, device in zip(shares_of(config, model, 2), group, strict=True)
-        ]
+    with loaded_group(device_name, model, shares_of(config, model, 2)) as (group, weights):
         settings = SessionSettings(32, "f32", exact=True)
         with (
             Session(group[0], weights[0], settings, peers=weights[1:]) as session,

@@ -4,7 +4,6 @@ cuts and forks, preemption, drafts, several devices; and what such models refuse
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,17 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.model.engine.test_recurrent_together import Opened, ask, check_greedy, patient
+from tests.model.engine.test_recurrent_together import Opened, check_preempted
 from tests.model.engine.test_shared_states import first_logprobs
-from tests.model.stepping import answer, logits_of, stepping
+from tests.model.stepping import answer, loaded_group, logits_of, stepping
 from urdir.driver.device import Device
-from urdir.driver.group import Group
 from urdir.model.engine.encoding.encoder import check_encodes
 from urdir.model.engine.engine import Engine
 from urdir.model.engine.realizar import EagerSteps, Layers
-from urdir.model.engine.requests.request import Request
 from urdir.model.engine.requests.service import Service
-from urdir.model.engine.sampling_settings import GREEDY, SamplingSettings
+from urdir.model.engine.sampling_settings import SamplingSettings
 from urdir.model.engine.session import Session
 from urdir.model.errors import ConfigError, ModelError, UnsupportedError
 from urdir.model.families.config import Config
@@ -167,21 +164,8 @@ def test_requests_that_are_preempted_switch_their_adapters_on_again(
 ) -> None:
     """With common beginnings, and too few pages for all."""
     settings = replace(EXACT, sequences=3, pages=4)
-    asked = []
-    with (
-        Session(device, weights, settings) as session,
-        Service(Opened(session, None), None, replace(patient(session), ahead=1)) as service,
-    ):
-        for number, start in enumerate((0, 0, 20)):
-            prompt = (*TOKENS[start : start + 8], number)
-            request = Request(prompt=prompt, settings=GREEDY, limit=14)
-            asked.append((request, ask(service, request)))
-        for _, collected in asked:
-            collected.ended()
-        assert service.metrics().preemptions > 0
-    with Session(device, weights, EXACT) as alone:
-        for request, collected in asked:
-            check_greedy(alone, request, collected, [])
+    prompts = [TOKENS[start : start + 8] for start in (0, 0, 20)]
+    check_preempted(weights, device, settings, EXACT, prompts)
 
 
 @pytest.mark.slow
@@ -195,20 +179,15 @@ def test_several_devices_share_the_adapters(
     needs_gpus(2)
     shares = shares_of(exact_config(model), model, 2)
     assert [cut_networks(share) for share in shares] == [(4, 4)] * 2
-    with ExitStack() as owners:
-        group = owners.enter_context(Group.open(device_name, 2))
-        loaded = [
-            owners.enter_context(Weights.load(model, share, device))
-            for share, device in zip(shares, group, strict=True)
-        ]
-        with (
-            Session(group[0], loaded[0], EXACT, peers=loaded[1:]) as session,
-            EagerSteps(session) as eager,
-        ):
-            found = []
-            for start, stop in ((0, 20), (20, 21)):
-                eager.feed(TOKENS[start:stop])
-                found.append(eager.logits()[0])
+    with (
+        loaded_group(device_name, model, shares) as (group, loaded),
+        Session(group[0], loaded[0], EXACT, peers=loaded[1:]) as session,
+        EagerSteps(session) as eager,
+    ):
+        found = []
+        for start, stop in ((0, 20), (20, 21)):
+            eager.feed(TOKENS[start:stop])
+            found.append(eager.logits()[0])
     assert relative_rms(np.stack(found), golden(TOKENS[:21])[-2:]) < CLOSE
 
 
