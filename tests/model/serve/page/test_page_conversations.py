@@ -317,7 +317,7 @@ def test_an_answer_that_is_stopped_for_another_leaves_that_one_shown(
     page.wait_for(lambda: page.run("running !== null"))
     server.service.delay = 0
     page.press("Again")
-    page.wait_for(lambda: page.run("running === null"))
+    page.wait_for(lambda: page.run("running === null && shownPath(chat).length === 2"))
     assert page.run("shownPath(chat).map((node) => node.role)") == ["user", "assistant"]
     assert page.run("chat.leaf === continuations(chat, shownPath(chat)[0].id)[1].id")
 
