@@ -21,6 +21,7 @@ from typing import Any
 
 import pytest
 
+from tests.patience import PATIENCE
 from urdir.model.engine.engine import Engine
 from urdir.model.engine.requests.async_service import AsyncService
 from urdir.model.engine.requests.limits import Limits
@@ -185,7 +186,7 @@ def test_nothing_grows_and_nothing_is_wrong(
 
 async def until_idle(service: AsyncService[Any]) -> None:
     """Requests whose users have left end soon after."""
-    end = time.monotonic() + 60
+    end = time.monotonic() + PATIENCE
     while (now := await service.metrics()).running or now.queued:
         assert time.monotonic() < end, "it did not happen in time"
         await asyncio.sleep(0.01)
