@@ -83,6 +83,22 @@ class ToyModel:
         return (dict(tools), name, many)
 
 
+class Gate:
+    """Where answers wait after ``tokens`` tokens, until it is opened, in any thread."""
+
+    def __init__(self, tokens: int = 0) -> None:
+        self._tokens = tokens
+        self._opened = threading.Event()
+
+    def open(self) -> None:
+        self._opened.set()
+
+    async def passed(self, tokens: int) -> None:
+        """Wait unless the answer is before the gate."""
+        while tokens >= self._tokens and not self._opened.is_set():
+            await asyncio.sleep(0.005)
+
+
 @dataclass
 class ToyService:
     """Answers every request with ``answer``, a token at a time."""
@@ -90,6 +106,7 @@ class ToyService:
     model: ToyModel
     answer: str = "2 plus 3 is 5."
     delay: float = 0.0  # seconds before each token
+    gate: Gate = field(default_factory=lambda: Gate(1 << 30))  # of requests that begin
     repeat: int = 1  # how often the answer is given
     error: Exception | None = None  # raised after ``good`` tokens
     lost: Exception | None = None  # as `health` has it
@@ -104,6 +121,7 @@ class ToyService:
     ended: list[str] = field(default_factory=list)
 
     async def generate(self, request: Request) -> AsyncGenerator[Piece | Ending, None]:
+        gate = self.gate
         self.requests.append(request)
         self.running += 1
         stream = TextStream(self.model.tokenizer, request.stops, request.shown)
@@ -114,6 +132,7 @@ class ToyService:
             for token in ids:
                 if self.error is not None and count >= self.good:
                     raise self.error
+                await gate.passed(count)
                 await asyncio.sleep(self.delay)
                 self.tokens += 1
                 count += 1

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import random
 import resource
 import time
@@ -34,6 +35,7 @@ QUESTIONS = Path(__file__).parents[3] / "data" / "demo" / "eval.jsonl"
 #: Seconds where no more are asked for.
 SHORT = 3
 #: Bytes that the process, or what is used of the device, may grow by in the last third of the time.
+#: The driver counts what all processes use of a GPU, so that is judged where one process tests.
 GROWTH = 128 << 20
 
 GREEDY = SamplingSettings(temperature=0.0)
@@ -177,7 +179,8 @@ def test_nothing_grows_and_nothing_is_wrong(
     assert load.wrong == []
     assert load.counts["_ask"] > 0
     assert (metrics.queued, metrics.running, metrics.pages_used) == (0, 0, 0)
-    assert max(growth) < GROWTH
+    is_alone = device_name != "cuda" or os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1") == "1"
+    assert max(growth if is_alone else growth[:1]) < GROWTH
 
 
 async def until_idle(service: AsyncService[Any]) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.model.serve.conftest import Gate
 from urdir.model.serve.page import _page
 
 pytestmark = pytest.mark.slow
@@ -312,10 +313,10 @@ def test_an_answer_that_is_stopped_for_another_leaves_that_one_shown(
     page: Browser, server: Any
 ) -> None:
     _ask(page, "apples")
-    server.service.delay = 10
+    usual, server.service.gate = server.service.gate, Gate()
     page.type("#input", "pears" + ENTER)
-    page.wait_for(lambda: page.run("running !== null"))
-    server.service.delay = 0
+    page.wait_for(lambda: len(server.service.requests) == 2)  # it waits at the gate for good
+    server.service.gate = usual
     page.press("Again")
     page.wait_for(lambda: page.run("running === null && shownPath(chat).length === 2"))
     assert page.run("shownPath(chat).map((node) => node.role)") == ["user", "assistant"]
