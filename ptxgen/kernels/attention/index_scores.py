@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -29,8 +29,8 @@ class IndexScores(KernelSpec):
 
     ``layout`` is that of a cache of keys alone, of one head (`KvLayout.values_in_keys`). A row's
     scores of ``keys`` positions, a bucket, are cut into tiles of ``threads``, which its ``ctas``
-    CTAs take in turn. With ``rounds`` queries are rounded to f16 and tensor cores multiply, from sm_80 on. A
-    row with a position from ``max_len`` on has -inf alone.
+    CTAs take in turn. With ``rounds`` queries are rounded to f16 and tensor cores multiply, from
+    sm_80 on. A row with a position from ``max_len`` on has -inf alone.
 
     With a ``pool`` above 1 key n is that of tokens n * pool ... and lies in the slot of the last of
     them (`PoolKeys`); a row sees pools up to its position. Where scores are not ``weighted``, all
@@ -72,11 +72,18 @@ class IndexScores(KernelSpec):
             )
         if self.threads not in (THREADS, MANY_THREADS):
             raise PtxgenError(f"index_scores: {self.threads} threads: {THREADS} or {MANY_THREADS}")
-        if self.rounds and (layout.dtype != "f16" or layout.head_dim % 32):
+        if self.rounds and not can_multiply(layout):
             raise PtxgenError(
-                "index_scores: tensor cores multiply f16 keys of multiples of 32 values, "
+                "index_scores: tensor cores multiply f16 and fp8 keys of multiples of 32 values, "
                 f"not {layout.head_dim} in {layout.dtype}"
             )
+
+    def spread(self, sm_count: int) -> IndexScores:
+        """The same work on as many CTAs as are resident on so many SMs."""
+        fills = self.rows * ceil_div(self.keys, MANY_THREADS) >= sm_count
+        threads = MANY_THREADS if fills else THREADS
+        ctas = max(1, SM_THREADS // threads * sm_count // self.rows)
+        return replace(self, threads=threads, ctas=ctas)
 
     @property
     def params(self) -> tuple[Param, ...]:
@@ -172,6 +179,9 @@ class IndexScores(KernelSpec):
             "no weights": cls(keys(2, 1, 300, 64, "f16"), 9, 3, 70, pool=4, weighted=False),
             "pools f32": cls(keys(1, 1, 64, 32, "f32", 16, 6), 4, 2, 15, rounds=False, pool=4),
             "DeepSeek V3.2": cls(keys(2, 1, 512, 128, "f16", 64, 17), 64, 3, 390, ctas=3),
+            "fp8": cls(keys(2, 1, 260, 96, "fp8"), 13, 3, 257, ctas=2, early=True),
+            "fp8 pages": cls(keys(2, 1, 640, 128, "fp8", 64, 21), 64, 2, 600, ctas=1, threads=256),
+            "fp8 as it is": cls(keys(2, 1, 100, 40, "fp8"), 5, 2, 99, rounds=False),
             "early": cls(keys(2, 1, 300, 64, "f16"), 9, 2, 290, ctas=2, early=True),
             "early pools": cls(keys(3, 1, 300, 32, "f16"), 9, 3, 70, pool=4, early=True),
             "early pages": cls(
@@ -189,20 +199,6 @@ class IndexScores(KernelSpec):
         return self.rows * (self.keys * self.layout.token_nbytes + 4 * own)
 
 
-def index_scores(
-    layout: KvLayout,
-    heads: int,
-    rows: int,
-    keys: int,
-    sm_count: int,
-    *,
-    rounds: bool,
-    pool: int = 1,
-    weighted: bool = True,
-    early: bool = False,
-) -> IndexScores:
-    """The kernel with as many CTAs as are resident."""
-    many = rows * ceil_div(keys, MANY_THREADS) >= sm_count
-    threads = MANY_THREADS if many else THREADS
-    ctas = max(1, SM_THREADS // threads * sm_count // rows)
-    return IndexScores(layout, heads, rows, keys, ctas, rounds, pool, weighted, threads, early)
+def can_multiply(layout: KvLayout) -> bool:
+    """Whether tensor cores multiply such keys."""
+    return layout.dtype in ("f16", "fp8") and layout.head_dim % 32 == 0
