@@ -17,8 +17,6 @@ from urdir.ptxgen.target import since
 
 #: Threads of a CTA for buckets up to `FEW_KEYS`, and for longer ones.
 THREADS, MANY_THREADS, FEW_KEYS = 256, 1024, 4096
-#: Buckets up to which one CTA has all of a row.
-ALONE_KEYS = 8192
 #: Tokens that a row selects at most.
 MOST_KEYS = (1 << 15) - 1
 #: Scores of a CTA that stay in registers.
@@ -192,12 +190,14 @@ class SelectKeys(KernelSpec):
 def select_keys(
     layout: KvLayout, rows: int, keys: int, most: int, pool: int, sm_count: int, target: str
 ) -> SelectKeys:
-    """The kernel on a device of native ``target``: with clusters, where they are resident."""
+    """The kernel on a device of native ``target``: with clusters, where they are resident, of as
+    few CTAs as hold the scores."""
     spec = SelectKeys(layout, rows, keys, most, pool=pool)
-    if keys <= ALONE_KEYS:
-        return spec
-    for cluster in (8, 4, 2):
+    for cluster in (2, 4, 8):
+        if spec.held or cluster * rows > sm_count:
+            break
         near = replace(spec, cluster=cluster)
-        if cluster * rows <= sm_count and near.target_on(target):
-            return near
+        if not near.target_on(target):
+            break
+        spec = near
     return spec
