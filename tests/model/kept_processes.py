@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from urdir.model.text import chat
+from urdir.model.text import chat, sandbox
 from urdir.model.text.sandbox import TemplateProcess
 from urdir.model.text.sandbox_process import SandboxProcess
 
@@ -56,7 +56,8 @@ class KeptTemplateProcess(TemplateProcess):
 def kept() -> Iterator[None]:
     """Chat templates use such processes; at the end all are ended."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(chat, "TemplateProcess", KeptTemplateProcess)
+        for module in (chat, sandbox):
+            patch.setattr(module, "TemplateProcess", KeptTemplateProcess)
         yield
     while _idle:
         for process, _ in _idle.popitem()[1]:
