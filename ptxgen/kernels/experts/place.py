@@ -14,7 +14,7 @@ from urdir.ptxgen.kernels.pairs import random_choice
 from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, Tolerance
 
 #: Pairs of rows and experts of a launch, at most.
-MAX_PAIRS = 256
+MAX_PAIRS = 512
 #: See `PlaceExperts`. Experts of a layer that are copied for a token, of 8 of 128 with 64 slots,
 #: where the more popular half have 90 % of all choices (simulated): 1.24, of the least recently
 #: used slots 1.48; if a token repeats some experts of the one before 0.92, 1.04; if others become
@@ -39,7 +39,13 @@ class PlaceExperts(KernelSpec):
     ``copies``: how many, three blanks, then (expert, slot) of each that is to be copied,
     then zeros.
 
-    Raises PtxgenError for fewer slots than pairs.
+    ``gathers``: the pairs may choose more experts than there are slots, and all chosen experts are
+    to be copied to one place. Experts beyond the slots have the number ``slots`` in the list; the
+    first blank is how many chosen experts had a slot, and a second list, behind `most_copies`
+    entries of the first one, has these. ``slot`` is then the expert; without a selection it does
+    not exist.
+
+    Raises PtxgenError for fewer slots than pairs unless it ``gathers``.
     """
 
     rows: int
@@ -47,6 +53,7 @@ class PlaceExperts(KernelSpec):
     experts: int
     slots: int
     selection: Selection | None = None
+    gathers: bool = False
 
     name = "place_experts"
     template = ("urdir.templates", "experts/place.ptx.j2")
@@ -62,7 +69,7 @@ class PlaceExperts(KernelSpec):
             not of.is_plain or (of.experts, of.used) != (self.experts, self.used)
         ):
             raise PtxgenError(f"place_experts: {of}: a plain one of as many experts")
-        if not self.most_copies <= self.slots <= self.experts:
+        if not (1 if self.gathers else self.most_copies) <= self.slots <= self.experts:
             raise PtxgenError(
                 f"place_experts: {self.slots} slots for {self.rows} x {self.used} of "
                 f"{self.experts} experts: at least as many as are chosen, at most one each"
@@ -89,9 +96,19 @@ class PlaceExperts(KernelSpec):
         return MOST_CREDIT
 
     @property
+    def names_slots(self) -> bool:
+        """Whether it has the parameter ``slot``."""
+        return not self.gathers or self.selection is not None
+
+    @property
+    def second_list(self) -> int:
+        """Where the list of experts that had a slot begins, in bytes."""
+        return 4 * copies_words(self.most_copies)
+
+    @property
     def list_vectors(self) -> int:
         """Vectors of four words in the list of copies."""
-        return copies_words(self.most_copies) // 4
+        return copies_words(self.most_copies, self.gathers) // 4
 
     @property
     def words(self) -> int:
@@ -105,11 +122,12 @@ class PlaceExperts(KernelSpec):
         if self.selection is not None:
             chosen = Param("logits", "f32", ("rows", "experts"), Access.IN)
             weights = (Param("weight", "f32", ("rows", "used"), Access.OUT),)
+        slot = Param("slot", "u32", ("rows", "used"), Access.OUT)
         return (
             chosen,
             Param("state", "u32", ("words",), Access.INOUT),
-            Param("slot", "u32", ("rows", "used"), Access.OUT),
-            Param("copies", "u32", (copies_words(self.most_copies),), Access.OUT),
+            *([slot] if self.names_slots else []),
+            Param("copies", "u32", (4 * self.list_vectors,), Access.OUT),
             *weights,
         )
 
@@ -135,20 +153,28 @@ class PlaceExperts(KernelSpec):
         found = found[found > 0] - 1
         stamp[found] = np.minimum(np.maximum(stamp[found], now) + CREDIT, now + MOST_CREDIT)
         taken = {*found.tolist()}
-        copies = np.zeros(copies_words(self.most_copies), np.uint32)
-        for expert in experts:
-            if not held[expert]:
-                slot = min({*range(self.slots)} - taken, key=lambda free: (stamp[free], free))
+        copies = np.zeros(4 * self.list_vectors, np.uint32)
+        if self.gathers:
+            copies[1] = len(found)
+            second = copies[copies_words(self.most_copies) :][: 2 * len(found)]
+            second.reshape(-1, 2)[:] = np.stack([holder[found] - 1, found], axis=1)
+        missing = dict.fromkeys(experts[held[experts] == 0].tolist())
+        for number, expert in enumerate(missing):
+            free = {*range(self.slots)} - taken
+            slot = min(free, key=lambda free: (stamp[free], free), default=self.slots)
+            if free:
                 taken.add(slot)
                 if holder[slot]:
                     held[holder[slot] - 1] = 0
                 holder[slot], held[expert], stamp[slot] = expert + 1, slot + 1, now
-                copies[4 + 2 * copies[0] :][:2] = expert, slot
-                copies[0] += 1
+            copies[4 + 2 * number :][:2] = expert, slot
+        copies[0] = len(missing)
         rest[:3] += np.array([1, self.pairs, copies[0]], np.uint32)
         np.add.at(chosen, experts, np.uint32(1))
-        slots = (held[experts] - 1).reshape(self.rows, self.used)
-        return {"state": state, "slot": slots, "copies": copies, **weights}
+        slot = {"slot": (held[experts] - 1).reshape(self.rows, self.used)}
+        if self.gathers:
+            slot = {} if self.selection is None else {"slot": inputs["expert"]}
+        return {"state": state, "copies": copies, **slot, **weights}
 
     def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
         """A cache of which some slots are used, and its state after launches like this one."""
@@ -171,6 +197,12 @@ class PlaceExperts(KernelSpec):
             "odd": cls(3, 5, 61, 17),
             "all of them": cls(2, 31, 31, 31),
             "many pairs": cls(8, 32, 512, 300),
+            "more than slots": cls(13, 5, 61, 17, gathers=True),
+            "slots for some of a row": cls(1, 8, 70, 3, gathers=True),
+            "slots for all": cls(5, 3, 33, 20, gathers=True),
+            "chosen for few slots": cls(
+                3, 4, 33, 5, Selection(33, 4, "softmax_selected"), gathers=True
+            ),
             "chosen here": cls(3, 4, 33, 20, Selection(33, 4, "softmax_selected")),
             "a softmax of all": cls(1, 8, 70, 9, Selection(70, 8, normalised=True, scale=2.5)),
         }
@@ -184,9 +216,9 @@ def state_words(experts: int, slots: int) -> int:
     return 2 * experts + 2 * slots + 4
 
 
-def copies_words(most: int) -> int:
-    """Words of a list of copies, in whole vectors of four."""
-    return 4 + 2 * (most + most % 2)
+def copies_words(most: int, gathers: bool = False) -> int:
+    """Words of a list of copies, in whole vectors of four; see `PlaceExperts`."""
+    return 4 + 2 * (most + most % 2) * (2 if gathers else 1)
 
 
 def parts_of(state: Array, experts: int, slots: int) -> list[Array]:

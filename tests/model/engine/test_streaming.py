@@ -155,7 +155,7 @@ def test_rows_that_choose_more_than_a_cache_holds_gather_what_they_choose(
             plan = eager.session.steps.bound(StepShape(2, 32, Output.GREEDY)).plan
     assert found[0] == found[1]
     gathers = [op for op in plan if op.label.endswith(".gather")]
-    assert len(gathers) == 3 * sum(len(layer.mixtures) for layer in weights.config.layers)
+    assert len(gathers) == sum(len(layer.mixtures) for layer in weights.config.layers)
     assert all(is_transfer(op) for op in gathers)
     assert not any(op.label.startswith("transfer") for op in plan)
 
