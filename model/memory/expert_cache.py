@@ -27,8 +27,9 @@ if TYPE_CHECKING:
     from urdir.model.families.feed_forward import Mixture
     from urdir.model.memory.streamed import StreamedMatrices
 
-#: CTAs that gather experts beside the kernels that read those of the layer before.
-GATHERING = 16
+#: CTAs that gather experts beside the kernels that read those of the layer before, of those that are
+#: cached and of those that are not.
+GATHERING = 8
 _gather = lru_cache(maxsize=64)(GatherExperts)
 #: The name of a tensor in the arena of the weights.
 Label = Callable[[Stored], str]
@@ -109,6 +110,7 @@ class ExpertCache:
         kernel = _gather(self.experts, self.slots, part.nbytes, tail, GATHERING)
         args: dict[str, PinnedBuffer | Slice]
         args = {"state": self.state, "source": part.source, "cached": part.target, "target": to}
+        args |= {"tail": self.powers[of]} if tail else {}
         return Launch(kernel, f"transfer {to.name}", args)
 
     def sources(self) -> dict[str, PinnedBuffer | Slice]:

@@ -19,8 +19,8 @@ THREADS = 512
 @dataclass(frozen=True)
 class GatherExperts(KernelSpec):
     """Copy the ``experts`` of a matrix, ``expert_nbytes`` each, to one place: those in slots of a
-    cache (``state``, see `PlaceExperts`) from there, others from ``source``, and the ``tail`` bytes
-    behind all of them from ``source``, which may be host memory that the device has mapped.
+    cache (``state``, see `PlaceExperts`) from there, others from ``source``, which may be host
+    memory that the device has mapped, and ``tail`` bytes behind all of them.
 
     Raises PtxgenError unless bytes are multiples of 16.
     """
@@ -58,34 +58,35 @@ class GatherExperts(KernelSpec):
 
     @property
     def params(self) -> tuple[Param, ...]:
+        tail = (Param("tail", "u8", ("tail",), Access.IN),) if self.tail else ()
         return (
             Param("state", "u32", ("words",), Access.IN),
-            Param("source", "u8", ("all_nbytes",), Access.IN),
+            Param("source", "u8", ("experts", "expert_nbytes"), Access.IN),
             Param("cached", "u8", ("slots", "expert_nbytes"), Access.IN),
             Param("target", "u8", ("all_nbytes",), Access.OUT),
+            *tail,
         )
 
     @property
     def launch_shape(self) -> LaunchShape:
-        return LaunchShape(grid=(self.ctas, 1, 1), block=(THREADS, 1, 1))
+        return LaunchShape(grid=(self.ctas, 2, 1), block=(THREADS, 1, 1))
 
     def reference(self, **inputs: Any) -> dict[str, Array]:
         held = parts_of(inputs["state"], self.experts, self.slots)[0]
-        target = inputs["source"].copy()
-        experts = target[: self.experts * self.expert_nbytes].reshape(
-            self.experts, self.expert_nbytes
-        )
+        experts = inputs["source"].copy()
         experts[held > 0] = inputs["cached"][held[held > 0] - 1]
-        return {"target": target}
+        return {"target": np.append(experts.ravel(), inputs.get("tail", experts[:0]))}
 
     def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
         """Bytes of the cache are others, to show where they come from."""
         state = np.zeros(self.words, np.uint32)
         some = rng.permutation(self.experts)[: rng.integers(0, self.slots, endpoint=True)]
         state[some] = rng.permutation(self.slots)[: len(some)] + 1
+        tail = {"tail": rng.integers(0, 256, self.tail, np.uint8)} if self.tail else {}
         return {
+            **tail,
             "state": state,
-            "source": rng.integers(0, 256, self.all_nbytes, np.uint8),
+            "source": rng.integers(0, 256, (self.experts, self.expert_nbytes), np.uint8),
             "cached": rng.integers(0, 256, (self.slots, self.expert_nbytes), np.uint8),
         }
 
