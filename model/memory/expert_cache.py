@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from urdir.model.families.feed_forward import Mixture
     from urdir.model.memory.streamed import StreamedMatrices
 
-#: CTAs that gather experts beside the kernels that read those of the layer before, of those that are
-#: cached and of those that are not.
+#: CTAs that gather cached experts beside the kernels that read those of the layer before, and as
+#: many for the others.
 GATHERING = 8
 _gather = lru_cache(maxsize=64)(GatherExperts)
 #: The name of a tensor in the arena of the weights.
@@ -82,9 +82,7 @@ class ExpertCache:
         slots = (state.nbytes // 4 - state_words(experts, 0)) // 2
         held = {of: cached_layout(layouts[of], experts, slots) for of in matrices}
         reader = streamed.expert_reader if matrices[0] in streamed.in_files else None
-        powers = {
-            of: arena[_powers(label(of))] for of in matrices if layouts[of].powers_nbytes
-        }
+        powers = {of: arena[_powers(label(of))] for of in matrices if layouts[of].powers_nbytes}
         return cls(experts, slots, state, parts, held, powers, reader)
 
     @property
@@ -116,9 +114,7 @@ class ExpertCache:
     def sources(self) -> dict[str, PinnedBuffer | Slice]:
         """Where `FetchExperts` reads each part."""
         sources = [part.source for part in self.parts.values()]
-        return {
-            f"source{i}": of for i, of in enumerate(sources) if not isinstance(of, InFile)
-        }
+        return {f"source{i}": of for i, of in enumerate(sources) if not isinstance(of, InFile)}
 
     def targets(self) -> dict[str, Slice]:
         """The slots of each part."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from urdir.model.families.stored import Linear
 from urdir.model.graph.experts import Experts
+from urdir.model.lower.adapters import rows_of_tensor
 from urdir.model.lower.experts.products import MixtureCall
 from urdir.model.lower.lowering import Lowering
 from urdir.model.memory.expert_cache import ExpertCache, ReadExperts
@@ -19,7 +20,7 @@ from urdir.ptxgen.kernels.experts.place import MAX_PAIRS, PlaceExperts
 if TYPE_CHECKING:
     from urdir.driver.memory import Slice
 
-#: The register with the slot of each pair's expert.
+#: The register with the slot of each pair's expert, or where experts are gathered its number.
 SLOT = "expert slot"
 #: Pairs of rows and experts that products multiply with the matrices of a cache, at most.
 MAX_HELD = 256
@@ -42,18 +43,25 @@ def through_cache(at: Lowering, of: Experts, call: MixtureCall, cache: ExpertCac
     ):
         return call
     place = _place(rows, used, cache.experts, cache.slots, call.selection, gathers)
-    copies, work, number = at.work["expert copies"], at.work, "expert" if gathers else SLOT
-    chosen: dict[str, Slice] = {"slot": work[number]} if place.names_slots else {}
+    copies, work = at.work["expert copies"], at.work
     if call.selection is None:
-        chosen["expert"] = work["expert"]
+        chosen = {"expert": work["expert"]}
     else:  # what the products would have done
-        chosen |= {"logits": work["router logits"], "weight": work["expert weight"]}
-    at.launch(place, f"{call.label}.place", state=cache.state, copies=copies, **chosen)
+        chosen = {"logits": work["router logits"], "weight": work["expert weight"]}
+    at.launch(
+        place,
+        f"{call.label}.place",
+        position=rows_of_tensor(at, of.x).position,
+        state=cache.state,
+        slot=work[SLOT],
+        copies=copies,
+        **chosen,
+    )
+    whole = call.mixture
     if gathers:
         _append_gather(at, call.label, cache, place, copies)
-        return replace(call, selection=None)
+        return replace(call, mixture=replace(whole, number=SLOT), selection=None)
     _append_fetch(at, call.label, cache, place, copies)
-    whole = call.mixture
     held = replace(
         whole,
         up=_held(whole.up, of.up, cache),
@@ -101,4 +109,3 @@ def _held(matrix: Matrix, of: Linear, cache: ExpertCache) -> Matrix:
     bias = None if of.bias is None else cache.parts[of.bias].target
     layout, data = cache.layouts[of.matrix], cache.parts[of.matrix].target
     return replace(matrix, layout=layout, data=data, bias=bias)
-

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.kernels.advance import IDLE
 from urdir.ptxgen.kernels.experts.selection import MAX_EXPERTS, Selection
 from urdir.ptxgen.kernels.pairs import random_choice
 from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, Tolerance
@@ -34,6 +35,8 @@ class PlaceExperts(KernelSpec):
     ``state`` (u32) has for every expert its slot + 1 (0: none), for every slot its expert + 1 and
     its stamp, the number of the launch, how many pairs there were, how many copies, a blank; for
     every expert, how many pairs have chosen it. Zeros are an empty cache.
+    Pairs of padding rows, whose ``position`` is `IDLE`, choose nothing: they get what another pair
+    has, and are not counted.
     With a plain ``selection`` experts are chosen by ``logits`` here, as products choose them, and
     ``weight`` has their weights.
     ``copies``: how many, three blanks, then (expert, slot) of each that is to be copied,
@@ -42,8 +45,7 @@ class PlaceExperts(KernelSpec):
     ``gathers``: the pairs may choose more experts than there are slots, and all chosen experts are
     to be copied to one place. Experts beyond the slots have the number ``slots`` in the list; the
     first blank is how many chosen experts had a slot, and a second list, behind `most_copies`
-    entries of the first one, has these. ``slot`` is then the expert; without a selection it does
-    not exist.
+    entries of the first one, has these. ``slot`` is then the expert.
 
     Raises PtxgenError for fewer slots than pairs unless it ``gathers``.
     """
@@ -86,6 +88,11 @@ class PlaceExperts(KernelSpec):
         return min(self.pairs, self.experts)
 
     @property
+    def idle(self) -> int:
+        """The position of a padding row."""
+        return IDLE
+
+    @property
     def credit(self) -> int:
         """See `CREDIT`."""
         return CREDIT
@@ -94,11 +101,6 @@ class PlaceExperts(KernelSpec):
     def most_credit(self) -> int:
         """See `MOST_CREDIT`."""
         return MOST_CREDIT
-
-    @property
-    def names_slots(self) -> bool:
-        """Whether it has the parameter ``slot``."""
-        return not self.gathers or self.selection is not None
 
     @property
     def second_list(self) -> int:
@@ -122,11 +124,11 @@ class PlaceExperts(KernelSpec):
         if self.selection is not None:
             chosen = Param("logits", "f32", ("rows", "experts"), Access.IN)
             weights = (Param("weight", "f32", ("rows", "used"), Access.OUT),)
-        slot = Param("slot", "u32", ("rows", "used"), Access.OUT)
         return (
             chosen,
+            Param("position", "u32", ("rows",), Access.IN),
             Param("state", "u32", ("words",), Access.INOUT),
-            *([slot] if self.names_slots else []),
+            Param("slot", "u32", ("rows", "used"), Access.OUT),
             Param("copies", "u32", (4 * self.list_vectors,), Access.OUT),
             *weights,
         )
@@ -149,6 +151,9 @@ class PlaceExperts(KernelSpec):
         held, holder, stamp, rest, chosen = parts_of(state, self.experts, self.slots)
         now = rest[0] + 1
         experts = np.minimum(inputs["expert"], self.experts - 1).ravel()
+        active = np.repeat(inputs["position"] != IDLE, self.used)
+        some = np.flatnonzero(active)
+        experts[~active] = experts[some[some >= some[-1] // 32 * 32][0]] if len(some) else 0
         found = np.unique(held[experts])
         found = found[found > 0] - 1
         stamp[found] = np.minimum(np.maximum(stamp[found], now) + CREDIT, now + MOST_CREDIT)
@@ -169,12 +174,10 @@ class PlaceExperts(KernelSpec):
                 holder[slot], held[expert], stamp[slot] = expert + 1, slot + 1, now
             copies[4 + 2 * number :][:2] = expert, slot
         copies[0] = len(missing)
-        rest[:3] += np.array([1, self.pairs, copies[0]], np.uint32)
-        np.add.at(chosen, experts, np.uint32(1))
-        slot = {"slot": (held[experts] - 1).reshape(self.rows, self.used)}
-        if self.gathers:
-            slot = {} if self.selection is None else {"slot": inputs["expert"]}
-        return {"state": state, "copies": copies, **slot, **weights}
+        rest[:3] += np.array([1, len(some), copies[0]], np.uint32)
+        np.add.at(chosen, experts[active], np.uint32(1))
+        slot = (experts if self.gathers else held[experts] - 1).reshape(self.rows, self.used)
+        return {"state": state, "copies": copies, "slot": slot.astype(np.uint32), **weights}
 
     def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
         """A cache of which some slots are used, and its state after launches like this one."""
@@ -184,9 +187,13 @@ class PlaceExperts(KernelSpec):
         return {**self._random_choice(rng), "state": state}
 
     def _random_choice(self, rng: np.random.Generator) -> dict[str, Array]:
+        """That of some rows; of several the second is a padding row."""
+        position = rng.integers(0, 100, self.rows).astype(np.uint32)
+        position[1:2] = IDLE
         if self.selection is not None:
-            return self.selection.random_logits(self.rows, rng)
-        return {"expert": random_choice(rng, self.rows, self.experts, self.used)}
+            return {**self.selection.random_logits(self.rows, rng), "position": position}
+        expert = random_choice(rng, self.rows, self.experts, self.used)
+        return {"expert": expert, "position": position}
 
     @classmethod
     def examples(cls) -> Mapping[str, PlaceExperts]:
