@@ -24,8 +24,8 @@ class FetchExperts(KernelSpec):
     (slots, bytes). Sources may be host memory that the device has mapped. Other slots stay as they
     are.
 
-    With ``tails`` the list is one that `gathers`, and the first parts, as many as there are tails,
-    are gathered: those of all listed experts are copied to ``whole`` (experts, bytes) too, from
+    With ``tails`` the list is one that `gathers`, and the first parts, one for each tail, are
+    gathered: those of all listed experts are copied to ``whole`` (experts, bytes) too, from
     their slots if they had one, and ``tail`` (bytes) behind all experts. Others there stay as they
     are.
 
