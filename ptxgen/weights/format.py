@@ -94,6 +94,14 @@ class Format:
         return bool(self.table or self.grid)
 
     @property
+    def halves_of_table(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """A table of 16 as two that are looked up apart and added: of codes 0 to 7, and of the
+        complements of 8 to 15. Where one is not meant and its entry is negative, it gives -1."""
+        lower, upper = self.table[:8], self.table[8:]
+        pairs = tuple(zip(lower, upper, strict=True))
+        return tuple(a + (b < 0) for a, b in pairs), tuple(b + (a < 0) for a, b in pairs)[::-1]
+
+    @property
     def bias(self) -> int:
         """What is subtracted of bytes: the offset, or 128 of those with a sign."""
         return 128 if self.signed else self.offset
