@@ -16,6 +16,8 @@ Arithmetic = Literal["integers", "floats", "e4m3"]
 
 #: Weights of a *unit*: consecutive weights of a row that one thread handles at a time.
 UNIT = 32
+#: Floats of four bits (OCP's E2M1), doubled, by their codes.
+E2M1 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, repr=False)
