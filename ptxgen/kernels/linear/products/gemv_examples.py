@@ -77,12 +77,6 @@ def _of_cuts(cls: type[S]) -> dict[str, S]:
         "norm, groups and passes": cls.of(
             Q6_K, 40, 768, Normed(RMS), split=3, groups=2, tiles_each=4, per_pass=2
         ),
-        "tiles together": i16(
-            Q4_K, 62, 2304, Residual(), split=2, groups=1, tiles_each=4, stages=5
-        ),
-        "gated tiles together": i16(
-            FORMATS["IQ1_S"], 35, 1280, Gated(), split=2, groups=1, tiles_each=3, stages=5
-        ),
         "split residual Q3_K": i16(Q3_K, 33, 1280, Residual(), split=2, groups=1, tiles_each=3),
         "gated norm": i16(Q4_K, 35, 512, Normed(FINE), Gated(), tiles_each=3, per_pass=1),
         "gated split": i16(Q8, 21, 1088, Gated(), split=3, groups=1),
