@@ -20,8 +20,6 @@ MIN_SLOTS, MAX_SLOTS = 2, 6
 #: loads, above all those of activations, queue after these. On an H200 8B Q4_K_M decodes at 754
 #: tokens/s with two tiles of each warp in flight (37 KB), at 736 with three, at 715 with four.
 PACE_NBYTES = 40 * 1024
-#: Tiles that a warp of `Gemv` multiplies together, at most.
-TOGETHER = 2
 #: Bytes of shared memory that are kept for partial sums.
 PARTIALS_NBYTES = 16 * 1024
 
@@ -202,14 +200,6 @@ class Cut:
     ring: Ring
     memory: SharedMemory
     sharers: int = 1
-
-    def together(self, pair: int) -> int:
-        """Tiles that a warp multiplies together, so that one's instructions run while another's
-        wait: tiles, or ``pair`` of a gated pair, one below the other. As many again come meanwhile.
-        """
-        tiles = self.rows.warp_tiles
-        most = min(TOGETHER, self.ring.slots // 2) // pair
-        return pair * max((n for n in range(1, most + 1) if tiles % n == 0), default=0) or 1
 
     @property
     def own_rows(self) -> int:
