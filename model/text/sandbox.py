@@ -70,6 +70,11 @@ class TemplateProcess(Owner):
         """Process id, or None before it starts."""
         return None if self._process is None else self._process.pid
 
+    @property
+    def used_seconds(self) -> float | None:
+        """See `SandboxProcess.used_seconds`; None where there is no process."""
+        return None if self._process is None else self._process.used_seconds
+
     def close(self) -> None:
         """End the process. Idempotent."""
         process, self._process = self._process, None
