@@ -72,7 +72,7 @@ class TemplateProcess(Owner):
 
     @property
     def used_seconds(self) -> float | None:
-        """See `SandboxProcess.used_seconds`; None where there is no process."""
+        """See `SandboxProcess.used_seconds`; None without a process."""
         return None if self._process is None else self._process.used_seconds
 
     def close(self) -> None:
