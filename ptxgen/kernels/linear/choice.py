@@ -181,7 +181,8 @@ class LinearRequest:
     @property
     def activations(self) -> Activations:
         """What `Gemv` makes of the activations."""
-        return "f32" if self.exact or self.has_floats else "i16"
+        made: dict[str, Activations] = {"integers": "i16", "e4m3": "f16", "floats": "f32"}
+        return "f32" if self.exact else made[self.formats[0].arithmetic]
 
     @property
     def fits_gemv(self) -> bool:
