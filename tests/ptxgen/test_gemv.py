@@ -192,7 +192,7 @@ def test_products_of_integers_are_exact(device: Device, fmt: Format, cut: dict[s
 
 
 def test_activations_of_two_parts_have_the_bits_of_f32_ones(device: Device) -> None:
-    """Large and small ones beside each other; tensor cores drop what lies below a sum's last bit."""
+    """Large and small ones beside each other; tensor cores drop what a sum has no bits for."""
     fmt, rng = FORMATS["E4M3R256"], np.random.default_rng(6)
     spec = Gemv.of(fmt, 21, 768, activations="f16", split=2)
     skip_where_missing(spec, device.native_target)

@@ -50,11 +50,11 @@ class Gemv(TiledSpec):
     ``activations``: "f32", or "i16" for quantised weights: rounded to multiples of the largest in
     each 32 columns / 32639, relative error 2e-5, and multiplied with the quants exactly on tensor
     cores; or "f16" for E4M3 quants: sums of two such numbers, of 22 bits (from 0.001 to 1,048,064),
-    on tensor cores. Sums are f32. ``alone``: the launch overlaps no earlier one, and loads activations before
-    weights.
+    on tensor cores. Sums are f32. ``alone``: the launch overlaps no earlier one, and loads
+    activations before weights.
 
-    Raises PtxgenError for "i16" and "f16" with other types, and for norms and sums of all columns in a
-    cluster.
+    Raises PtxgenError for "i16" and "f16" with other types, and for norms and sums of all columns
+    in a cluster.
     """
 
     activations: Activations = "f32"
