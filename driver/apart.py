@@ -15,10 +15,12 @@ import struct
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Mapping
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from queue import SimpleQueue
 from typing import IO, Any
 
 from urdir.driver.kernel import Kernel
@@ -32,7 +34,7 @@ _LENGTH = struct.Struct("<I")
 
 
 class Compilers:
-    """Up to ``most`` processes that compile kernels for ``device``, started as they are needed.
+    """``most`` processes that compile kernels for ``device``; they start at once.
 
     Cubins go to the cache in ``folder`` (None: only what the driver keeps is kept). A process takes
     as much memory of a GPU as a context does (0.5 GB of an H200) until `close`. A failure costs
@@ -50,11 +52,14 @@ class Compilers:
             str(limit or 0),
         ]
         self._threads = ThreadPoolExecutor(most, "compilers")
-        self._own = threading.local()  # a thread's process
+        self._idle = SimpleQueue[subprocess.Popen[bytes] | None]()
+        self._begun = time.monotonic()
         self._lock = threading.Lock()  # of what follows
         self._processes: list[subprocess.Popen[bytes]] = []
         self._results: dict[str, Future[bool]] = {}
         self._is_closed = False
+        for _ in range(most):  # each takes milliseconds of a thread to start
+            self._threads.submit(lambda: self._idle.put(self._start()))
 
     def compile(self, kernels: Mapping[str, Kernel]) -> bool:
         """Compile kernels by their keys, each once, and wait; whether all succeeded."""
@@ -85,14 +90,13 @@ class Compilers:
         self.close()
 
     def _compiled(self, kernel: Kernel) -> bool:
-        """Have this thread's process compile a kernel."""
-        is_new = not hasattr(self._own, "process")
-        if is_new:
-            self._own.process = self._start()
-        process: subprocess.Popen[bytes] | None = self._own.process
+        """Have a process compile a kernel."""
+        process = self._idle.get()
         if process is None or process.poll() is not None:
+            self._idle.put(process)
             return False
-        timer = threading.Timer(_EACH + is_new * _START, process.kill)
+        starting = max(0.0, self._begun + _START - time.monotonic())
+        timer = threading.Timer(_EACH + starting, process.kill)
         timer.start()
         try:
             assert process.stdin is not None
@@ -103,6 +107,7 @@ class Compilers:
             return False
         finally:
             timer.cancel()
+            self._idle.put(process)
 
     def _start(self) -> subprocess.Popen[bytes] | None:
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
