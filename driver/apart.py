@@ -34,14 +34,22 @@ _LENGTH = struct.Struct("<I")
 
 
 class Compilers:
-    """``most`` processes that compile kernels for ``device``; they start at once.
+    """``most`` processes that compile kernels for ``device``; they start with the first kernel, or
+    ``at_once``. Each opens the device for its first one.
 
     Cubins go to the cache in ``folder`` (None: only what the driver keeps is kept). A process takes
     as much memory of a GPU as a context does (0.5 GB of an H200) until `close`. A failure costs
     time alone: the kernel is compiled when it is loaded. Thread-safe.
     """
 
-    def __init__(self, device: str, folder: Path | None, limit: int | None, most: int) -> None:
+    def __init__(
+        self,
+        device: str,
+        folder: Path | None,
+        limit: int | None,
+        most: int,
+        at_once: bool = False,
+    ) -> None:
         self._command = [
             sys.executable,
             "-P",
@@ -51,21 +59,24 @@ class Compilers:
             str(folder or ""),
             str(limit or 0),
         ]
+        self._most = most
         self._threads = ThreadPoolExecutor(most, "compilers")
         self._idle = SimpleQueue[subprocess.Popen[bytes] | None]()
-        self._begun = time.monotonic()
+        self._begun: float | None = None
         self._lock = threading.Lock()  # of what follows
         self._processes: list[subprocess.Popen[bytes]] = []
         self._results: dict[str, Future[bool]] = {}
         self._is_closed = False
-        for _ in range(most):  # each takes milliseconds of a thread to start
-            self._threads.submit(lambda: self._idle.put(self._start()))
+        if at_once:
+            self._begin()
 
     def compile(self, kernels: Mapping[str, Kernel]) -> bool:
         """Compile kernels by their keys, each once, and wait; whether all succeeded."""
         with self._lock:
             if self._is_closed:
                 return False
+            if kernels and self._begun is None:
+                self._begin()
             for key, kernel in kernels.items():
                 if key not in self._results:
                     self._results[key] = self._threads.submit(self._compiled, kernel)
@@ -89,12 +100,18 @@ class Compilers:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
+    def _begin(self) -> None:
+        self._begun = time.monotonic()
+        for _ in range(self._most):  # each takes milliseconds of a thread
+            self._threads.submit(lambda: self._idle.put(self._start()))
+
     def _compiled(self, kernel: Kernel) -> bool:
         """Have a process compile a kernel."""
         process = self._idle.get()
         if process is None or process.poll() is not None:
             self._idle.put(process)
             return False
+        assert self._begun is not None
         starting = max(0.0, self._begun + _START - time.monotonic())
         timer = threading.Timer(_EACH + starting, process.kill)
         timer.start()

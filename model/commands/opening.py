@@ -92,11 +92,11 @@ def service_options(
     )
 
 
-def load(wanted: EngineOptions) -> Loading:
-    """Begin to load a model's weights."""
+def load(wanted: EngineOptions, compiles: bool = False) -> Loading:
+    """Begin to load a model's weights, and to compile if it ``compiles`` ahead."""
     from urdir.model.engine.loading import Loading
 
-    return Loading(wanted)
+    return Loading(wanted, compiles)
 
 
 def open_engine(wanted: EngineOptions) -> Engine:
