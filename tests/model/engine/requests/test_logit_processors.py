@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 from tests.model.stepping import set_sampling
+from tests.patience import PATIENCE, wait_for
 from urdir.model import (
     DraftSettings,
     Engine,
@@ -159,14 +161,16 @@ def test_halves_are_the_step_bit_for_bit(engine: Engine, output: Output) -> None
 
 def test_answers_of_one_step_share_a_call(engine: Engine) -> None:
     """Two of three have it, and one of these another one as well; all have the tokens of one."""
-    spy, other = Spy(), Spy()
+    spy, other, gate = Spy(), Spy(), threading.Event()
     done: list[list[Item]] = [[], [], []]
     with Service(engine, None) as service:
+        first = Request(prompt=PROMPT, settings=GREEDY, limit=1)
+        service.submit(first, lambda _: gate.wait(PATIENCE))  # until the others are there
         for inbox, of in zip(done, ((spy,), (), (spy, other)), strict=True):
             request = Request(prompt=PROMPT, settings=GREEDY, limit=6, processors=of)
             service.submit(request, inbox.append)
-        while not all(inbox and not hasattr(inbox[-1], "choices") for inbox in done):
-            pass
+        gate.set()
+        wait_for(lambda: all(inbox and not hasattr(inbox[-1], "choices") for inbox in done))
     found = [[c.token for item in of[:-1] for c in item.choices] for of in done]  # type: ignore[union-attr]
     assert found == [tokens(engine, limit=6)] * 3
     assert max(len(call) for call in spy.calls) == 2
@@ -209,8 +213,7 @@ def test_it_takes_no_drafts(device_name: str) -> None:
             for inbox, of in zip(done, ((spy,), ()), strict=True):
                 request = Request(prompt=PROMPT, settings=GREEDY, limit=5, processors=of)
                 service.submit(request, inbox.append)
-            while not all(inbox and not hasattr(inbox[-1], "choices") for inbox in done):
-                pass
+            wait_for(lambda: all(inbox and not hasattr(inbox[-1], "choices") for inbox in done))
         found = [[c.token for item in of[:-1] for c in item.choices] for of in done]  # type: ignore[union-attr]
         assert found == [plain] * 2
 
