@@ -275,8 +275,8 @@ class Device:
         self._modules.compile_beside(kernels, self)
 
     def begin_compilers(self, share: float = 1.0) -> None:
-        """From now on other processes compile for `compile_beside`, as many as pay and as there is
-        memory for in a ``share`` of what is free. Idempotent."""
+        """From now on other processes compile for `compile_beside`, as many as pay and as fit into
+        a ``share`` of the free memory. Idempotent."""
         free = int(share * self.memory_info()[0])
         most = min((os.cpu_count() or 1) * 7 // 8, _MOST_COMPILERS, free // _COMPILER_NBYTES)
         if most and self._modules.compilers is None:
