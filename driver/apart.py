@@ -34,22 +34,14 @@ _LENGTH = struct.Struct("<I")
 
 
 class Compilers:
-    """``most`` processes that compile kernels for ``device``; they start with the first kernel, or
-    ``at_once``. Each opens the device for its first one.
+    """``most`` processes that compile kernels for ``device``; all start with the first kernel.
 
     Cubins go to the cache in ``folder`` (None: only what the driver keeps is kept). A process takes
     as much memory of a GPU as a context does (0.5 GB of an H200) until `close`. A failure costs
     time alone: the kernel is compiled when it is loaded. Thread-safe.
     """
 
-    def __init__(
-        self,
-        device: str,
-        folder: Path | None,
-        limit: int | None,
-        most: int,
-        at_once: bool = False,
-    ) -> None:
+    def __init__(self, device: str, folder: Path | None, limit: int | None, most: int) -> None:
         self._command = [
             sys.executable,
             "-P",
@@ -67,8 +59,6 @@ class Compilers:
         self._processes: list[subprocess.Popen[bytes]] = []
         self._results: dict[str, Future[bool]] = {}
         self._is_closed = False
-        if at_once:
-            self._begin()
 
     def compile(self, kernels: Mapping[str, Kernel]) -> bool:
         """Compile kernels by their keys, each once, and wait; whether all succeeded."""

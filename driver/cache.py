@@ -69,11 +69,6 @@ class CubinCache:
         found = None if data is None else _unsealed(spec_key, data)
         return found.decode() if found and re.fullmatch(rb"[0-9a-f]{64}", found) else None
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether no PTX hash is stored."""
-        return next(self._specs.entries(), None) is None
-
     def remember(self, spec_key: str, ptx_hash: str) -> None:
         """Store the hash of a spec's PTX."""
         self._write(self._specs, _file_name(spec_key), _sealed(spec_key, ptx_hash.encode()))

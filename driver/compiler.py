@@ -27,20 +27,19 @@ def serve(device: str, folder: str, limit: str) -> None:
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # nothing else is printed there
     path = Path(folder) if folder else None
     opens = partial(Device.open, device, cache_folder=path, cache_limit=int(limit) or None)
-    opened: Task[Device] | None = None
-    pipe = os.fdopen(os.dup(sys.stdin.fileno()), "rb")
-    while pipe.peek(1):
-        # a context takes memory; it is made while the first kernel brings its modules
-        opened = opened or Task(opens, "device")
+    opening = Task(opens, "device")  # while the first kernel brings its modules
+    while True:
         try:
-            kernel = read(pipe)
-            opened.result().load(kernel).close()
+            kernel = read(sys.stdin.buffer)
+            if kernel is None:
+                break
+            opening.result().load(kernel).close()
             reply = DONE
         except Exception:  # the process that loads it says what is wrong
             reply = _FAILED
         replies.write(reply)
-    if opened is not None and not opened.failed():
-        opened.result().close()
+    if not opening.failed():
+        opening.result().close()
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ from urdir.driver.stream import Event, Stream
 from urdir.ptxgen.ptx.architecture import OPENED, specific_target
 
 #: Processes that compile, at most, and memory of the GPU that one may take.
-_MOST_COMPILERS, _COMPILER_NBYTES = 14, 3 << 28
+_MOST_COMPILERS, _COMPILER_NBYTES = 14, 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,10 +274,10 @@ class Device:
         when it is loaded."""
         self._modules.compile_beside(kernels, self)
 
-    def begin_compilers(self, share: float = 1.0) -> None:
-        """From now on other processes compile for `compile_beside`, as many as pay and as fit into
-        a ``share`` of the free memory. Idempotent."""
-        free = int(share * self.memory_info()[0])
+    def begin_compilers(self) -> None:
+        """From now on other processes compile for `compile_beside`, as many as pay and as the
+        GPU has memory for."""
+        free, _ = self.memory_info()
         most = min((os.cpu_count() or 1) * 7 // 8, _MOST_COMPILERS, free // _COMPILER_NBYTES)
         if most and self._modules.compilers is None:
             self._modules.compilers = self._modules.compilers_of(self, most)

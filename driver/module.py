@@ -174,11 +174,9 @@ class ModuleCache:
                 once.compile(unknown)
 
     def compilers_of(self, device: OpenDevice, most: int) -> Compilers:
-        """Processes that compile for this cache: at once if it is empty, else they may have nothing
-        to do."""
+        """Processes that compile for this cache."""
         limit = None if self._disk is None else self._disk.limit
-        at_once = self._disk is None or self._disk.is_empty
-        return Compilers(device.name, self._folder, limit, most, at_once)
+        return Compilers(device.name, self._folder, limit, most)
 
     def _is_unknown(self, key: str) -> bool:
         """Whether a kernel has to be compiled from what its spec renders."""

@@ -114,7 +114,7 @@ def run_here(
     sys.setswitchinterval(SWITCH_SECONDS)  # as `urdir serve` does
     case = _case(args)
     wanted = changed(service_options(args, source, _context(case)))
-    with load(wanted, compiles=True) as loading:
+    with load(wanted) as loading:
         limits = _limits(args, loading.shapes)
         _warm_up(loading, limits, case)
         engine = Engine(loading)

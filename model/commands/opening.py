@@ -92,11 +92,11 @@ def service_options(
     )
 
 
-def load(wanted: EngineOptions, compiles: bool = False) -> Loading:
-    """Begin to load a model's weights, and to compile if it ``compiles`` ahead."""
+def load(wanted: EngineOptions) -> Loading:
+    """Begin to load a model's weights."""
     from urdir.model.engine.loading import Loading
 
-    return Loading(wanted, compiles)
+    return Loading(wanted)
 
 
 def open_engine(wanted: EngineOptions) -> Engine:

@@ -107,7 +107,7 @@ def open_engine(
     from urdir.model.serve.apart.settings import SWITCH_SECONDS
 
     sys.setswitchinterval(SWITCH_SECONDS)
-    with load(engine_options(args, template), compiles=True) as loading:
+    with load(engine_options(args, template)) as loading:
         warm_up = begin_warm_up(loading, _WARM_UP_SECONDS)
         engine = Engine(loading)
     if args.adapters_unapplied and engine.session.adapters is not None:

@@ -46,9 +46,8 @@ class EngineParts:
     seconds: Mapping[str, float]
 
 
-def open_parts(opening: Opening, options: EngineOptions, compiles: bool = False) -> EngineParts:
-    """The parts of an engine, which ``opening`` owns. Weights are being loaded, and if it
-    ``compiles`` ahead, processes start for that."""
+def open_parts(opening: Opening, options: EngineOptions) -> EngineParts:
+    """The parts of an engine, which ``opening`` owns. Weights are being loaded."""
     file, pair, config, texts = _open_file(opening, options)
     embeds = options.makes_embeddings(config)
     group = partial(
@@ -61,8 +60,6 @@ def open_parts(opening: Opening, options: EngineOptions, compiles: bool = False)
     import urdir.model.engine.speculation.model_source  # noqa: F401
 
     devices = opening.group()
-    if compiles and options.memory_share and not devices[0].is_emulated:
-        devices[0].begin_compilers(1 - options.memory_share)
     if embeds:
         return _open_encoder(opening, options, file, config, texts, devices)
     return _open_session(opening, options, file, pair, config, texts, devices)

@@ -33,15 +33,12 @@ class Loading(Owner):
     with what ``text`` and ``chat`` need, and a vocabulary that it has; the memory that it needs is
     compared with what is free before anything is allocated. Raises ModelError, and DriverError for
     a device that is absent or fails; nothing stays open then, and no thread runs.
-
-    Processes that compile kernels (`Device.begin_compilers`) start before what ``compiles`` is
-    ready, within the memory that ``memory_share`` leaves.
     """
 
-    def __init__(self, options: EngineOptions, compiles: bool = False) -> None:
+    def __init__(self, options: EngineOptions) -> None:
         with ExitStack() as unless_done:
             self._opening = unless_done.enter_context(Opening(driver_loader(options.device)))
-            self._parts = open_parts(self._opening, options, compiles)
+            self._parts = open_parts(self._opening, options)
             unless_done.pop_all()
         self._is_open = True
 

@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING
 from urdir.driver import execute
 from urdir.driver.parallel import completed
 from urdir.model.engine.engine import Engine
-from urdir.model.engine.loading import Loading
-from urdir.model.engine.options import EngineOptions
 from urdir.model.engine.requests.warm_up import MOST_GRAPHS, likely_shapes
 from urdir.model.engine.step import KnownLayers, building
 
@@ -39,14 +37,13 @@ def time_graphs(
     with tempfile.TemporaryDirectory() as folder:
         for state in ("cold", "warm"):
             start = time.perf_counter()
-            options = EngineOptions(
+            with Engine.opening(
                 source,
                 device=device_name,
                 cache_folder=Path(folder),
                 sequences=users,
                 memory_share=0.9,
-            )
-            with Loading(options, compiles=True) as loading:
+            ) as loading:
                 opened = time.perf_counter() - start
                 yield f"opened, {state}", opened, "weights are being loaded"
                 loading.device.begin_compilers()

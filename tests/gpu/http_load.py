@@ -74,7 +74,7 @@ def open_engine(args: argparse.Namespace, post: Any) -> tuple[Engine, Service]:
     sys.setswitchinterval(0.0005)
     sizes = {"memory_share": 0.9, "sequences": args.sequences}
     wanted = EngineOptions(model, device=args.device, cache_folder=args.cache, **sizes)
-    with load(wanted, compiles=True) as loading:
+    with load(wanted) as loading:
         warm_up = begin_warm_up(loading, WARM_UP_SECONDS)
         engine = Engine(loading)
     limits = EngineLimits.for_latency(engine.session.shapes)
