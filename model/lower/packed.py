@@ -49,9 +49,7 @@ def append_packed(at: Lowering, chain: Chain, matrices: Sequence[Matrix], packs:
         *([PackedVectors()] if packs or begins is not None else []),
         others=tuple((matrix.format, matrix.rows) for matrix in others),
     )
-    launch: dict[str, Slice | int | None] = {}
-    if kernel.takes_length:
-        launch["length"] = chain.rows
+    launch: dict[str, Slice | None] = {}
     if begun is None:
         launch["x"] = packed_vectors(at, chain, first.cols)
     else:

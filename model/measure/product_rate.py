@@ -46,8 +46,7 @@ def product_rate(device: Device) -> float:
         noise = np.random.default_rng(0).standard_normal(_NOISE)
         _fill(weights, noise.astype(np.float16).view(np.uint8))
         _fill(x, noise.astype(x_dtype).view(np.uint8))
-        length = {"length": size} if not isinstance(spec, Gemm) and spec.takes_length else {}
-        plan.launch(spec, "product", weights=weights, x=x, y=y, **length)
+        plan.launch(spec, "product", weights=weights, x=x, y=y)
         runs = [execute.profile(plan, device, stream)[0].ms for _ in range(_RUNS)]
     return spec.flops() / (1e-3 * median(runs))
 

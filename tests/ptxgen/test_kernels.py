@@ -167,7 +167,6 @@ def test_the_key_tells_every_field_and_target_apart(kind):
         (replace(CachedTokens.examples()["latent"], unit=1), "tokens"),
         (Pack(40, 259, room=40), "rows"),
         (replace(GemmWgmma.examples()["heads"], batch=37), "batch"),
-        (replace(GemmWgmma.examples()["several residuals"], batch=401), "batch"),
         (replace(PrefillWgmma.examples()["packs"], rows=141), "rows"),
     ],
 )

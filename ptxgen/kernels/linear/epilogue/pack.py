@@ -75,8 +75,7 @@ class PackedVectors(Epilogue):
         if param.name != packed_param(product):
             return param
         access = Access.INOUT if product.pair_shape else Access.OUT
-        slices, _, *group = packed_shape(1, product.rows)
-        return Param(param.name, "f16", (slices, "groups", *group), access)
+        return Param(param.name, "f16", packed_shape(product.vectors, product.rows), access)
 
     def make_inputs(self, product: Product, rng: np.random.Generator) -> dict[str, Any]:
         name = packed_param(product)

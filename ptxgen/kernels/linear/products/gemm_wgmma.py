@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.activation import Activation
@@ -145,12 +144,6 @@ class GemmWgmma(PackedProduct):
         weights are only loaded, and their activations have few stages: one more in use costs more.
         """
         return self.cut.may_overlap and not any(fmt.is_float for fmt in self.formats)
-
-    @cached_property
-    def takes_length(self) -> bool:
-        # Assembling a text takes up to two seconds, and steps have many numbers of rows. Of a
-        # single tile they follow from the cut.
-        return self.heads is not None or (self.mixture is None and self.tiles > 1)
 
     @property
     def row_ctas(self) -> int:

@@ -107,24 +107,9 @@ class PackedTiling(MainLoop):
         """Whether y is packed."""
         return self.has(PackedVectors)
 
-    @cached_property
-    def takes_length(self) -> bool:
-        """Whether launches tell the number of vectors, ``length``: one text serves any."""
-        return self.heads is not None
-
     @property
     def launch_fields(self) -> frozenset[str]:
-        return frozenset({"batch"} if self.takes_length else ())
-
-    @property
-    def fixed_groups(self) -> int | None:
-        """Groups of x, None where they follow from ``length``."""
-        return None if self.takes_length and self.heads is None else self.groups
-
-    @property
-    def length(self) -> int | str:
-        """The number of vectors as an operand."""
-        return "%length" if self.takes_length else self.batch
+        return frozenset({"batch"} if self.heads else ())
 
     @property
     def pair_shape(self) -> tuple[str, ...]:
