@@ -38,7 +38,6 @@ from urdir.ptxgen.kernels.advance import Advance
 from urdir.ptxgen.kernels.argmax import Argmax, indices
 from urdir.ptxgen.kernels.attention.cached_tokens import CachedTokens
 from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
-from urdir.ptxgen.kernels.attention.prefill_wgmma import PrefillWgmma
 from urdir.ptxgen.kernels.linear.cut import CutOptions
 from urdir.ptxgen.kernels.linear.pack import Pack
 from urdir.ptxgen.kernels.linear.products.gemm_wgmma import GemmWgmma
@@ -167,7 +166,6 @@ def test_the_key_tells_every_field_and_target_apart(kind):
         (replace(CachedTokens.examples()["latent"], unit=1), "tokens"),
         (Pack(40, 259, room=40), "rows"),
         (replace(GemmWgmma.examples()["heads"], batch=37), "batch"),
-        (replace(PrefillWgmma.examples()["packs"], rows=141), "rows"),
     ],
 )
 def test_fields_of_launches_change_the_grid_alone(longer, field):

@@ -143,7 +143,6 @@ def test_a_row_has_the_same_bits_in_every_chunk(device: Device, fields: dict[str
             "q": np.resize(inputs["q"][at : at + live], (rows, *inputs["q"].shape[1:])),
             "sequence": inputs["sequence"][:rows],
             "position": position,
-            "count": np.uint32(rows),
         }
         out = run(device, part, some)
         np.testing.assert_array_equal(out[:live], expected[at : at + live])
@@ -206,7 +205,6 @@ def test_sequences_share_a_launch(device: Device, kind: type[PromptAttention], g
     for place in places:
         alone = kind(group, layout, place.stop - place.start)
         own = {**inputs, **{n: inputs[n][place] for n in ("q", "sequence", "position")}}
-        own |= {"count": np.uint32(alone.rows)} if alone.counts_rows else {}
         np.testing.assert_array_equal(run(device, alone, own), out[place])
 
 
@@ -223,7 +221,6 @@ def test_idle_rows_read_nothing(device: Device) -> None:
         "block_table": np.full((1, 4), 1 << 20, np.uint32),
         "sequence": np.full(20, 1 << 20, np.uint32),
         "position": np.array([64, 65, IDLE, 1 << 31] * 5, np.uint32),
-        "count": np.uint32(20),
     }
     np.testing.assert_array_equal(run(device, spec, inputs), 0)
 

@@ -12,7 +12,7 @@ from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
 from urdir.ptxgen.kernels.attention.kv_types import KvDtype
 from urdir.ptxgen.kernels.attention.prompt import PromptAttention
 from urdir.ptxgen.kernels.attention.scores import Scores
-from urdir.ptxgen.spec import LaunchShape, Param, Tolerance, ceil_div
+from urdir.ptxgen.spec import LaunchShape, Tolerance, ceil_div
 from urdir.ptxgen.weights.layout import TILE_COLS
 from urdir.ptxgen.weights.packed import GROUP
 
@@ -110,18 +110,6 @@ class PrefillWgmma(PromptAttention):
             )
 
     @property
-    def counts_rows(self) -> bool:
-        return not self.is_block
-
-    @property
-    def launch_fields(self) -> frozenset[str]:
-        return frozenset({"rows"} if self.counts_rows else ())
-
-    @property
-    def params(self) -> tuple[Param, ...]:
-        return (Param("count", "u32"), *super().params)
-
-    @property
     def positions(self) -> int:
         """Positions from this on mark padding rows."""
         return self.layout.max_len
@@ -131,6 +119,11 @@ class PrefillWgmma(PromptAttention):
         """Whether ``packs`` is supported: places beyond the last column would not be cleared."""
         fills = self.heads * self.value_dim % TILE_COLS == 0
         return fills and self.value_dim % (32 * self.parts) == 0
+
+    @property
+    def packed_groups(self) -> int:
+        """Groups of eight packed rows; those beyond ``rows`` are zeros."""
+        return ceil_div(self.rows, GROUP)
 
     @property
     def packed_run(self) -> int:

@@ -12,7 +12,7 @@ from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
 from urdir.ptxgen.kernels.attention.scores import PLAIN, Scores
 from urdir.ptxgen.spec import Access, Array, KernelSpec, Param, ceil_div
-from urdir.ptxgen.weights.packed import GROUP, pack, packed_shape
+from urdir.ptxgen.weights.packed import pack, packed_shape
 
 #: The most values of a head, of keys and of values.
 MAX_HEAD_DIM = 576
@@ -116,11 +116,6 @@ class AttentionSpec(KernelSpec):
         )
 
     @property
-    def counts_rows(self) -> bool:
-        """Whether launches tell the number of rows, ``count``: one text serves any."""
-        return False
-
-    @property
     def packs(self) -> bool:
         """Whether the output is packed f16 (`weights.packed`), as the next product takes it."""
         return False
@@ -130,13 +125,7 @@ class AttentionSpec(KernelSpec):
         """The output: a row's heads, which are one vector where they are packed."""
         if not self.packs:
             return Param("out", "f32", ("rows", "heads", "value_dim"), Access.OUT)
-        slices, _, *group = packed_shape(1, self.heads * self.value_dim)
-        return Param("out", "f16", (slices, "packed_groups", *group), Access.OUT)
-
-    @property
-    def packed_groups(self) -> int:
-        """Groups of eight packed rows; those beyond ``rows`` are zeros."""
-        return ceil_div(self.rows, GROUP)
+        return Param("out", "f16", packed_shape(self.rows, self.heads * self.value_dim), Access.OUT)
 
     def finished(self, inputs: dict[str, Array]) -> Array:
         """The output for these inputs."""
@@ -254,4 +243,4 @@ class AttentionSpec(KernelSpec):
             inputs["relative"] = bias.astype(np.float32)
         inputs["sequence"] = np.array(sequences, np.uint32)
         inputs["position"] = np.array(positions, np.uint32)
-        return inputs | ({"count": np.uint32(self.rows)} if self.counts_rows else {})
+        return inputs
