@@ -15,10 +15,12 @@ import struct
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Mapping
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from queue import SimpleQueue
 from typing import IO, Any
 
 from urdir.driver.kernel import Kernel
@@ -32,7 +34,7 @@ _LENGTH = struct.Struct("<I")
 
 
 class Compilers:
-    """Up to ``most`` processes that compile kernels for ``device``, started as they are needed.
+    """``most`` processes that compile kernels for ``device``; all start with the first kernel.
 
     Cubins go to the cache in ``folder`` (None: only what the driver keeps is kept). A process takes
     as much memory of a GPU as a context does (0.5 GB of an H200) until `close`. A failure costs
@@ -49,8 +51,10 @@ class Compilers:
             str(folder or ""),
             str(limit or 0),
         ]
+        self._most = most
         self._threads = ThreadPoolExecutor(most, "compilers")
-        self._own = threading.local()  # a thread's process
+        self._idle = SimpleQueue[subprocess.Popen[bytes] | None]()
+        self._begun: float | None = None
         self._lock = threading.Lock()  # of what follows
         self._processes: list[subprocess.Popen[bytes]] = []
         self._results: dict[str, Future[bool]] = {}
@@ -61,6 +65,8 @@ class Compilers:
         with self._lock:
             if self._is_closed:
                 return False
+            if kernels and self._begun is None:
+                self._begin()
             for key, kernel in kernels.items():
                 if key not in self._results:
                     self._results[key] = self._threads.submit(self._compiled, kernel)
@@ -84,15 +90,20 @@ class Compilers:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
+    def _begin(self) -> None:
+        self._begun = time.monotonic()
+        for _ in range(self._most):  # each takes milliseconds of a thread
+            self._threads.submit(lambda: self._idle.put(self._start()))
+
     def _compiled(self, kernel: Kernel) -> bool:
-        """Have this thread's process compile a kernel."""
-        is_new = not hasattr(self._own, "process")
-        if is_new:
-            self._own.process = self._start()
-        process: subprocess.Popen[bytes] | None = self._own.process
+        """Have a process compile a kernel."""
+        process = self._idle.get()
         if process is None or process.poll() is not None:
+            self._idle.put(process)
             return False
-        timer = threading.Timer(_EACH + is_new * _START, process.kill)
+        assert self._begun is not None
+        starting = max(0.0, self._begun + _START - time.monotonic())
+        timer = threading.Timer(_EACH + starting, process.kill)
         timer.start()
         try:
             assert process.stdin is not None
@@ -103,6 +114,7 @@ class Compilers:
             return False
         finally:
             timer.cancel()
+            self._idle.put(process)
 
     def _start(self) -> subprocess.Popen[bytes] | None:
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import os
 import sys
+from functools import partial
 from pathlib import Path
 
 from urdir.driver.apart import DONE, read
 from urdir.driver.device import Device
+from urdir.driver.parallel import Task
 
 #: Compiling is less urgent than what a service does meanwhile.
 _NICE = 5
@@ -24,17 +26,20 @@ def serve(device: str, folder: str, limit: str) -> None:
     replies = os.fdopen(os.dup(sys.stdout.fileno()), "wb", buffering=0)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # nothing else is printed there
     path = Path(folder) if folder else None
-    with Device.open(device, cache_folder=path, cache_limit=int(limit) or None) as opened:
-        while True:
-            try:
-                kernel = read(sys.stdin.buffer)
-                if kernel is None:
-                    return
-                opened.load(kernel).close()
-                reply = DONE
-            except Exception:  # the process that loads it says what is wrong
-                reply = _FAILED
-            replies.write(reply)
+    opens = partial(Device.open, device, cache_folder=path, cache_limit=int(limit) or None)
+    opening = Task(opens, "device")  # while the first kernel brings its modules
+    while True:
+        try:
+            kernel = read(sys.stdin.buffer)
+            if kernel is None:
+                break
+            opening.result().load(kernel).close()
+            reply = DONE
+        except Exception:  # the process that loads it says what is wrong
+            reply = _FAILED
+        replies.write(reply)
+    if not opening.failed():
+        opening.result().close()
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ from urdir.driver.stream import Event, Stream
 from urdir.ptxgen.ptx.architecture import OPENED, specific_target
 
 #: Processes that compile, at most, and memory of the GPU that one may take.
-_MOST_COMPILERS, _COMPILER_NBYTES = 12, 1 << 30
+_MOST_COMPILERS, _COMPILER_NBYTES = 14, 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,6 +258,11 @@ class Device:
         """Whether a kernel is loaded already."""
         return self._modules.has(kernel, self)
 
+    @property
+    def kernel_nbytes(self) -> int:
+        """Approximate device memory of loaded kernels, which stay loaded."""
+        return self._modules.nbytes
+
     def load_all(self, kernels: Sequence[Kernel], tell: Tell | None = None) -> list[LoadedKernel]:
         """Load several kernels, compiling in threads; ``tell`` receives the numbers done and in
         all. Raises as `load` does."""
@@ -273,7 +278,7 @@ class Device:
         """From now on other processes compile for `compile_beside`, as many as pay and as the
         GPU has memory for."""
         free, _ = self.memory_info()
-        most = min((os.cpu_count() or 1) * 3 // 4, _MOST_COMPILERS, free // _COMPILER_NBYTES)
+        most = min((os.cpu_count() or 1) * 7 // 8, _MOST_COMPILERS, free // _COMPILER_NBYTES)
         if most and self._modules.compilers is None:
             self._modules.compilers = self._modules.compilers_of(self, most)
 

@@ -34,7 +34,7 @@ from urdir.driver.plan import Plan, StopAfter
 from urdir.driver.ranges import named
 from urdir.driver.recorded_parts import RecordedParts
 from urdir.driver.stream import Stream
-from urdir.driver.streamed import check_transfers, is_transfer
+from urdir.driver.streamed import check_transfers, transfers_of
 
 if TYPE_CHECKING:
     from urdir.driver.device import Device
@@ -221,7 +221,7 @@ def _recording(bound: BoundPlan, graph: Graph, programmatic: bool) -> Work[Recor
     for operation in bound.plan:
         edges.append(dependencies.add(operation.uses()))
         yield None
-    transfers = [is_transfer(operation) for operation in bound.plan]
+    transfers = transfers_of(bound.plan)
     before = _in_order([[edge.before for edge in of] for of in edges], transfers)
     for number, ((operation, loaded), wanted) in enumerate(zip(bound.steps(), before, strict=True)):
         plain: list[int] = []

@@ -6,8 +6,7 @@ recording. `Graph` is under construction, `RecordedGraph` can be launched.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -73,21 +72,18 @@ class Graph(Owned):
         programmatic = tuple(programmatic)
         for before in programmatic:
             self._check_programmatic(self._node(before), launch)
-        with self._adding() as api:
-            handle = add_kernel_node(api, self.handle, loaded, launch)
-        return self._add(Node(handle, launch, loaded), after, programmatic)
+        return self._add(
+            lambda api: add_kernel_node(api, self.handle, loaded, launch),
+            *(launch, loaded, after, programmatic),
+        )
 
     def add_copy(self, copy: Copy, after: Iterable[int] = ()) -> int:
         """Add a copy to device memory; returns the node's number."""
-        with self._adding() as api:
-            handle = add_copy_node(api, self.handle, copy)
-        return self._add(Node(handle, copy), after)
+        return self._add(lambda api: add_copy_node(api, self.handle, copy), copy, None, after)
 
     def add_fill(self, fill: Fill, after: Iterable[int] = ()) -> int:
         """Add a fill of device memory; returns the node's number."""
-        with self._adding() as api:
-            handle = add_fill_node(api, self.handle, fill)
-        return self._add(Node(handle, fill), after)
+        return self._add(lambda api: add_fill_node(api, self.handle, fill), fill, None, after)
 
     def instantiate(self, needed: Iterable[Edge] | None = None) -> RecordedGraph:
         """Instantiate the graph. Raises LaunchError if two conflicting nodes are unordered.
@@ -161,25 +157,29 @@ class Graph(Owned):
         self.device.context.make_current()
         return self.device.api
 
-    @contextmanager
-    def _adding(self) -> Iterator[Any]:
-        """Close the graph if the driver fails: it may have an unconnected node."""
-        try:
-            yield self._enter()
-        except CudaError:
-            self.finish(quiet=True)
-            raise
-
-    def _add(self, node: Node, after: Iterable[int], programmatic: Iterable[int] = ()) -> int:
+    def _add(
+        self,
+        add: Callable[[Any], Any],
+        operation: Operation,
+        loaded: LoadedKernel | None,
+        after: Iterable[int],
+        programmatic: Iterable[int] = (),
+    ) -> int:
+        """Add the node that ``add`` makes. If the driver fails the graph is closed: the node may be
+        unconnected."""
         index = len(self.nodes)
         edges = [GraphEdge(before, index) for before in after]
         edges += [GraphEdge(before, index, programmatic=True) for before in programmatic]
         edges.sort(key=lambda edge: edge.before)
         for edge in edges:
             self._node(edge.before)
-        self.nodes.append(node)
-        with self._adding() as api:
+        try:
+            api = self._enter()
+            self.nodes.append(Node(add(api), operation, loaded))
             connect(api, self.handle, self.nodes, edges)
+        except CudaError:
+            self.finish(quiet=True)
+            raise
         self.edges += edges
         return index
 

@@ -75,6 +75,8 @@ def with_transfers(operations: Sequence[Operation]) -> list[Operation]:
 
     Raises LaunchError for a launch whose own slots share bytes.
     """
+    if not _have_slots(operations):
+        return [*operations]
     contents: list[_Content] = []
     copies: list[list[Operation]] = [[] for _ in range(len(operations) + 1)]
     first = 0  # where the next copy may be: transfers stay in the order of their use
@@ -104,7 +106,8 @@ def check_transfers(operations: Iterable[Operation]) -> None:
     """Raise LaunchError, naming operation and slot, for a launch that reads a slot before its
     bytes are copied there, or after others were."""
     held: list[StreamedSlice] = []
-    for operation in operations:
+    operations = [*operations]
+    for operation in operations if _have_slots(operations) else ():
         for of in _slots(operation, written=True):
             held = [other for other in held if not _Content(other, 0).shares_bytes(of)]
             held.append(of)
@@ -118,8 +121,24 @@ def check_transfers(operations: Iterable[Operation]) -> None:
 
 def is_transfer(operation: Operation) -> bool:
     """Whether an operation copies from host memory, or fills a slot: beside the other ones."""
-    from_host = isinstance(operation, Copy) and isinstance(operation.src, PinnedBuffer)
-    return from_host or any(_slots(operation, written=True))
+    return _is_from_host(operation) or any(_slots(operation, written=True))
+
+
+def transfers_of(operations: Iterable[Operation]) -> list[bool]:
+    """Which operations are transfers (`is_transfer`)."""
+    operations = [*operations]
+    kind = is_transfer if _have_slots(operations) else _is_from_host
+    return [*map(kind, operations)]
+
+
+def _is_from_host(operation: Operation) -> bool:
+    return isinstance(operation, Copy) and isinstance(operation.src, PinnedBuffer)
+
+
+def _have_slots(operations: Iterable[Operation]) -> bool:
+    """Whether any operation reads or writes a slot. Plans of several steps repeat operations."""
+    distinct = {id(each): each for each in operations}.values()
+    return any(isinstance(of, StreamedSlice) for each in distinct for of in each.memory())
 
 
 def _transfer(of: StreamedSlice) -> Operation:

@@ -121,8 +121,11 @@ def run_startup(args: argparse.Namespace) -> int:
 
     environment = read_environment()
     device_name = args.device or environment.device
-    with Progress("starting"):
-        rows = bench_startup(model_source(args), device_name, environment.cache_dir)
+    rows = []
+    with Progress("starting") as progress:
+        for row in bench_startup(model_source(args), device_name, environment.cache_dir):
+            progress.note(f"{row.phase}: {row.value:,.1f} {row.unit} {row.note}".rstrip())
+            rows.append(row)
     with open_device(args) as device:
         model = args.shape or Path(options.one_model(args) or "the demo model").name
         conditions = device_conditions(device, model, device_rates(device))

@@ -31,10 +31,10 @@ if TYPE_CHECKING:
 #: these.
 _TOGETHER = 32
 #: Graphs whose kernels other processes compile at the same time.
-_WAITING = 32
+_WAITING = 96
 #: Graphs that have begun to be made. Which are expected changes with the requests: of more, those
 #: that were not gone on with for longest are given up.
-MOST_BEGUN = 64
+MOST_BEGUN = 128
 #: Makes the plan of a shape, in pieces.
 Build = Callable[[StepParts, StepShape], Work["Plan"]]
 
@@ -119,7 +119,7 @@ class Steps(Owner):
         take too much. One that still runs is freed when it is complete."""
         self._graphs[shape] = graph
         self._used_bytes += graph.nbytes
-        while self._used_bytes > self._most_bytes and len(self._graphs) > 1:
+        while self.graph_bytes > self._most_bytes and len(self._graphs) > 1:
             oldest = next(iter(self._graphs))
             forgotten = self._graphs.pop(oldest)
             self._used_bytes -= forgotten.nbytes
@@ -158,13 +158,14 @@ class Steps(Owner):
 
     @property
     def graph_bytes(self) -> int:
-        """Bytes of device memory that graphs take, see `RecordedGraph.nbytes`."""
-        return self._used_bytes
+        """Bytes of device memory that graphs take (`RecordedGraph.nbytes`), and the device's
+        kernels."""
+        return self._used_bytes + self.parts.device.kernel_nbytes
 
     @property
     def free_share(self) -> float:
         """How much of the memory for graphs is left."""
-        return 1 - self._used_bytes / self._most_bytes
+        return 1 - self.graph_bytes / self._most_bytes
 
     def prepare(self, shape: StepShape) -> bool:
         """Do a small piece of recording a graph that will be needed, well below a millisecond;

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,15 +20,16 @@ if TYPE_CHECKING:
     from urdir.model.engine.session import Session
     from urdir.model.families.synthetic import SyntheticModel
 
-#: Tells a part's name, its seconds and a note.
-Tell = Callable[[str, float, str], None]
+#: A part's name, its seconds and a note.
+Part = tuple[str, float, str]
 
 
 def time_graphs(
-    source: str | SyntheticModel | None, device_name: str, users: int, tell: Tell
-) -> None:
+    source: str | SyntheticModel | None, device_name: str, users: int
+) -> Iterator[Part]:
     """Open a model for ``users`` twice, with an empty cache of kernels and with what the first time
-    left in it, and time the recording of its graphs from there on; then the parts alone.
+    left in it, and time the recording of its graphs from there on; then the parts alone, as soon as
+    each is known.
 
     The driver's own cache (``CUDA_CACHE_PATH``) has kernels that hand over registers: it is the
     caller's to empty.
@@ -44,30 +45,31 @@ def time_graphs(
                 memory_share=0.9,
             ) as loading:
                 opened = time.perf_counter() - start
-                tell(f"opened, {state}", opened, "weights are being loaded")
+                yield f"opened, {state}", opened, "weights are being loaded"
                 loading.device.begin_compilers()
                 warm_up = loading.warm_up(gc.freeze)
                 wanted = warm_up.left
                 warm_up.run(0.0)
-                tell(f"graphs of a first request, {state}", time.perf_counter() - start, "")
+                yield f"graphs of a first request, {state}", time.perf_counter() - start, ""
                 warm_up.run(float("inf"))
                 note = f"{warm_up.recorded} of {wanted} graphs"
-                tell(f"graphs of {users} users, {state}", time.perf_counter() - start, note)
+                yield f"graphs of {users} users, {state}", time.perf_counter() - start, note
                 if state == "warm":
                     with Engine(loading) as engine:
-                        _time_parts(engine.session, tell)
+                        yield from _time_parts(engine.session)
 
 
-def _time_parts(session: Session, tell: Tell) -> None:
+def _time_parts(session: Session) -> Iterator[Part]:
     """Plans, edges and nodes, and instances of all graphs, whose kernels are loaded."""
     known, parts = KnownLayers(), session.parts
     shapes = [*islice(dict.fromkeys(likely_shapes(session.shapes)), MOST_GRAPHS)]
     start = time.perf_counter()
     plans = [completed(building(parts, shape, known=known)) for shape in shapes]
     planned = time.perf_counter()
-    tell("planned", planned - start, f"{len(plans)} steps, {sum(map(len, plans))} launches")
+    yield "planned", planned - start, f"{len(plans)} steps, {sum(map(len, plans))} launches"
+    start = time.perf_counter()
     bound = [execute.bind(plan, parts.device) for plan in plans]
-    tell("kernels found", time.perf_counter() - planned, "")
+    yield "kernels found", time.perf_counter() - start, ""
     instances = 0.0
     start = time.perf_counter()
     for plan in bound:
@@ -78,5 +80,5 @@ def _time_parts(session: Session, tell: Tell) -> None:
         instances += time.perf_counter() - begun
         completed(work).close()
     recorded = time.perf_counter() - start
-    tell("edges and nodes", recorded - instances, "")
-    tell("instantiated", instances, "")
+    yield "edges and nodes", recorded - instances, ""
+    yield "instantiated", instances, ""

@@ -6,7 +6,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -64,8 +64,8 @@ class StartupRow:
 
 def bench_startup(
     source: str | SyntheticModel | None, device_name: str, cache_folder: Path | None = None
-) -> list[StartupRow]:
-    """Time the phases of starting with a model (None: the demo model).
+) -> Iterator[StartupRow]:
+    """Time the phases of starting with a model (None: the demo model), each as soon as it is known.
 
     ``cache_folder`` has kernels that loading the model itself needs.
 
@@ -84,33 +84,20 @@ def bench_startup(
     ) as engine:  # also reads the file
         device = engine.device
         specs = _specs(engine)
-        rows, texts = _render(specs, device.native_target)
+        texts = yield from _render(specs, device.native_target)
         compile_s = _compile_cold(device, specs, texts)
+        yield StartupRow("PTX compiled, cold", 1e3 * compile_s, "ms", f"{len(specs)} kernels")
         name, text = device.name, Tokenizer.is_there(engine.file)
-    rows += [
-        StartupRow("PTX compiled, cold", 1e3 * compile_s, "ms", f"{len(specs)} kernels"),
-        StartupRow("cubins loaded, warm", 1e3 * _load_warm(name, specs), "ms", "from a folder"),
-    ]
-    rows += _open(source, device_name, cache_folder, text)
+    yield StartupRow("cubins loaded, warm", 1e3 * _load_warm(name, specs), "ms", "from a folder")
+    yield from _open(source, device_name, cache_folder, text)
     if not device.is_emulated:  # whose steps take longer than their graphs
-        rows += _graphs(source, device_name)
+        for part, seconds, note in time_graphs(source, device_name, _USERS):
+            yield StartupRow(part, 1e3 * seconds, "ms", note)
     if text and not isinstance(source, SyntheticModel):
         path = str(source or DEMO)
         _first_output_s(path, name)
         seconds = _first_output_s(path, name)
-        rows.append(StartupRow("process to first token", seconds, "s", "urdir run -n 1"))
-    return rows
-
-
-def _graphs(source: str | SyntheticModel | None, device_name: str) -> list[StartupRow]:
-    """What a service takes until it has the graphs of its steps."""
-    rows = []
-
-    def tell(part: str, seconds: float, note: str) -> None:
-        rows.append(StartupRow(part, 1e3 * seconds, "ms", note))
-
-    time_graphs(source, device_name, _USERS, tell)
-    return rows
+        yield StartupRow("process to first token", seconds, "s", "urdir run -n 1")
 
 
 def _open(
@@ -155,18 +142,16 @@ def _specs(engine: Engine) -> Sequence[KernelSpec]:
     return [kernel.spec for kernel in kernels]
 
 
-def _render(specs: Sequence[KernelSpec], target: str) -> tuple[list[StartupRow], Sequence[str]]:
+def _render(specs: Sequence[KernelSpec], target: str) -> Generator[StartupRow, None, Sequence[str]]:
     """All texts, and the time that a process takes to render them, and to compile templates."""
     _render_afresh(specs, target)  # compiles the templates that are not compiled yet
     seconds, texts = _render_afresh(specs, target)
+    yield StartupRow("PTX rendered", 1e3 * seconds, "ms", f"{len(specs)} kernels")
     with tempfile.TemporaryDirectory() as folder:
         modules = Path(folder) / "compiled"
         compile_s, count = _timed(lambda: write_modules(modules))
-    rows = [
-        StartupRow("PTX rendered", 1e3 * seconds, "ms", f"{len(specs)} kernels"),
-        StartupRow("templates compiled", 1e3 * compile_s, "ms", f"{count} templates"),
-    ]
-    return rows, texts
+    yield StartupRow("templates compiled", 1e3 * compile_s, "ms", f"{count} templates")
+    return texts
 
 
 def _render_afresh(specs: Sequence[KernelSpec], target: str) -> tuple[float, list[str]]:

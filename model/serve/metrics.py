@@ -27,7 +27,7 @@ _GAUGES = {
     "pages_total": "KV cache pages in all.",
     "states_kept": "Cached recurrent states for shared prefixes.",
     "states_total": "Capacity for cached recurrent states.",
-    "graph_bytes": "Approximate device memory of recorded graphs.",
+    "graph_bytes": "Approximate device memory of recorded graphs and of kernels.",
     "graphs_recorded": "Expected steps whose graphs are recorded.",
     "graphs_wanted": "Expected steps whose graphs will be recorded while idle.",
 }

@@ -35,7 +35,7 @@ class Metrics:
     accepted_tokens: tuple[int, ...] = ()  # of these
     busy_seconds: float = 0.0  # in which the device ran steps
     idle_seconds: float = 0.0  # between steps, while there was work to do
-    graph_bytes: int = 0  # of device memory, that recorded steps take
+    graph_bytes: int = 0  # of device memory, of recorded steps and kernels
     graphs_recorded: int = 0  # ahead, of steps that are likely
     graphs_wanted: int = 0  # of these steps
 

@@ -31,7 +31,7 @@ MOST_GRAPHS = 192
 _LEFT = 1 / 4
 #: Graphs that are begun before the first of them is recorded: kernels of all these are compiled
 #: side by side.
-_AHEAD = 32
+_AHEAD = 96
 #: Rows of the prompts whose graphs a first request may need.
 _FIRST_CHUNKS = (64, 256)
 #: Seconds between looks at what other threads and processes do.

@@ -18,9 +18,9 @@ def test_parts_of_recording(data: Path, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr("urdir.model.engine.requests.warm_up.MOST_GRAPHS", 1)
     monkeypatch.setattr("urdir.model.engine.requests.warm_up.first_shapes", lambda *_: iter(()))
     monkeypatch.setattr(graphs, "MOST_GRAPHS", 1)
-    told: dict[str, tuple[float, str]] = {}
     path = str(data / "golden" / "nano-llama-q8_0.gguf")
-    graphs.time_graphs(path, "emulator", 2, lambda part, *of: told.update({part: of}))
+    made = graphs.time_graphs(path, "emulator", 2)
+    told = {part: (seconds, note) for part, seconds, note in made}
     assert [name for name in told if name.startswith("graphs of 2")] == [
         "graphs of 2 users, cold",
         "graphs of 2 users, warm",

@@ -8,6 +8,7 @@ from itertools import islice
 
 import pytest
 
+from urdir.driver.device import Device
 from urdir.driver.errors import DriverError
 from urdir.model.engine.batch import Batch, Output, Segment, ShapeBuckets, StepShape
 from urdir.model.engine.requests.limits import Limits
@@ -191,6 +192,7 @@ def test_one_users_first_request_needs_nothing_more() -> None:
 
 def test_it_takes_no_place_of_others(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor the last quarter of the memory."""
+    monkeypatch.setattr(Device, "kernel_nbytes", 0)
     session.steps.record(SHAPES[:1])
     monkeypatch.setattr(session.steps, "_most_bytes", session.steps.graph_bytes * 2)
     warm_up = WarmUp(session.steps, SHAPES)
