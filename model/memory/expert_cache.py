@@ -79,7 +79,7 @@ class ExpertCache:
             target = arena[_cache(label(bias))]
             parts[bias] = CachedPart(arena[label(bias)], target, 4 * bias.size // experts)
         state = arena[_state(label(mixture.up.matrix))]
-        slots = (state.nbytes // 4 - state_words(experts, 0)) // 2
+        slots = state.nbytes // 4 - state_words(experts, 0)
         held = {of: cached_layout(layouts[of], experts, slots) for of in matrices}
         reader = streamed.expert_reader if matrices[0] in streamed.in_files else None
         powers = {of: arena[_powers(label(of))] for of in matrices if layouts[of].powers_nbytes}

@@ -14,9 +14,8 @@ from urdir.model.lower.experts.products import MixtureCall
 from urdir.model.lower.lowering import Lowering
 from urdir.model.memory.expert_cache import ExpertCache, ReadExperts
 from urdir.model.memory.weights import Matrix
-from urdir.ptxgen.kernels.experts.fetch import GROUPS, FetchExperts
+from urdir.ptxgen.kernels.experts.fetch import FetchExperts
 from urdir.ptxgen.kernels.experts.place import MAX_PAIRS, PlaceExperts
-from urdir.ptxgen.spec import ceil_div
 
 if TYPE_CHECKING:
     from urdir.driver.memory import Slice
@@ -99,8 +98,7 @@ def _append_gather(
         of.nbytes - cache.experts * part
         for of, part in zip(whole.values(), sizes, strict=False)  # biases have parts, too
     )
-    ctas = ceil_div(at.limits.sms, GROUPS)
-    fetch = _fetch(cache.experts, cache.slots, place.most_copies, sizes, ctas, tails)
+    fetch = _fetch(cache.experts, cache.slots, place.most_copies, sizes, at.limits.sms, tails)
     powers = {f"tail{i}": cache.powers.get(of) for i, of in enumerate(cache.layouts)}
     arguments = {**cache.sources(), **cache.targets(), **whole, **powers}
     at.launch(fetch, f"{label}.gather", copies=copies, **arguments)

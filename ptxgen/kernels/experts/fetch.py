@@ -14,9 +14,6 @@ from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param
 
 #: Threads of a CTA.
 THREADS = 512
-#: Experts that are copied from their slots at once, each by as many CTAs as copy from the host: one
-#: has too few bytes to hide the latency of memory.
-GROUPS = 4
 
 
 @dataclass(frozen=True)
@@ -68,11 +65,6 @@ class FetchExperts(KernelSpec):
         return bool(self.tails)
 
     @property
-    def groups(self) -> int:
-        """See `GROUPS`."""
-        return GROUPS
-
-    @property
     def second_list(self) -> int:
         """Where the list of experts that had a slot begins, in bytes."""
         return 4 * copies_words(self.most)
@@ -95,8 +87,7 @@ class FetchExperts(KernelSpec):
 
     @property
     def launch_shape(self) -> LaunchShape:
-        classes = 1 + GROUPS if self.gathers else 1
-        return LaunchShape(grid=(self.ctas, classes, 1), block=(THREADS, 1, 1))
+        return LaunchShape(grid=(self.ctas, 2 if self.gathers else 1, 1), block=(THREADS, 1, 1))
 
     def reference(self, **inputs: Any) -> dict[str, Array]:
         copies = inputs["copies"]

@@ -16,25 +16,27 @@ from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, Tol
 
 #: Pairs of rows and experts of a launch, at most.
 MAX_PAIRS = 512
-#: See `PlaceExperts`. Experts of a layer that are copied for a token, of 8 of 128 with 64 slots,
-#: where the more popular half have 90 % of all choices (simulated): 1.24, of the least recently
-#: used slots 1.48; if a token repeats some experts of the one before 0.92, 1.04; if others become
-#: popular every 200 tokens 1.53, 1.55, with 32 and 256 in place of these 2.40.
-CREDIT, MOST_CREDIT = 8, 64
+#: See `PlaceExperts`; a power of two. Experts of a layer that are copied for a token, of 8 of 128
+#: with 64 slots, where the more popular half have 90 % of all choices (simulated): 1.02, of the
+#: least recently used slots 1.45, of the most popular experts 0.83; if a token repeats some experts
+#: of the one before 0.75, 1.04; if others become popular every 200 tokens 1.36, 1.53, every 1,000
+#: 1.09, 1.46. With 16: 1.12, 0.84, 1.33, 1.15; with 64: 0.96, 0.70, 1.56, 1.10.
+CREDIT = 32
 
 
 @dataclass(frozen=True)
 class PlaceExperts(KernelSpec):
-    """The slot of the expert of each pair; those without one take the slots with the lowest stamps.
+    """The slot of the expert of each pair; those without one take the slots of the experts with the
+    lowest stamps.
 
-    A stamp is the number of the launch that filled the slot. Each later launch that uses it makes
-    it the number of that launch, or what it was if that is more, plus `CREDIT`, but no more than
-    the number of the launch plus `MOST_CREDIT`: what is used often stays longer than what was used
-    as recently.
+    Each launch that chooses an expert makes its stamp the number of the launch, or what it was if
+    that is more, plus `CREDIT`, halved for each `CREDIT` between the two: how often it was chosen,
+    with a weight that halves in `CREDIT` launches (LRFU, Lee et al. 2001). Experts that have lost
+    their slot keep their stamp.
 
-    ``state`` (u32) has for every expert its slot + 1 (0: none), for every slot its expert + 1 and
-    its stamp, the number of the launch, how many pairs there were, how many copies, a blank; for
-    every expert, how many pairs have chosen it. Zeros are an empty cache.
+    ``state`` (u32) has for every expert its slot + 1 (0: none), for every slot its expert + 1, for
+    every expert its stamp, the number of the launch, how many pairs there were, how many copies, a
+    blank; for every expert, how many pairs have chosen it. Zeros are an empty cache.
     Pairs of padding rows, whose ``position`` is `IDLE`, choose nothing: they get what another pair
     has, and are not counted.
     With a plain ``selection`` experts are chosen by ``logits`` here, as products choose them, and
@@ -98,11 +100,6 @@ class PlaceExperts(KernelSpec):
         return CREDIT
 
     @property
-    def most_credit(self) -> int:
-        """See `MOST_CREDIT`."""
-        return MOST_CREDIT
-
-    @property
     def second_list(self) -> int:
         """Where the list of experts that had a slot begins, in bytes."""
         return 4 * copies_words(self.most_copies)
@@ -156,7 +153,10 @@ class PlaceExperts(KernelSpec):
         experts[~active] = experts[some[some >= some[-1] // 32 * 32][0]] if len(some) else 0
         found = np.unique(held[experts])
         found = found[found > 0] - 1
-        stamp[found] = np.minimum(np.maximum(stamp[found], now) + CREDIT, now + MOST_CREDIT)
+        used = np.unique(experts)
+        late = np.maximum(stamp[used], now)
+        apart = (late - np.minimum(stamp[used], now)) // np.uint32(CREDIT)
+        stamp[used] = late + (np.uint32(CREDIT) >> np.minimum(apart, 31))
         taken = {*found.tolist()}
         copies = np.zeros(4 * self.list_vectors, np.uint32)
         if self.gathers:
@@ -166,12 +166,13 @@ class PlaceExperts(KernelSpec):
         missing = dict.fromkeys(experts[held[experts] == 0].tolist())
         for number, expert in enumerate(missing):
             free = {*range(self.slots)} - taken
-            slot = min(free, key=lambda free: (stamp[free], free), default=self.slots)
+            last = [stamp[of - 1] if of else 0 for of in holder]
+            slot = min(free, key=lambda free: (last[free], free), default=self.slots)
             if free:
                 taken.add(slot)
                 if holder[slot]:
                     held[holder[slot] - 1] = 0
-                holder[slot], held[expert], stamp[slot] = expert + 1, slot + 1, now
+                holder[slot], held[expert] = expert + 1, slot + 1
             copies[4 + 2 * number :][:2] = expert, slot
         copies[0] = len(missing)
         rest[:3] += np.array([1, len(some), copies[0]], np.uint32)
@@ -180,9 +181,13 @@ class PlaceExperts(KernelSpec):
         return {"state": state, "copies": copies, "slot": slot.astype(np.uint32), **weights}
 
     def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
-        """A cache of which some slots are used, and its state after launches like this one."""
+        """A cache of which some slots are used, and its state after launches like this one, and
+        others that chose none of these experts."""
         state = np.zeros(self.words, np.uint32)
         for _ in range(3):
+            parts_of(state, self.experts, self.slots)[3][0] += rng.integers(
+                0, 3 * CREDIT, dtype=np.uint32
+            )
             state = self.reference(**self._random_choice(rng), state=state)["state"]
         return {**self._random_choice(rng), "state": state}
 
@@ -220,7 +225,7 @@ class PlaceExperts(KernelSpec):
 
 def state_words(experts: int, slots: int) -> int:
     """Words of the state of a cache."""
-    return 2 * experts + 2 * slots + 4
+    return 3 * experts + slots + 4
 
 
 def copies_words(most: int, gathers: bool = False) -> int:
@@ -230,4 +235,4 @@ def copies_words(most: int, gathers: bool = False) -> int:
 
 def parts_of(state: Array, experts: int, slots: int) -> list[Array]:
     """Views of the parts of a state, see `PlaceExperts`."""
-    return np.split(state, np.cumsum([experts, slots, slots, 4]))
+    return np.split(state, np.cumsum([experts, slots, experts, 4]))
