@@ -66,7 +66,6 @@ class WgmmaCut:
             or self.vectors % GROUP
             or not GROUP <= self.vectors <= 256
             or TILE_SLICES % self.x_slices
-            or (self.splits > 1 and self.x_slices < TILE_SLICES)
             or not 1 <= self.cluster <= 8
             or min(self.weight_stages, self.x_stages) < 1
         ):
@@ -234,6 +233,7 @@ def _examples(cls: type[GemmWgmma]) -> Iterator[tuple[str, GemmWgmma]]:
     yield "tall tile", cls.of(q4_k, 100, 512, 70, cut, Gated(), PackedVectors())
     yield "splits", cls(q4_k, 130, 1280, 17, WgmmaCut(1, 24, splits=4, x_slices=4, x_stages=1))
     yield "splits of many", cls(q6_k, 70, 1280, 75, WgmmaCut(1, 80, 2, 1, 2, 2, x_slices=4))
+    yield "splits of slices", cls(q6_k, 70, 1280, 75, WgmmaCut(1, 40, 2, 1, 2, 3, x_slices=2))
     cut = WgmmaCut(1, 24, 2, 2, x_slices=4, x_stages=2)
     yield "cluster", cls.of(q6_k, 65, 1280, 20, cut, Residual())
     yield "several residuals", cls.of(q4_k, 70, 512, 75, WgmmaCut(1, 72), Bias(), Residual())
