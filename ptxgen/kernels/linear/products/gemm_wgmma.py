@@ -27,10 +27,10 @@ from urdir.ptxgen.weights.packed import GROUP, GROUP_NBYTES, TILE_SLICES
 
 #: Threads of a warpgroup, whose operand A has 64 rows.
 WARPGROUP = 128
-#: Registers of a thread except those of sums.
-OTHER_REGISTERS = 64
-#: Registers of the weights of a slice.
-SLICE_REGISTERS = 16
+#: Registers of a thread except those of sums: with so many no type spills.
+OTHER_REGISTERS = 52
+#: Registers for the weights of a slice beside those of the slice before.
+SLICE_REGISTERS = 28
 #: Vectors up to which a tile is of few.
 FEW = 64
 
@@ -57,8 +57,6 @@ class WgmmaCut:
 
     #: Of 16 rows, that a warp has.
     operands = 1
-    #: Registers that a thread which copies keeps where it hands over the others.
-    copy_registers = 40
 
     def __post_init__(self) -> None:
         if (
@@ -97,6 +95,12 @@ class WgmmaCut:
         vectors, where these need more for their sums and the weights of a slice."""
         needed = self.used_registers + SLICE_REGISTERS
         return self.resident == 1 and self.vectors > FEW and needed > self.first_registers
+
+    @property
+    def copy_registers(self) -> int:
+        """Registers that a thread which copies keeps where it hands over the others: beside four
+        warpgroups these need more."""
+        return 24 if self.warpgroups == 4 else 40
 
     @property
     def registers(self) -> int:
