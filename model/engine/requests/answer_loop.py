@@ -27,7 +27,6 @@ from urdir.model.engine.requests.launcher import Launcher
 from urdir.model.engine.requests.limits import Limits
 from urdir.model.engine.requests.metrics import Metrics
 from urdir.model.engine.requests.open_answers import OpenAnswers
-from urdir.model.engine.requests.paced_rows import PacedRows
 from urdir.model.engine.requests.reader import Reader
 from urdir.model.engine.requests.request import Item, Request
 from urdir.model.engine.requests.scheduler import Scheduler
@@ -79,8 +78,7 @@ class AnswerLoop(Owner):
                 waits=choose is not None,
                 drafting=session.drafting,
             )
-            if session.drafting is None:
-                scheduler.paced = PacedRows()
+            scheduler.paced = session.paced
             self._answers = answers = OpenAnswers(scheduler, session.adapters)
             launcher = Launcher(session, scheduler, answers, clock)
             self._launcher = owners.enter_context(launcher)

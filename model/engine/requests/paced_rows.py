@@ -12,8 +12,8 @@ from statistics import median
 
 from urdir.model.memory.buckets import ROWS, row_bucket
 
-#: Steps of all rows that are timed first, then of fewer; after so many steps both are timed again.
-_TIMED, _TRIED, _AGAIN = 8, 6, 2048
+#: Steps of a row bucket that are timed, and steps after which all are timed again.
+_TIMED, _AGAIN = 6, 2048
 #: How much more tokens/s fewer rows must give: less is noise.
 _GAIN = 1.005
 #: All of so many answers always have a row: memory bounds their steps.
@@ -21,15 +21,15 @@ _FEW = 8
 
 
 class PacedRows:
-    """Chooses the rows of steps by what they take, in seconds. As long as the number of answers
-    stays the same, steps of all of them are timed, then some of the next smaller row bucket, and
-    the faster ones by tokens are kept. Fewer rows are chosen if ``is_ready`` says that such a step
-    takes no preparation; ``wished`` are those that would be chosen, 0 if none."""
+    """Chooses the rows of steps by what they take, in seconds. Steps of all answers are timed, then
+    some of the next smaller row bucket, and those that give more tokens/s are kept. Fewer rows are
+    chosen if ``is_ready`` says that such a step takes no preparation; ``wished`` are those that
+    would be chosen, 0 if none."""
 
     def __init__(self) -> None:
         self.is_ready: Callable[[int], bool] = _always
         self.wished = 0
-        self._answers = self._steps = 0
+        self._steps = 0
         self._seconds: dict[int, list[float]] = {}
 
     def choose(self, answers: int) -> int:
@@ -37,14 +37,14 @@ class PacedRows:
         self.wished = 0
         if answers <= _FEW:
             return answers
-        if answers != self._answers or self._steps >= _AGAIN:
-            self._answers, self._steps, self._seconds = answers, 0, {}
         self._steps += 1
+        if self._steps >= _AGAIN:
+            self._steps, self._seconds = 0, {}
         fewer = ROWS[bisect_left(ROWS, answers) - 1]
         all_rows, some = (self._seconds.get(rows, ()) for rows in (row_bucket(answers), fewer))
         if len(all_rows) < _TIMED:
             return answers
-        if len(some) < _TRIED:
+        if len(some) < _TIMED:
             if self.is_ready(fewer):
                 return fewer
             self.wished = fewer
@@ -55,7 +55,7 @@ class PacedRows:
     def learn(self, rows: int, seconds: float) -> None:
         """A step of the row bucket ``rows``, without prompts, took so long."""
         known = self._seconds.setdefault(rows, [])
-        if len(known) < max(_TIMED, _TRIED):
+        if len(known) < _TIMED:
             known.append(seconds)
 
 
