@@ -281,9 +281,7 @@ def test_few_rows_are_spread_over_the_sms(
     [
         (32, "f16", "sm_90a", 8),  # 256 CTAs, two of 132 SMs each
         (34, "f16", "sm_90a", 4),
-        (66, "f16", "sm_90a", 4),  # 528 CTAs, four of each SM
-        (67, "f16", "sm_90a", 2),
-        (512, "q8_0", "sm_100a", 2),
+        (512, "q8_0", "sm_100a", 4),
         (64, "f32", "sm_90a", 8),  # which tensor cores do not multiply
         (64, "f16", "sm_89", 8),
     ],

@@ -43,8 +43,8 @@ ONE_RING_NBYTES, NARROW = 85 << 10, 128
 #: Rows of a sequence that share a read of its keys at most: of narrow heads, and of wider ones. The
 #: sums of more do not fit the registers of the only CTA of an SM.
 RUN, WIDER_RUN = 4, 2
-#: CTAs of eight warps, with narrow heads, that an SM holds; and the fewest warps of a CTA.
-CTAS_PER_SM, LEAST_WARPS = 2, 2
+#: CTAs of eight warps, with narrow heads, that an SM holds.
+CTAS_PER_SM = 2
 #: Heads with norms of CTAs with half the warps, at most: more take another round.
 MOST_NORMS = 6
 #: Minimum keys of a chunk, and for several rows the approximate number (see `FlashDecode`). 32 rows
@@ -343,18 +343,17 @@ def _spread(spec: IncrementalAttention, sm_count: int) -> IncrementalAttention:
 
 
 def _narrowed(spec: IncrementalAttention, sm_count: int, target: str) -> IncrementalAttention:
-    """The kernel with half or a quarter of the warps per CTA where there are more CTAs than SMs
-    hold with more: SMs then hold twice as many rows, and each merges fewer sums."""
+    """The kernel with half the warps per CTA where there are more CTAs than SMs hold with all: SMs
+    then hold twice as many rows, and each merges fewer sums."""
     ctas = spec.layout.kv_heads * spec.rows * spec.tiles
     multiplies = spec.suits_tensor_cores and max(spec.head_dim, spec.value_dim) <= NARROW
-    if not target or not multiplies or spec.norms > MOST_NORMS:
+    if not target or not multiplies or ctas <= CTAS_PER_SM * sm_count:
+        return spec
+    if spec.norms > MOST_NORMS:
         return spec
     if Target.parse(target).sm not in LARGE_SHARED:
         return spec
-    least, room = spec.warps // 2 if spec.norms else LEAST_WARPS, CTAS_PER_SM * sm_count
-    while spec.warps > least and ctas > room:
-        spec, room = replace(spec, warps=spec.warps // 2), 2 * room
-    return spec
+    return replace(spec, warps=spec.warps // 2)
 
 
 def fills_sms(keys: int) -> bool:

@@ -160,9 +160,6 @@ def _examples_with_a_token(cls: Callable[..., S]) -> Mapping[str, S]:
         "rope four warps": cls(
             8, KvLayout(8, 2, 48, 128, "f16", 16, 27), rows=8, token=whole, packs=True, warps=4
         ),
-        "rope two warps": cls(
-            8, KvLayout(8, 2, 80, 128, "f16", 16, 43), rows=8, token=whole, packs=True, warps=2
-        ),
         "rope q8_0 four warps": cls(
             4, KvLayout(2, 1, 131, 64, "q8_0"), rows=3, scores=Scores(window=70), warps=4
         ),

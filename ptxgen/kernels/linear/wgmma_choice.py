@@ -71,7 +71,7 @@ MOST = 256
 #: Up to so many vectors splits as well: a warpgroup alone takes longer than the tiles of two.
 SPLIT_SHAPES, SPLIT_MOST = ((1, 2),), 136
 #: Up to so many vectors four row groups have registers for the sums, which are handed over.
-TALL_SHAPES, TALL_MOST = ((4, 1),), 120
+TALL_SHAPES, TALL_MOST = ((4, 1),), 104
 #: Of more vectors than a CTA's, in how many tiles they may be, and how wide these are else.
 TILES, WIDTHS = range(1, 5), (128, 176, 192, 208, 256)
 #: The most stages of weights, of CTAs that are to have an SM each.
@@ -89,7 +89,7 @@ HANDED, HANDED_FROM = 1.12, 8
 #: How much longer they take where two CTAs may be on an SM, none on another, by CTAs of a cluster.
 PAIRED = {1: 1.4, 2: 2.0}
 #: How much longer a warpgroup takes that has an SM alone, for each vector below so many.
-LONE, LONE_MOST = 0.0056, 165
+LONE, LONE_MOST = 0.005, 120
 #: us of the same of a warpgroup alone, and of one that makes weights between products.
 ALONE, ALONE_PER_VECTOR, APART_PER_VECTOR = 0.42, 0.0007, 0.0061
 #: Registers that a thread has beside those that it must have: of a pair's CTAs, so that with up to
@@ -254,9 +254,11 @@ def _deepest(
 
 
 def _slices(fmt: Format, groups: int, splits: int, vectors: int) -> tuple[int, ...]:
-    """How many slices of activations a stage may have. Splits of floats are not measured."""
+    """How many slices of activations a stage may have. Splits of floats and of more than
+    `TALL_MOST` vectors are not measured."""
     if vectors <= FEW or (splits == 1 and groups > 2):
         return (TILE_SLICES,)
     if splits == 1:
         return (1,)
-    return (TILE_SLICES,) if fmt.is_float else (TILE_SLICES, 2, 1)
+    is_measured = vectors <= TALL_MOST and not fmt.is_float
+    return (TILE_SLICES, 2, 1) if is_measured else (TILE_SLICES,)

@@ -73,6 +73,14 @@ def test_numbers_of_answers_share_times() -> None:
     assert paced.choose(97) == 96
 
 
+def test_the_best_of_all_timed_rows() -> None:
+    """104 rows of 120 answers, until they take longer than they did."""
+    paced = PacedRows()
+    assert run(paced, 104, {96: 3.60, 104: 3.55})[-1] == 104
+    assert run(paced, 120, {104: 3.55, 112: 4.10, 120: 4.14})[-1] == 104
+    assert run(paced, 120, {104: 3.90, 112: 4.10, 120: 4.14})[-1] == 120
+
+
 def test_times_are_forgotten_after_a_while() -> None:
     paced = PacedRows()
     assert run(paced, 97, {96: 3.66, 104: 3.80})[-1] == 96
