@@ -13,7 +13,6 @@ that spells half a control token itself and lets a message complete it is not gu
 
 from __future__ import annotations
 
-import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -35,7 +34,7 @@ from urdir.model.text.template_worker import OUTPUT_LIMIT
 from urdir.model.text.tokenizer import Span, Tokenizer
 
 TEMPLATE_KEY = "tokenizer.chat_template"
-_DERIVE_LIMIT = 10.0  # seconds in which a template shows how it writes answers
+_DERIVE_LIMIT = 10.0  # seconds of a processor in which a template shows how it writes answers
 
 
 def find_template(gguf: ModelFile, tokenizer: Callable[[], Tokenizer]) -> str:
@@ -175,17 +174,18 @@ class ChatTemplate(Owner):
         return form
 
     def _derive(self) -> AnswerFormat:
-        exceeded, start = False, time.monotonic()
+        exceeded, first = False, None
 
         def render(turns: list[Turn], tools: list[Turn], more: Mapping[str, Any]) -> str:
-            nonlocal exceeded
+            nonlocal exceeded, first
             if exceeded:
                 raise TemplateError("the chat template exceeds a limit")
             try:
                 return self._render_turns(turns, tools, more)
             finally:
-                late = time.monotonic() - start > _DERIVE_LIMIT
-                exceeded = late or self._process.pid is None
+                used = self._process.used_seconds
+                first = used if first is None else first
+                exceeded = used is None or first is None or used - first > _DERIVE_LIMIT
 
         tokenizer = self._tokenizer
         ends = [tokenizer.token_text(token) for token in tokenizer.end_ids]

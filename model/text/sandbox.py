@@ -11,11 +11,11 @@ from urdir.model.foreign import one_line
 from urdir.model.owner import Owner
 from urdir.model.text.sandbox_process import SandboxProcess
 
-TIME_LIMIT = 2.0  # seconds per rendering
+TIME_LIMIT = 2.0  # seconds of a processor per rendering
 
 
 class TemplateProcess(Owner):
-    """Renders templates in a process with limits: 2 s, 512 MB, 1 MB of output.
+    """Renders templates in a process with limits: 2 s of a processor, 512 MB, 1 MB of output.
 
     The process gets none of this process's environment; on Linux it can open no file and start no
     process. It starts with the first rendering or `begin`, is reused, and is replaced after being
@@ -69,6 +69,11 @@ class TemplateProcess(Owner):
     def pid(self) -> int | None:
         """Process id, or None before it starts."""
         return None if self._process is None else self._process.pid
+
+    @property
+    def used_seconds(self) -> float | None:
+        """See `SandboxProcess.used_seconds`; None without a process."""
+        return None if self._process is None else self._process.used_seconds
 
     def close(self) -> None:
         """End the process. Idempotent."""

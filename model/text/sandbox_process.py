@@ -66,12 +66,12 @@ class SandboxProcess(Owner):
         """Send a request; the reply (None: the process died), and whether it timed out: it has used
         a processor for that time (on Linux; where others use them, too, that takes longer)."""
         done, expired = threading.Event(), threading.Event()
-        before, latest = self._used_seconds(), time.monotonic() + _MOST_WALL * seconds
+        before, latest = self.used_seconds, time.monotonic() + _MOST_WALL * seconds
 
         def watch() -> None:
             left = seconds
             while not done.wait(left):
-                left = min(seconds - (self._used_seconds() - before), latest - time.monotonic())
+                left = min(seconds - (self.used_seconds - before), latest - time.monotonic())
                 if left <= 0:
                     expired.set()
                     self._process.kill()
@@ -88,7 +88,8 @@ class SandboxProcess(Owner):
             done.set()
             watching.join()
 
-    def _used_seconds(self) -> float:
+    @property
+    def used_seconds(self) -> float:
         """What the process has used of processors, or the time where the system does not say."""
         try:
             stat = Path(f"/proc/{self.pid}/stat").read_text(encoding="utf-8")

@@ -25,7 +25,7 @@ from urdir.ptxgen.kernels.linear.products.gemv import Gemv
 from urdir.ptxgen.kernels.linear.prologue.norm import Normed
 from urdir.ptxgen.kernels.linear.steps import Step
 from urdir.ptxgen.kernels.norm import Norm
-from urdir.ptxgen.weights.formats import FORMATS, Bytes, Format
+from urdir.ptxgen.weights.formats import FORMATS, Bytes, Format, random_blocks
 from urdir.ptxgen.weights.layout import recoded
 
 RMS = Norm("rms", 1e-5)
@@ -189,6 +189,18 @@ def test_products_of_integers_are_exact(device: Device, fmt: Format, cut: dict[s
     inputs = {"weights": spec.layout.pack_recoded(blocks), "x": x.astype(np.float32)[None]}
     y = run_kernel(device, spec, inputs)["y"]
     np.testing.assert_array_equal(y[0].astype(np.int64), weights @ x)
+
+
+def test_activations_of_two_parts_have_the_bits_of_f32_ones(device: Device) -> None:
+    """Large and small ones beside each other; tensor cores drop what a sum has no bits for."""
+    fmt, rng = FORMATS["E4M3R256"], np.random.default_rng(6)
+    spec = Gemv.of(fmt, 21, 768, activations="f16", split=2)
+    skip_where_missing(spec, device.native_target)
+    weights = spec.layout.pack(random_blocks(fmt, 21 * 768 // fmt.block, rng))
+    x = (rng.standard_normal(768) * 10 ** rng.uniform(-3, 5, 768)).astype(np.float32)
+    y = run_kernel(device, spec, {"weights": weights, "x": x[None]})["y"]
+    values = spec.layout.unpack(weights).astype(np.float64)
+    assert (abs(y[0] - values @ x) <= 2.0**-19 * (abs(values) @ abs(x))).all()
 
 
 def test_products_of_integers_are_exact_whatever_is_added_and_beside(device: Device) -> None:

@@ -104,6 +104,17 @@ def test_the_choice_between_the_kernels_of_few_rows() -> None:
     assert isinstance(choose_linear(mixed), GemvF32)
 
 
+def test_the_type_of_the_weights_decides_how_activations_are_multiplied() -> None:
+    """In one launch: of one vector, and unless they stay exact."""
+    kinds = {"Q4_K": "i16", "IQ1_S": "i16", "E4M3R256": "f16", "E4M3G128": "f16", "BF16": "f32"}
+    for name, kind in kinds.items():
+        request = replace(SMALL, matrices=((FORMATS[name], 64),))
+        for exact, wanted in ((False, kind), (True, "f32")):
+            kernel = choose_linear(replace(request, exact=exact))
+            assert isinstance(kernel, Gemv)
+            assert kernel.activations == wanted
+
+
 def test_a_launch_that_runs_alone_is_one_of_one_vector() -> None:
     """It changes nothing else of the launch; several vectors have no such kernel."""
     alone, usual = (choose_linear(replace(SMALL, alone=a)) for a in (True, False))

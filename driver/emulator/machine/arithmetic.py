@@ -19,8 +19,9 @@ _DROPPED = np.array(35, np.int64)
 _TINY = {np.dtype("f4"): np.float32(2.0**-126), np.dtype("f8"): np.float64(2.0**-1022)}
 
 
-class Underflow:
-    """Set by numpy (errstate ``call``) when an operation underflowed; fma looks at it."""
+class Underflow(threading.local):
+    """Set by numpy (errstate ``call``) when an operation of this thread underflowed; fma looks at
+    it."""
 
     seen = False
 
@@ -73,25 +74,29 @@ def _fix_lanes(lanes: Array, product: Array, addend: Array, total: Array) -> Non
 #: Operands and result of an fma: ``out = a * b + c``.
 Fma = tuple[Array, Array, Array, Array]
 
-#: Lanes above which each fma of a run is computed alone: numpy's calls cost little then.
-_LANES_OF_RUNS = 4096
+#: Lanes of all instructions, above which each of a run is computed alone: numpy's calls cost little
+#: then.
+_MOST_OF_RUNS = 1 << 14
 
 
 class _Rows(threading.local):
-    """Scratch arrays of runs, by their shape; a thread has its own."""
+    """Scratch memory of runs; a thread has its own."""
 
     def __init__(self) -> None:
+        self._memory = np.empty((4, _MOST_OF_RUNS))
         self._known: dict[tuple[int, int], tuple[Any, ...]] = {}
 
-    def of(self, shape: tuple[int, int]) -> tuple[Any, ...]:
-        """Three float64 arrays, their rows, the bits of the third, and an int64 array."""
-        found = self._known.get(shape)
+    def of(self, count: int, lanes: int) -> tuple[Any, ...]:
+        """Three float64 arrays (count, lanes), their rows, the bits of the third, and an int64
+        array."""
+        found = self._known.get((count, lanes))
         if found is None:
             if len(self._known) == 64:
                 self._known.clear()
-            x, y, z = np.empty((3, *shape))
-            found = (x, y, z, tuple(zip(x, y, z, strict=True)), z.view(np.int64).reshape(-1))
-            self._known[shape] = found = (*found, np.empty(z.size, np.int64))
+            used = self._memory[:, : count * lanes]
+            x, y, z = used[:3].reshape(3, count, lanes)
+            found = (x, y, z, tuple(zip(x, y, z, strict=True)), *used[2:].view(np.int64))
+            self._known[count, lanes] = found
         return found
 
 
@@ -105,11 +110,11 @@ def fma_run(run: Sequence[Fma], scratch: tuple[Array, Array, Array], bits: Array
     all begin again from the addends, one by one.
     """
     lanes = run[0][3].size
-    if lanes > _LANES_OF_RUNS:
+    if len(run) * lanes > _MOST_OF_RUNS:
         for fma in run:
             fma_32(*fma, scratch, bits)
         return
-    products, addends, totals, rows, words, low = _rows.of((len(run), lanes))
+    products, addends, totals, rows, words, low = _rows.of(len(run), lanes)
     for (a, b, _, _), (product, addend, _) in zip(run, rows, strict=True):
         product[...] = a
         addend[...] = b

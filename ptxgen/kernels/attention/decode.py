@@ -63,9 +63,9 @@ class DecodeAttention(RowsWithTokens):
 
     @property
     def waits_for_dependencies(self) -> bool:  # type: ignore[override]
-        """Not where the launch just before has chosen the keys: the table is read before the
-        wait."""
-        return not self.layout.is_chosen
+        """Not where the launch just before has chosen the keys and the table is read before the
+        wait, as by kernels that append tokens."""
+        return not (self.layout.is_chosen and self.appends)
 
     @property
     def can_pack(self) -> bool:

@@ -16,7 +16,7 @@ from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, cei
 from urdir.ptxgen.target import since
 
 #: Threads of a CTA for buckets up to `FEW_KEYS`, and for longer ones.
-THREADS, MANY_THREADS, FEW_KEYS = 256, 1024, 4096
+THREADS, MANY_THREADS, FEW_KEYS = 512, 1024, 4096
 #: Tokens that a row selects at most.
 MOST_KEYS = (1 << 15) - 1
 #: Scores of a CTA that stay in registers.
@@ -123,6 +123,7 @@ class SelectKeys(KernelSpec):
             grid=(self.cluster, self.rows, 1),
             block=(threads, 1, 1),
             cluster=(self.cluster, 1, 1),
+            resident=MANY_THREADS // threads,
         )
 
     def reference(self, **inputs: Any) -> dict[str, Array]:

@@ -181,7 +181,8 @@ class LinearRequest:
     @property
     def activations(self) -> Activations:
         """What `Gemv` makes of the activations."""
-        return "f32" if self.exact or self.has_floats else "i16"
+        made: dict[str, Activations] = {"integers": "i16", "e4m3": "f16", "floats": "f32"}
+        return "f32" if self.exact else made[self.formats[0].arithmetic]
 
     @property
     def fits_gemv(self) -> bool:
@@ -206,7 +207,7 @@ class LinearRequest:
         if self.batch > 1:
             return None
         ways, prologue = [self.options], [s for s in self.steps if isinstance(s, Prologue)]
-        if self.activations == "i16":
+        if self.activations != "f32":
             all_of_it = replace(ways[0], shared=self.limits.shared_per_cta, least_shared=0)
             ways += [replace(ways[0], cluster=2)] if self.limits.cluster > 1 else []
             ways += [all_of_it]

@@ -25,6 +25,8 @@ from urdir.model.memory.weights import Weights
 
 DRAFTS = replace(FIXED, shortest=1)
 PAGED = SessionSettings(64, exact=True, sequences=3, page_len=16)
+#: Tokens of answers that end in the second page.
+LIMIT = 8
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +45,7 @@ def test_answers_that_are_preempted_or_cancelled(
 ) -> None:
     """Pages run out beside drafts, and another request takes the slot of one that is cancelled."""
     requests = [
-        replace(of, prompt=(of.prompt * 13)[:13], limit=11)
+        replace(of, prompt=(of.prompt * 13)[:13], limit=LIMIT)
         for of in few_letters(np.random.default_rng(3), 4)
     ]
     left = (3,)
@@ -62,7 +64,7 @@ def test_answers_that_are_preempted_or_cancelled(
             found.append(given(session, requests, limits=limits, left=left))
     assert 1 in preempted
     for number, (theirs, mine) in enumerate(zip(*found, strict=True)):
-        length = 5 if number in left else 11
+        length = 5 if number in left else LIMIT
         assert mine.tokens[:length] == theirs.tokens[:length]
         assert len(mine.tokens) >= length
     assert sum(each.ending.accepted_tokens for each in found[1] if each.ending) > 5

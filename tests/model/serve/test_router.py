@@ -146,7 +146,7 @@ def test_models_are_loaded_and_unloaded_on_demand(start: Start) -> None:
     router = start("a", "b", load_seconds=LONG)
     http = router.client
     assert http.post("/models/load", json={"model": "a"}).json() == {"success": True}
-    assert router.status("a") == "loading"
+    router.wait_for(lambda: router.status("a") == "loading")
     router.toys.load_seconds = 0.0
     router.wait_for(lambda: router.status("a") == "loaded")
     assert http.post("/models/unload", json={"model": "a"}).json() == {"success": True}

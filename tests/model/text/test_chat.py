@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 import tracemalloc
 from collections.abc import Callable, Iterator
@@ -394,6 +395,25 @@ def test_time_is_limited_and_the_next_rendering_works(process: TemplateProcess) 
     assert 1.9 < time.perf_counter() - started < PATIENCE  # the loops would take hours
     assert process.pid is None
     assert process.render("fine", {}) == "fine"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_time_without_a_processor_does_not_count(
+    process: TemplateProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where other processes have them all; but it does not wait for ever."""
+    monkeypatch.setattr("urdir.model.text.sandbox_process._MOST_WALL", 1000)
+    process.render("a", {})
+    process._time_limit, pid = 0.2, process.pid
+    assert pid is not None
+    os.kill(pid, signal.SIGSTOP)
+    threading.Timer(0.5, os.kill, (pid, signal.SIGCONT)).start()
+    assert process.render("b", {}) == "b"
+    assert process.pid == pid
+    monkeypatch.setattr("urdir.model.text.sandbox_process._MOST_WALL", 2)
+    os.kill(pid, signal.SIGSTOP)
+    with pytest.raises(TemplateError, match=r"takes longer than 0\.2 s"):
+        process.render("c", {})
 
 
 def test_the_process_is_kept_between_renderings(process: TemplateProcess) -> None:

@@ -49,11 +49,12 @@ class Gemv(TiledSpec):
 
     ``activations``: "f32", or "i16" for quantised weights: rounded to multiples of the largest in
     each 32 columns / 32639, relative error 2e-5, and multiplied with the quants exactly on tensor
-    cores. Sums are f32. ``alone``: the launch overlaps no earlier one, and loads activations before
-    weights.
+    cores; or "f16" for E4M3 quants: sums of two such numbers, of 22 bits (from 0.001 to 1,048,064),
+    on tensor cores. Sums are f32. ``alone``: the launch overlaps no earlier one, and loads
+    activations before weights.
 
-    Raises PtxgenError for "i16" with unquantised types, and for norms and sums of all columns in a
-    cluster.
+    Raises PtxgenError for "i16" and "f16" with other types, and for norms and sums of all columns
+    in a cluster.
     """
 
     activations: Activations = "f32"
@@ -74,8 +75,9 @@ class Gemv(TiledSpec):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.activations == "i16" and any(fmt.arithmetic != "integers" for fmt in self.formats):
-            raise PtxgenError("gemv: 16-bit activations are for quantised weights only")
+        of = {"i16": "integers", "f16": "e4m3"}.get(self.activations)
+        if of is not None and any(fmt.arithmetic != of for fmt in self.formats):
+            raise PtxgenError(f"gemv: {self.activations} activations are for quants: {of} only")
         if self.norm_first and self.cluster > 1:
             raise PtxgenError(f"gemv: {self.norm} is for one CTA's columns: cluster is 1")
         if len([step for step in self.prologue if not isinstance(step, Normed)]) > 1:
@@ -146,11 +148,13 @@ class Gemv(TiledSpec):
     def tolerance(self) -> Tolerance:
         """f32: rounding of the sums, see `GemvF32`. i16: standard normal activations are off by
         2e-5 of their size, a product by as much of its own, several times that where few rows
-        cancel."""
+        cancel. f16: tensor cores drop bits of sums."""
         then, gate = self.has(Continued), self.find(Gated)
         if self.activations == "i16":
             curved = then or self.has(Activated) or (gate is not None and gate != Gated())
             return Tolerance(rtol=3e-4 if curved else 1.5e-4, atol=5e-4)
+        if self.activations == "f16":
+            return Tolerance(rtol=2e-5, atol=2e-6)
         smaller = self.f is not None or then or self.has(Bounded)
         return Tolerance(rtol=5e-6 if smaller else 2e-6, atol=2e-6)
 

@@ -66,7 +66,11 @@ def _of_types(cls: type[S]) -> dict[str, S]:
         f"{f.name} i16": i16(f, 17, odd_cols(f), *[Bias()] * (i % 2 == 0))
         for i, f in enumerate(f for f in formats if f.arithmetic == "integers")
     }
-    return {"smallest": cls.of(Q8, 3, 64), **each, **rounded}
+    floats = {
+        f"{f.name} f16": cls.of(f, 17, odd_cols(f), *[Bias()] * (i % 2 == 0), activations="f16")
+        for i, f in enumerate(f for f in formats if f.arithmetic == "e4m3")
+    }
+    return {"smallest": cls.of(Q8, 3, 64), **each, **rounded, **floats}
 
 
 def _of_cuts(cls: type[S]) -> dict[str, S]:
@@ -84,6 +88,10 @@ def _of_cuts(cls: type[S]) -> dict[str, S]:
         "three matrices": i16(Q4_K, 19, 768, Bias(), others=((Q4_K, 5), (Q6_K, 7))),
         "F16 norm, other types": cls.of(
             F16, 35, 1120, Normed(RMS), split=2, others=((Q8, 3), (F16, 9))
+        ),
+        "gated cluster f16": cls.of(
+            *(FORMATS["E4M3G128"], 35, 1408, Normed(FINE), Gated()),
+            **{"activations": "f16", "tiles_each": 2, "cluster": 2},
         ),
         "F32 gated norm": cls.of(F32, 18, 293, Normed(RMS), Gated()),
         "alone": i16(Q4_K, 40, 768, Normed(RMS), Bias(), alone=True),

@@ -22,9 +22,9 @@ MAX_REGISTERS = 170
 #: 256 or 512 bind a product (model/measure/FINDINGS.md).
 GRID_ENTRIES = 8192
 #: Bytes of a unit's activations in shared memory: see templates/linear/products/_tile_x.j2.
-RECORD_NBYTES = {"f32": 144, "i16": 80}
+RECORD_NBYTES = {"f32": 144, "i16": 80, "f16": 144}
 
-Activations = Literal["f32", "i16"]
+Activations = Literal["f32", "i16", "f16"]
 
 
 def has_room(
@@ -82,7 +82,7 @@ def footprint(
         warp_squares=4,
         activations=RECORD_NBYTES[activations] * TILE_UNITS * cta_blocks,
     )
-    if activations == "f32":
+    if activations != "i16":
         return room
     least, most = (
         replace(room, tables=entries_nbytes(formats, entries))
