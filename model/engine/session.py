@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from urdir.model.engine.adapters import Adapters
 from urdir.model.engine.budget import SessionBudget, check_context
 from urdir.model.engine.decode_graphs import DecodeGraphs
+from urdir.model.engine.paced_rows import PacedRows
 from urdir.model.engine.rank import open_ranks
-from urdir.model.engine.requests.paced_rows import PacedRows
 from urdir.model.engine.runner import Observer
 from urdir.model.engine.sampling_settings import SamplingSettings
 from urdir.model.engine.speculation.drafting import Drafting

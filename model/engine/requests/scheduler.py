@@ -23,9 +23,9 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 
 from urdir.model.engine.batch import Batch, Segment
+from urdir.model.engine.paced_rows import PacedRows
 from urdir.model.engine.requests.admission import Admission
 from urdir.model.engine.requests.limits import Limits
-from urdir.model.engine.requests.paced_rows import PacedRows
 from urdir.model.engine.requests.request import Ending, Finish, Request
 from urdir.model.engine.requests.room import Room
 from urdir.model.engine.requests.step_plan import Chosen, Outcome, StepPlan

@@ -18,11 +18,11 @@ from urdir.driver.stream import Stream
 from urdir.model.engine.batch import Output, StepShape
 from urdir.model.engine.decode_graphs import LOOK_AHEAD
 from urdir.model.engine.generate import Generation
+from urdir.model.engine.paced_rows import PacedRows
 from urdir.model.engine.realizar import EagerSteps
 from urdir.model.engine.requests.answer import Answer
 from urdir.model.engine.requests.answer_loop import AnswerLoop
 from urdir.model.engine.requests.limits import Limits
-from urdir.model.engine.requests.paced_rows import PacedRows
 from urdir.model.engine.requests.request import Piece, Request
 from urdir.model.engine.run_ahead import AT_ONCE
 from urdir.model.engine.runner import Steps

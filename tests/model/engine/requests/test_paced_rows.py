@@ -9,7 +9,7 @@ import pytest
 
 from tests.model.engine.requests.toy_server import Server, ask, small_limits
 from tests.model.engine.requests.toy_storage import ToyStorage
-from urdir.model.engine.requests.paced_rows import PacedRows
+from urdir.model.engine.paced_rows import PacedRows
 from urdir.model.memory.buckets import row_bucket
 
 

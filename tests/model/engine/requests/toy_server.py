@@ -12,8 +12,8 @@ from random import Random
 from typing import Any
 
 from tests.model.engine.requests.toy_storage import UNWRITTEN, Toy, ToyStorage
+from urdir.model.engine.paced_rows import PacedRows
 from urdir.model.engine.requests.limits import Limits
-from urdir.model.engine.requests.paced_rows import PacedRows
 from urdir.model.engine.requests.request import Ending, Finish, Request
 from urdir.model.engine.requests.scheduler import Scheduler
 from urdir.model.engine.requests.step_plan import Chosen, StepPlan
