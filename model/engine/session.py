@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from urdir.model.engine.adapters import Adapters
 from urdir.model.engine.budget import SessionBudget, check_context
 from urdir.model.engine.decode_graphs import DecodeGraphs
+from urdir.model.engine.paced_rows import PacedRows
 from urdir.model.engine.rank import open_ranks
 from urdir.model.engine.runner import Observer
 from urdir.model.engine.sampling_settings import SamplingSettings
@@ -79,6 +80,8 @@ class Session(Owner):
             rest = None if self.source is None else self.source.rest
             #: How many drafts steps have, by what became of earlier ones; None: none.
             self.drafting = Drafting.of(self.parts.state, rest, scope)
+            #: How many answers have a row in steps without drafts, by what these take.
+            self.paced = PacedRows() if self.drafting is None else None
             #: Where prefixes of slots are saved; None: nowhere.
             self.prefix_files: PrefixFiles | None = None
             self._compilers: dict[Tokenizer, ConstraintCompiler] = {}

@@ -63,12 +63,13 @@ def test_the_estimate_follows_what_was_measured(name: str) -> None:
         ("down", 65, WgmmaCut(1, 72, 2, 2, 3, 2, 4)),
         ("output", 97, WgmmaCut(1, 56, 2, 1, 3, 2, 4)),
         ("output", 128, WgmmaCut(1, 64, 2, 1, 3, 2, 4)),
-        ("down", 96, WgmmaCut(1, 96, 1, 2, 5, 4, 1)),  # not in the sweep: a CTA has an SM alone
+        ("down", 96, WgmmaCut(1, 96, 2, 2, 2, 3, 2)),
         ("down", 136, WgmmaCut(1, 136, 1, 2, 3, 4, 1)),
         ("down", 256, WgmmaCut(1, 256, 1, 2, 3, 4, 1)),
         ("gate_up", 256, WgmmaCut(2, 256, 1, 1, 3, 4, 1)),
         ("gate_up", 2048, WgmmaCut(2, 176, 1, 1, 3, 4, 1)),
         ("gate_up", 65, WgmmaCut(4, 72, 1, 1, 3, 2, 4)),  # by the estimate: not in the sweep
+        ("gate_up", 104, WgmmaCut(4, 104, 1, 1, 3, 2, 4)),
     ],
 )
 def test_the_fastest_way_is_chosen(name: str, vectors: int, cut: WgmmaCut) -> None:
@@ -80,7 +81,7 @@ def test_a_warpgroup_has_no_sm_alone_where_two_are_faster(vectors: int) -> None:
     """Q, K and V of an 8B model in one launch."""
     others = ((FORMATS["Q4_K"], 1024), (FORMATS["Q6_K"], 1024))
     found = chosen("Q4_K", vectors, rows=4096, cols=4096, others=others)
-    assert found.cut == WgmmaCut(2, vectors, 1, 2, 3, 4, 1)
+    assert found.cut == WgmmaCut(1, vectors, 2, 1, 2, 3, 2)
 
 
 @pytest.mark.turns(2)

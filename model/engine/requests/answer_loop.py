@@ -78,6 +78,7 @@ class AnswerLoop(Owner):
                 waits=choose is not None,
                 drafting=session.drafting,
             )
+            scheduler.paced = session.paced
             self._answers = answers = OpenAnswers(scheduler, session.adapters)
             launcher = Launcher(session, scheduler, answers, clock)
             self._launcher = owners.enter_context(launcher)

@@ -50,13 +50,16 @@ class ExpectedSteps:
         if not choosers:
             return
         rows, drafted = choosers + sum(last.batch.drafts), shape.drafts > 0
-        wished = 0 if self._scheduler.drafting is None else self._scheduler.drafting.wished
+        drafting, paced = self._scheduler.drafting, self._scheduler.paced
+        wished = 0 if drafting is None else drafting.wished
+        fewer = 0 if paced is None else paced.wished
         end, longest = self._scheduler.end(last), last.longest
         if longest < end and not last.requests and not self._scheduler.queued:
             self._next = self._shapes.following(rows, longest + 1, output)
         self._last = longest, output
         outputs = shape.output, output
-        expected = (rows, outputs, longest // _STRIDE, end, drafted, wished, self._shapes.wished)
+        wishes = wished, fewer, self._shapes.wished
+        expected = (rows, outputs, longest // _STRIDE, end, drafted, wishes)
         if expected != self._expected:
             self._expected = expected
             steps = AT_ONCE if choosers <= FEW and output.is_token else 1
@@ -69,6 +72,8 @@ class ExpectedSteps:
                 pieces.append(partial(prepare, wished, output, longest, end, steps, True))
             if drafted:
                 pieces.append(partial(prepare, choosers, shape.output, longest, end, steps))
+            if fewer:
+                pieces.append(partial(prepare, fewer, output, longest, end, steps))
             if self._shapes.wished is not None:
                 pieces.append(partial(self._session.steps.prepare, self._shapes.wished))
             self._pieces = pieces
@@ -87,16 +92,17 @@ class ExpectedSteps:
         self._pieces = ()
         return False
 
-    def is_drafted_ready(self, rows: int) -> bool:
-        """Whether a step of so many rows, with drafts, takes no preparation now."""
+    def is_ready(self, rows: int, *, drafted: bool = False) -> bool:
+        """Whether a step of so many rows, with drafts or without, takes no preparation now."""
         steps = self._session.steps
         if steps.observer is not None:
             return True
         if self._last is None:
             return False
         longest, output = self._last
-        length = min(longest + 1 + self._session.shapes.drafts, self._session.shapes.lengths[-1])
-        return steps.is_recorded(self._session.shapes.decode(rows, length, output, drafted=True))
+        shapes = self._session.shapes
+        length = min(longest + 1 + (shapes.drafts if drafted else 0), shapes.lengths[-1])
+        return steps.is_recorded(shapes.decode(rows, length, output, drafted=drafted))
 
     def _catching_up(self, longest: int, end: int) -> list[Callable[[], bool]]:
         """What prepares the steps that pass missed tokens through a draft model that rests."""

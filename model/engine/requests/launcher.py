@@ -78,7 +78,9 @@ class Launcher(Owner):
         self._is_revised = False  # the last step
         self._begun_at: float | None = None  # when the oldest launch has begun, where that is known
         if scheduler.drafting is not None:
-            scheduler.drafting.is_ready = self._expected.is_drafted_ready
+            scheduler.drafting.is_ready = partial(self._expected.is_ready, drafted=True)
+        if scheduler.paced is not None:
+            scheduler.paced.is_ready = self._expected.is_ready
 
     def __len__(self) -> int:
         """Launches that are not read."""
@@ -281,9 +283,13 @@ class Launcher(Owner):
             segments = launch.plans[0].batch.segments
             tokens = sum(segment.end - segment.start for segment in segments)
             self._session.storage.learn(tokens, now - begun)
-        if drafting is None or begun is None or launch.shape.prompt:
+        if begun is None or launch.shape.prompt:
             return
         seconds, rows = (now - begun) / len(launch.plans), launch.shape.rows
+        if self._scheduler.paced is not None:
+            self._scheduler.paced.learn(rows, seconds)
+        if drafting is None:
+            return
         if launch.plans[0].missed:
             drafting.costs.learn_catch_up(rows, seconds)
         else:

@@ -1,10 +1,11 @@
 """Which rows the next step processes: requests are admitted, continued, preempted and ended here.
 
 Requests are served in order of arrival. An admitted one has a slot, and pages for its whole prompt.
-Every step continues all answers by a row each; beside them it has a budget of rows for prompts, the
-oldest first. When pages run out, the youngest request is *preempted*: it gives up its pages and
-waits, before all younger ones, to be computed again from its prompt and the answer so far. So the
-oldest request always goes on, and everything ends.
+A step continues the answers by a row each, all of them or, in turns, as many as give the most
+tokens/s; beside them it has a budget of rows for prompts, the oldest first. When pages run out, the
+youngest request is *preempted*: it gives up its pages and waits, before all younger ones, to be
+computed again from its prompt and the answer so far. So the oldest request always goes on, and
+everything ends.
 
 Where steps verify drafts, one may take several tokens of an answer. How many is known when it is
 complete. Until then ``stored`` of its `Task` counts all drafts as accepted: room is reserved for
@@ -22,6 +23,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 
 from urdir.model.engine.batch import Batch, Segment
+from urdir.model.engine.paced_rows import PacedRows
 from urdir.model.engine.requests.admission import Admission
 from urdir.model.engine.requests.limits import Limits
 from urdir.model.engine.requests.request import Ending, Finish, Request
@@ -38,7 +40,8 @@ class Scheduler:
     """Serves requests of up to ``context`` tokens by ``slots`` sequences of ``storage``, which no
     one else uses. A step has a row for each slot at most, and those of drafts. ``end_ids`` end
     answers. An answer that ``waits`` goes on once its last token is known. ``drafting`` chooses how
-    many drafts steps verify. ``clock`` is in seconds.
+    many drafts steps verify. ``clock`` is in seconds. ``paced``, if given, chooses how many answers
+    have a row, in turns, in steps of answers alone.
 
     `plan` makes a step, and `chosen` takes its tokens; the next step is planned in between. Steps
     complete in the order of their plans.
@@ -59,6 +62,8 @@ class Scheduler:
         self.limits = limits = limits or Limits()
         self.context = min(context, storage.most_tokens)
         self.drafting = drafting
+        self.paced: PacedRows | None = None
+        self._turn = 0  # of the answers that have no row in a step, the first one's place
         self._rest = None if drafting is None else drafting.rest
         shares = limits.share_prefixes
         self.tasks = Tasks(storage, slots, share_prefixes=shares, rest=self._rest)
@@ -250,11 +255,7 @@ class Scheduler:
     def _decode_rows(self) -> list[Task]:
         """The answers that go on, each with room for its next token."""
         rows = []
-        for task in list(self.tasks.running.values()):
-            if not task.prefill <= task.stored < task.end:
-                continue
-            if task.in_flight and (task.waits or task.stored + 1 >= task.free):
-                continue
+        for task in self._in_turn([*filter(_goes_on, self.tasks.running.values())]):
             if task.slot < 0:  # preempted for one before it
                 continue
             if task.stored == task.room and not self._room.grow(task):
@@ -263,6 +264,16 @@ class Scheduler:
             task.in_flight += 1
             rows.append(task)
         return rows
+
+    def _in_turn(self, tasks: Sequence[Task]) -> Sequence[Task]:
+        """Those of the answers that could go on that have a row in the next step."""
+        is_alone = len(tasks) == len(self.tasks.running) and not self.tasks.waiting
+        if self.paced is None or not is_alone:
+            return tasks
+        count = len(tasks)
+        left_out = count - self.paced.choose(count)
+        first, self._turn = self._turn, (self._turn + left_out) % max(1, count)
+        return [task for at, task in enumerate(tasks) if (at - first) % count >= left_out]
 
     def _drafts(self, rows: Sequence[Task]) -> tuple[int, ...]:
         """Drafts for the rows of a step, where there is room without preempting others; empty where
@@ -316,3 +327,10 @@ class Scheduler:
         task.in_flight += 1
         aligned = -(-(end - start) // self.limits.alignment) * self.limits.alignment
         return budget - aligned
+
+
+def _goes_on(task: Task) -> bool:
+    """Whether an answer could have a row in the next step."""
+    if not task.prefill <= task.stored < task.end:
+        return False
+    return not task.in_flight or not (task.waits or task.stored + 1 >= task.free)

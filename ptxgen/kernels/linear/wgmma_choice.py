@@ -20,8 +20,10 @@ one on average. us of the fastest (rows x vectors of the weights; Q6_K down, els
 2048 of BF16, gate and up: 937 in tiles of 128, 880 of 208, 807 of 256 vectors, whose registers are
 handed over (`WgmmaCut.hands_over`). Two CTAs of a launch that fit on one SM are sometimes there,
 with none on another: 96 vectors of down took 36.4 so. More stages than two have room for end that
-(`_alone_on_sm`: 29.7). Of Q, K and V with 88 to 104 two row groups in clusters of two are faster
-than a warpgroup with an SM alone: 13.9 and 14.5 us of 88 and 96 vectors, in place of 14.8 and 15.1.
+(`_alone_on_sm`: 29.7). A warpgroup that has an SM alone takes 1.2 to 1.4 times what its tiles need
+(1.43 with 88 vectors, 1.2 with 128). Two splits, whose stages have half a tile of activations or a
+quarter, take 4 to 6 us less of down and 2 to 4 of Q, K and V (96 and 104 vectors, in a step); four
+row groups 4 of gate and up and 77 of the output (104 vectors; 2026-11-29).
 
 Two CTAs that shared their activations, each copying half of them to both (`cp.async.bulk` with
 `multicast`), took twice as long with every width.
@@ -66,17 +68,19 @@ FEW_SHAPES = ((1, 4), (1, 2), (4, 1), (2, 2), (2, 1), (1, 1))
 MANY_SHAPES = ((2, 1), (1, 1))
 #: The most vectors of a CTA.
 MOST = 256
-#: Up to so many vectors splits as well, with activations of a whole tile in a stage: a warpgroup
-#: alone takes longer than the tiles of two.
+#: Up to so many vectors splits as well: a warpgroup alone takes longer than the tiles of two.
 SPLIT_SHAPES, SPLIT_MOST = ((1, 2),), 136
-#: Up to so many vectors four row groups have registers for the sums.
-TALL_SHAPES, TALL_MOST = ((4, 1),), 80
+#: Up to so many vectors four row groups have registers for the sums, which are handed over.
+TALL_SHAPES, TALL_MOST = ((4, 1),), 104
 #: Of more vectors than a CTA's, in how many tiles they may be, and how wide these are else.
 TILES, WIDTHS = range(1, 5), (128, 176, 192, 208, 256)
 #: The most stages of weights, of CTAs that are to have an SM each.
 MOST_STAGES = 8
 #: Stages of weights, and stages of activations and their slices, deepest first.
-RINGS = ((4, 3, 4), (3, 2, 4), (2, 2, 4), (3, 4, 1), (2, 4, 1), (2, 3, 1), (1, 3, 1))
+RINGS = (
+    *((4, 3, 4), (3, 2, 4), (2, 3, 2), (2, 2, 4)),
+    *((3, 4, 1), (2, 4, 1), (2, 3, 1), (1, 3, 1)),
+)
 #: us of a tile of 64 rows and 256 columns of an SM, and of each vector: the more of weights that
 #: are made (of quants in two planes for longer), or of products; and of floats.
 MADE, PLANES, MULTIPLIED, FLOATS = (0.245, 0.0033), 0.07, (0.045, 0.00475), (0.395, 0.0044)
@@ -88,9 +92,9 @@ PAIRED = {1: 1.4, 2: 2.0}
 LONE, LONE_MOST = 0.005, 120
 #: us of the same of a warpgroup alone, and of one that makes weights between products.
 ALONE, ALONE_PER_VECTOR, APART_PER_VECTOR = 0.42, 0.0007, 0.0061
-#: Registers that a thread of a pair's CTAs has beside those that it must have: 128 in all with up
-#: to 120 vectors, so that two fit.
-PAIR_REGISTERS = 4
+#: Registers that a thread has beside those that it must have: of a pair's CTAs, so that with up to
+#: 120 vectors two fit, and where weights are not made beside products.
+PAIR_REGISTERS, APART_REGISTERS = 16, 12
 #: us of a launch, of each CTA of an SM after the other, of a vector of it at its end (of the
 #: second `FEW`), of a cluster of two, and of a split for 64 vectors.
 LAUNCH, NEXT, END, CLUSTER, SPLIT = 1.88, 0.23, 0.02, 1.98, 0.256
@@ -134,7 +138,7 @@ def estimate(product: GemmWgmma, sms: int) -> float:
     alone = waves * tiles * (ALONE + per_vector * cut.vectors) / cut.splits
     on_sm = each * tiles * cut.row_groups * _tile(product.format, cut.vectors)
     on_sm *= PAIRED[cut.cluster] if each == 1 and _together(product) > 1 else 1
-    is_lone = each * cut.warpgroups * cut.cluster * _together(product) == 1
+    is_lone = each * cut.warpgroups * _together(product) == 1
     if is_lone and FEW < cut.vectors < LONE_MOST:
         longer = 1 + LONE * (LONE_MOST - cut.vectors)
         alone, on_sm = longer * alone, longer * on_sm
@@ -163,9 +167,8 @@ def _tile(fmt: Format, vectors: int) -> float:
 def _together(product: GemmWgmma) -> int:
     """CTAs for which an SM has room at once."""
     cut = product.cut
-    registers = cut.used_registers
-    if product.overlaps:
-        registers += PAIR_REGISTERS if cut.cluster > 1 else SLICE_REGISTERS
+    more = PAIR_REGISTERS if cut.cluster > 1 else SLICE_REGISTERS
+    registers = cut.used_registers + (more if product.overlaps else APART_REGISTERS)
     by_registers = SM_REGISTERS // (cut.threads * registers)
     return max(1, min(by_registers, SM_NBYTES // (product.shared_bytes + CTA_COST)))
 
@@ -239,7 +242,7 @@ def _deepest(
 ) -> WgmmaCut | None:
     """With the deepest rings that fit; None where none does."""
     for weights, activations, slices in RINGS:
-        if (vectors <= FEW or splits > 1 or groups > 2) != (slices == TILE_SLICES):
+        if slices not in _slices(product.format, groups, splits, vectors):
             continue
         try:
             cut = WgmmaCut(groups, vectors, splits, cluster, weights, activations, slices, resident)
@@ -248,3 +251,14 @@ def _deepest(
             continue
         return cut
     return None
+
+
+def _slices(fmt: Format, groups: int, splits: int, vectors: int) -> tuple[int, ...]:
+    """How many slices of activations a stage may have. Splits of floats and of more than
+    `TALL_MOST` vectors are not measured."""
+    if vectors <= FEW or (splits == 1 and groups > 2):
+        return (TILE_SLICES,)
+    if splits == 1:
+        return (1,)
+    is_measured = vectors <= TALL_MOST and not fmt.is_float
+    return (TILE_SLICES, 2, 1) if is_measured else (TILE_SLICES,)

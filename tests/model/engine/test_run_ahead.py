@@ -18,6 +18,7 @@ from urdir.driver.stream import Stream
 from urdir.model.engine.batch import Output, StepShape
 from urdir.model.engine.decode_graphs import LOOK_AHEAD
 from urdir.model.engine.generate import Generation
+from urdir.model.engine.paced_rows import PacedRows
 from urdir.model.engine.realizar import EagerSteps
 from urdir.model.engine.requests.answer import Answer
 from urdir.model.engine.requests.answer_loop import AnswerLoop
@@ -104,6 +105,21 @@ def test_sequences_together_equal_each_alone(device: Device, weights: Weights) -
         assert [len(tokens) for tokens in alone] == [6, 4, 8]  # the last token needs no place
         requests = [Request(prompt=tuple(of), settings=GREEDY) for of in prompts]
         assert together(session, requests) == alone
+
+
+@pytest.mark.full
+def test_answers_that_take_turns_equal_each_alone(
+    device: Device, weights: Weights, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nine of them, in steps of eight: each has no row now and then."""
+    prompts = [[3 + number, 1, 4 * number] for number in range(9)]
+    monkeypatch.setattr(PacedRows, "choose", lambda self, answers: min(answers, 8))
+    with Session(device, weights, SessionSettings(8, sequences=9)) as session:
+        alone = [answer(session, prompt) for prompt in prompts]
+        launched = watch(session)
+        requests = [Request(prompt=tuple(of), settings=GREEDY) for of in prompts]
+        assert together(session, requests) == alone
+        assert len(launched) > 6  # the first step and five of nine rows would do
 
 
 @pytest.mark.slow

@@ -27,10 +27,10 @@ from urdir.ptxgen.weights.packed import GROUP, GROUP_NBYTES, TILE_SLICES
 
 #: Threads of a warpgroup, whose operand A has 64 rows.
 WARPGROUP = 128
-#: Registers of a thread except those of sums.
-OTHER_REGISTERS = 64
-#: Registers of the weights of a slice.
-SLICE_REGISTERS = 16
+#: Registers of a thread except those of sums: with so many no type spills.
+OTHER_REGISTERS = 52
+#: Registers for the weights of a slice beside those of the slice before.
+SLICE_REGISTERS = 28
 #: Vectors up to which a tile is of few.
 FEW = 64
 
@@ -57,8 +57,6 @@ class WgmmaCut:
 
     #: Of 16 rows, that a warp has.
     operands = 1
-    #: Registers that a thread which copies keeps where it hands over the others.
-    copy_registers = 40
 
     def __post_init__(self) -> None:
         if (
@@ -66,7 +64,6 @@ class WgmmaCut:
             or self.vectors % GROUP
             or not GROUP <= self.vectors <= 256
             or TILE_SLICES % self.x_slices
-            or (self.splits > 1 and self.x_slices < TILE_SLICES)
             or not 1 <= self.cluster <= 8
             or min(self.weight_stages, self.x_stages) < 1
         ):
@@ -98,6 +95,12 @@ class WgmmaCut:
         vectors, where these need more for their sums and the weights of a slice."""
         needed = self.used_registers + SLICE_REGISTERS
         return self.resident == 1 and self.vectors > FEW and needed > self.first_registers
+
+    @property
+    def copy_registers(self) -> int:
+        """Registers that a thread which copies keeps where it hands over the others: beside four
+        warpgroups these need more."""
+        return 24 if self.warpgroups == 4 else 40
 
     @property
     def registers(self) -> int:
@@ -234,6 +237,7 @@ def _examples(cls: type[GemmWgmma]) -> Iterator[tuple[str, GemmWgmma]]:
     yield "tall tile", cls.of(q4_k, 100, 512, 70, cut, Gated(), PackedVectors())
     yield "splits", cls(q4_k, 130, 1280, 17, WgmmaCut(1, 24, splits=4, x_slices=4, x_stages=1))
     yield "splits of many", cls(q6_k, 70, 1280, 75, WgmmaCut(1, 80, 2, 1, 2, 2, x_slices=4))
+    yield "splits of slices", cls(q6_k, 70, 1280, 75, WgmmaCut(1, 40, 2, 1, 2, 3, x_slices=2))
     cut = WgmmaCut(1, 24, 2, 2, x_slices=4, x_stages=2)
     yield "cluster", cls.of(q6_k, 65, 1280, 20, cut, Residual())
     yield "several residuals", cls.of(q4_k, 70, 512, 75, WgmmaCut(1, 72), Bias(), Residual())

@@ -82,7 +82,7 @@ class PaperSteps:
 class PaperSession:
     """``sequences`` of up to ``context`` tokens; every step chooses `TOKEN`."""
 
-    drafting = None
+    drafting = paced = None
     takes_sources = False
 
     def __init__(

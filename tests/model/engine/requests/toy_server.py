@@ -12,6 +12,7 @@ from random import Random
 from typing import Any
 
 from tests.model.engine.requests.toy_storage import UNWRITTEN, Toy, ToyStorage
+from urdir.model.engine.paced_rows import PacedRows
 from urdir.model.engine.requests.limits import Limits
 from urdir.model.engine.requests.request import Ending, Finish, Request
 from urdir.model.engine.requests.scheduler import Scheduler
@@ -147,9 +148,10 @@ class Server:
         clock: Callable[[], float] = lambda: 0.0,
         more: int = 0,
         drafts: Random | None = None,
+        paced: PacedRows | None = None,
     ) -> None:
         """Where nothing changes, ``more`` steps are launched together with the first. ``drafts``
-        says how many steps have, and which are right."""
+        says how many steps have, and which are right; ``paced`` how many rows they have."""
         self.storage, self.device = storage, ToyDevice(storage, drafts or Random(0))
         self.scheduler = Scheduler(
             storage,
@@ -160,6 +162,7 @@ class Server:
             drafting=None if drafts is None else AnyDrafts(drafts),
             clock=clock,
         )
+        self.scheduler.paced = paced
         self.more = more
         self.requests: dict[int, Request] = {}
         self.answers: dict[int, list[int]] = {}
