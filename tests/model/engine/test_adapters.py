@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from tests.model.files.quantised_folders import KINDS, OWN_ORDERS, quantised
+from urdir.model.engine import budget
 from urdir.model.engine.adapters import Adapters
 from urdir.model.engine.batch import Output, StepShape
 from urdir.model.engine.engine import Engine
@@ -241,6 +242,7 @@ def test_products_that_compute_a_x_themselves(
     """One row: token after token, two sequences in turn, one without an adapter; launches of their
     own for A x if CTAs may compute ``most`` ranks."""
     monkeypatch.setattr(lower_adapters, "MOST_EACH", most)
+    monkeypatch.setattr(budget, "_measured", {})  # by other values of it
     lower_adapters._with_own.cache_clear()
     with Engine.open(
         base,
