@@ -135,4 +135,5 @@ def test_steps_of_one_row_have_what_their_adapters_need(monkeypatch: pytest.Monk
             }
             for keys in session.shapes.lengths
         ]
-    assert counts[0] and counts[0] != counts[-1]
+    assert counts[0]
+    assert counts[0] != counts[-1]
