@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from urdir.model.graph.attention import Attend, Cache
 from urdir.model.graph.op import Op
-from urdir.model.graph.ops import Norm, Product, Rope
+from urdir.model.graph.ops import Norm, Rope
 from urdir.model.lower.attend import (
     LayerAttention,
     append_tokens,

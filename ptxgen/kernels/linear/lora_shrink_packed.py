@@ -100,7 +100,7 @@ class LoraShrinkPacked(LoraShrink):
 
     @property
     def params(self) -> tuple[Param, ...]:
-        x, *others = super().params
+        _, *others = super().params
         return (Param("x", "f16", packed_shape(self.batch, self.cols), Access.IN), *others)
 
     @property
