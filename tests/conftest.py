@@ -72,7 +72,7 @@ def pytest_collection_finish() -> None:
 #: How many tests have ended in this process, and its CPU time at the last look at frozen objects.
 _ended, _looked = itertools.count(1), [0.0]
 #: CPU seconds between two of these: one takes a second.
-_BETWEEN = 120.0
+_BETWEEN = 360.0
 
 
 @pytest.hookimpl(trylast=True)

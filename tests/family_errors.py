@@ -11,8 +11,8 @@ logits, all tokens of the golden taken one by one. The file says by what the err
 
 and ``others`` which of them were found by something else, and by what.
 
-A golden whose model cannot be run is left out, and named on stderr. Then the table of families in
-model/MODELS.md must be rewritten: python tests/family_table.py.
+Each error is printed. A golden whose model cannot be run is left out, and named on stderr. Then
+the table of families in model/MODELS.md must be rewritten: python tests/family_table.py.
 """
 
 from __future__ import annotations
@@ -120,6 +120,7 @@ def main() -> None:
             print(f"{name}: {type(reason).__name__} {reason}", file=sys.stderr)
             continue
         found["errors"][name] = float(f"{error:.1e}")
+        print(f"{name}: {error:.1e}, {by}", flush=True)
         found["others"].pop(name, None)
         if by != found["by"]:
             found["others"][name] = by

@@ -9,7 +9,7 @@ from collections.abc import Callable
 PATIENCE = 120.0
 
 
-def in_some_try(check: Callable[[], None], tries: int = 6) -> None:
+def in_some_try(check: Callable[[], None], tries: int = 20) -> None:
     """Repeat a check of times until it holds: other processes lengthen them, now and then."""
     for left in reversed(range(tries)):
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Iterable
 from typing import Any
 
@@ -11,65 +12,45 @@ from urdir.driver.emulator.copies import Interval
 from urdir.driver.emulator.machine.memory import ELEMENTS, Allocation, Array, Update
 from urdir.driver.emulator.pinned import UnifiedMemory
 
-#: Flags of a page are contiguous, and exist only for accessed pages.
 _PAGE_SHIFT = 12
 _PAGE = 1 << _PAGE_SHIFT
+#: Bytes up to which clearing memory takes less time than mapping it.
+_SMALL = 1 << 18
 _SHIFTS = tuple(np.array(k, np.uint64) for k in range(5))
 _TOUCHED = tuple(np.full(1 << k, 1, np.uint8).view(ELEMENTS[k])[0] for k in range(5))
 
 
 class TouchedBytes:
     """Bytes of one allocation, as flags. Memory is proportional to the accessed pages: a graph has
-    hundreds of kernels, each of which accesses little of a large allocation."""
+    hundreds of kernels, each of which accesses little of a large allocation. The system gives an
+    anonymous map a page when it is first written."""
 
     def __init__(self, nbytes: int) -> None:
-        #: Row of each page in the flags; row 0 belongs to no page.
-        self._rows = np.zeros(-(-nbytes // _PAGE), np.int32)
-        self._flags: Array = np.zeros((2, _PAGE), np.uint8)
-        self._used = 1
+        count = -(-nbytes // _PAGE)
+        self._pages = np.zeros(count, np.bool_)
+        nbytes = count * _PAGE
+        is_large = nbytes > _SMALL
+        flags = np.frombuffer(mmap.mmap(-1, nbytes) if is_large else bytearray(nbytes), np.uint8)
+        self._flags = tuple(flags.view(element) for element in ELEMENTS)
 
     def add(self, index: Array, shift: int) -> None:
         """Add elements of 1 << shift bytes, by their numbers."""
-        in_page = _PAGE_SHIFT - shift
-        place = self._rows_of(index >> in_page).astype(np.int64) << in_page
-        np.bitwise_or(place, index & ((1 << in_page) - 1), out=place)
-        self._flags.reshape(-1).view(ELEMENTS[shift])[place] = _TOUCHED[shift]
+        self._pages[index >> (_PAGE_SHIFT - shift)] = True
+        self._flags[shift][index] = _TOUCHED[shift]
 
     def add_range(self, low: int, high: int) -> None:
         """Add the bytes from ``low`` up to ``high``."""
-        first, last = low >> _PAGE_SHIFT, (high - 1) >> _PAGE_SHIFT
-        rows = self._rows_of(np.arange(first, last + 1))
-        self._flags[rows[1:-1]] = 1
-        start, stop = low - (first << _PAGE_SHIFT), high - (last << _PAGE_SHIFT)
-        if first == last:
-            self._flags[rows[0], start:stop] = 1
-        else:
-            self._flags[rows[0], start:] = 1
-            self._flags[rows[-1], :stop] = 1
+        self._pages[low >> _PAGE_SHIFT : ((high - 1) >> _PAGE_SHIFT) + 1] = True
+        self._flags[0][low:high] = 1
 
     def overlap(self, other: TouchedBytes) -> int | None:
         """The offset of the first common byte, or None."""
-        pages = np.flatnonzero(np.minimum(self._rows, other._rows))
-        both = self._flags[self._rows[pages]] & other._flags[other._rows[pages]]
-        if not both.any():
-            return None
-        at, byte = divmod(int(both.argmax()), _PAGE)
-        return (int(pages[at]) << _PAGE_SHIFT) + byte
-
-    def _rows_of(self, pages: Array) -> Array:
-        """The rows of the pages' flags, created if missing."""
-        rows: Array = self._rows.take(pages)
-        if rows.all():
-            return rows
-        new = np.unique(pages[rows == 0])
-        end = self._used + new.size
-        if end > len(self._flags):
-            more = np.zeros((max(end, 2 * len(self._flags)), _PAGE), np.uint8)
-            more[: self._used] = self._flags[: self._used]
-            self._flags = more
-        self._rows[new] = np.arange(self._used, end)
-        self._used = end
-        return self._rows.take(pages)
+        for page in np.flatnonzero(self._pages & other._pages).tolist():
+            low = page << _PAGE_SHIFT
+            both = self._flags[0][low : low + _PAGE] & other._flags[0][low : low + _PAGE]
+            if both.any():
+                return low + int(both.argmax())
+        return None
 
 
 class Footprint:
@@ -159,12 +140,13 @@ class TracedMemory:
     def _record(self, footprint: Footprint, addresses: Array, shift: int) -> None:
         left = np.atleast_1d(addresses)
         while left.size:
-            allocation = self._memory.find(int(left[0]))
+            allocation = self._memory.find(int(left.item(0)))
             assert allocation is not None
-            index = left - allocation.base
-            if index.max() < allocation.nbytes:  # addresses below it wrap
-                footprint.add(allocation, (index >> _SHIFTS[shift]).view(np.int64), shift)
+            index = np.subtract(left, allocation.base)
+            is_inside = np.maximum.reduce(index) < allocation.nbytes  # addresses below it wrap
+            inside = None if is_inside else index < allocation.nbytes
+            of = np.right_shift(index if inside is None else index[inside], _SHIFTS[shift])
+            footprint.add(allocation, of.view(np.int64), shift)
+            if inside is None:
                 return
-            inside = (left >= allocation.address) & (left < allocation.end)
-            footprint.add(allocation, (index[inside] >> _SHIFTS[shift]).view(np.int64), shift)
             left = left[~inside]

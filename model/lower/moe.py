@@ -20,7 +20,7 @@ from urdir.model.graph.tensor import Tensor
 from urdir.model.lower.adapters import SLOTS, rows_of_tensor
 from urdir.model.lower.chain import Chain
 from urdir.model.lower.experts.adapters import ExpertAdapters
-from urdir.model.lower.experts.cached import gather_chosen, through_cache
+from urdir.model.lower.experts.cached import through_cache
 from urdir.model.lower.experts.grouped_gemm import GroupedGemm
 from urdir.model.lower.experts.layer import MixtureLayer, RouterLayer
 from urdir.model.lower.experts.per_row import PerRow
@@ -270,9 +270,7 @@ def lower_experts(at: Lowering, ops: Sequence[Op]) -> bool:
     call = MixtureCall(of.label, mixture, x, layer, residual, at.place(y), adapters, selection)
     cache = at.parts.weights.expert_caches.get(of.up.matrix)
     if cache is not None:
-        gather_chosen(at, of, call, cache)
-        if not at.takes_gemm(of.x.rows):
-            call = through_cache(at, of, call, cache)
+        call = through_cache(at, of, call, cache)
     append_experts(at, of.x.rows, call)
     if adapters is not None:
         adapters.add_last(at.place(y))

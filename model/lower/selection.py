@@ -17,7 +17,7 @@ from urdir.model.lower.latent_heads import append_absorbed, append_latent_key, p
 from urdir.model.lower.lowering import Lowering
 from urdir.model.lower.rule import Rule
 from urdir.ptxgen.kernels.attention.choice import chosen_attention
-from urdir.ptxgen.kernels.attention.index_scores import IndexScores
+from urdir.ptxgen.kernels.attention.index_scores import IndexScores, can_multiply
 from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
 from urdir.ptxgen.kernels.attention.latent_decode import LatentDecode
 from urdir.ptxgen.kernels.attention.mean_keys import MeanKeys
@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 #: Bytes of the scores of rows that are selected at once: a long prompt is cut by them, into parts
 #: of multiples of four rows, whose positions are 16-byte aligned.
 SCORES_NBYTES, ALIGNED_ROWS = 64 << 20, 4
-#: CTAs of `IndexScores` on an SM.
-_CTAS_PER_SM = 4
 #: Position and sequence of each row among the tokens that it has selected, u32.
 LAST, ROW = "selected last", "selected row"
 
@@ -199,15 +197,20 @@ def append_selection(at: Lowering, of: Select | SelectBlocks) -> None:
     layout = replace(layout, kv_heads=1) if isinstance(of, SelectBlocks) else layout
     cache = _cache(at, of)
     table = {"block_table": cache["block_table"]} if layout.is_paged else {}
-    rounds = not at.exact and index.dtype == "f16" and index.head_dim % 32 == 0
     scores, most = at.work["index scores"], SCORES_NBYTES // (4 * keys)
     each = max(1, most // ALIGNED_ROWS) * ALIGNED_ROWS
     for first in range(0, rows.count, each):
         count = min(each, rows.count - first)
-        ctas = max(1, _CTAS_PER_SM * at.limits.sms // count)
-        weighted = of.weights is not None
-        how = (ctas, rounds, indexer.pool, weighted)
-        kernel = IndexScores(index, indexer.heads, count, keys, *how)
+        kernel = IndexScores(
+            index,
+            indexer.heads,
+            count,
+            keys,
+            rounds=not at.exact and can_multiply(index),
+            pool=indexer.pool,
+            weighted=of.weights is not None,
+            early=not rows.attend_to_each_other,
+        ).spread(at.limits.sms)
         shape = (layout, count, keys, indexer.most, indexer.pool)
         select = select_keys(*shape, at.limits.sms, at.limits.target)
 

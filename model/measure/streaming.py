@@ -127,8 +127,7 @@ class LinkUse:
 
     def during(self, row: BenchRow) -> str:
         """What a test used that has ended just now: a step copies all that it streams once, and the
-        experts that its rows lack. What it copies of them is not known where they may choose more
-        than a cache has slots."""
+        experts that its rows lack, or all of them where many rows choose."""
         weights = self.session.weights
         before, self._seen = self._seen, self._counted()
         pairs, copies, moved = (now - then for now, then in zip(self._seen, before, strict=True))
@@ -139,11 +138,7 @@ class LinkUse:
         if row.ms_per_step is None:  # prompts read all experts
             rows *= self.session.shapes.chunks[-1]
         elif caches and not pairs:
-            slots = min(of.slots for of in caches)
-            return (
-                f"{row.test}: its rows may choose more experts than the {slots} slots of a layer: "
-                "they are copied for each step"
-            )
+            experts = ", with all experts, as many rows choose"
         elif pairs:
             mixtures = [of for layer in self.session.parts.config.layers for of in layer.mixtures]
             of_step = rows * sum(of.router.used for of in mixtures)

@@ -335,8 +335,10 @@ def _layer(
             return _compressed(compression, CachedLayer(layout, span), max_len)
         if (of := mixer.indexer) is None:
             return CachedLayer(layout, span)
-        raw = _index(of.raw_width, layout) if of.raw_width else None
-        return CachedLayer(layout, span, index=_index(of.dim, layout), raw=raw)
+        raw, index = _index(of.raw_width, layout) if of.raw_width else None, _index(of.dim, layout)
+        if keys == "fp8" and of.pool == 1:  # as they come; means of several are made in f16
+            index = replace(index, dtype=keys)
+        return CachedLayer(layout, span, index=index, raw=raw)
     window = Window.of(span, rows, mailbox_slots(settings.drafts), page_len)
     pages = window.pages(layout, settings.pages)
     return CachedLayer(replace(layout, pages=pages), span, window)

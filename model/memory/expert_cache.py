@@ -27,8 +27,9 @@ if TYPE_CHECKING:
     from urdir.model.families.feed_forward import Mixture
     from urdir.model.memory.streamed import StreamedMatrices
 
-#: CTAs that gather experts beside the kernels that read those of the layer before.
-GATHERING = 16
+#: CTAs that gather cached experts beside the kernels that read those of the layer before, and as
+#: many for the others.
+GATHERING = 8
 _gather = lru_cache(maxsize=64)(GatherExperts)
 #: The name of a tensor in the arena of the weights.
 Label = Callable[[Stored], str]
@@ -46,13 +47,15 @@ class CachedPart:
 @dataclass(frozen=True, slots=True)
 class ExpertCache:
     """``slots`` for ``experts`` of a layer: the ``parts`` of each, by tensor, and which expert is
-    in which slot (``state``, see `PlaceExperts`)."""
+    in which slot (``state``, see `PlaceExperts`). ``powers`` are the row powers of all experts
+    (`Layout.row_powers`), which products of many rows read."""
 
     experts: int
     slots: int
     state: Slice
     parts: Mapping[Stored, CachedPart]
     layouts: Mapping[StoredMatrix, Layout]
+    powers: Mapping[StoredMatrix, Slice]
     reader: FileReader | None = None
 
     @classmethod
@@ -79,7 +82,8 @@ class ExpertCache:
         slots = (state.nbytes // 4 - state_words(experts, 0)) // 2
         held = {of: cached_layout(layouts[of], experts, slots) for of in matrices}
         reader = streamed.expert_reader if matrices[0] in streamed.in_files else None
-        return cls(experts, slots, state, parts, held, reader)
+        powers = {of: arena[_powers(label(of))] for of in matrices if layouts[of].powers_nbytes}
+        return cls(experts, slots, state, parts, held, powers, reader)
 
     @property
     def expert_nbytes(self) -> int:
@@ -93,24 +97,28 @@ class ExpertCache:
             if not isinstance(part.source, InFile):
                 yield part.source
             yield part.target
+        yield from self.powers.values()
 
     def gather(self, of: StoredMatrix, to: StreamedSlice) -> Launch:
         """The launch that fills the slot of a whole matrix, with experts that are cached from
         there: half of them in half of the time of a copy from the host."""
-        kernel, args = self.gathering(of, to, GATHERING)
-        return Launch(kernel, f"transfer {to.name}", args)
-
-    def gathering(
-        self, of: StoredMatrix, to: Slice, ctas: int, pairs: int = 0
-    ) -> tuple[GatherExperts, dict[str, PinnedBuffer | Slice]]:
-        """The kernel that fills the slot of a matrix, with all experts or those that so many pairs
-        have chosen, and its arguments but these."""
         part = self.parts[of]
         assert not isinstance(part.source, InFile)
         tail = to.nbytes - self.experts * part.nbytes
-        kernel = _gather(self.experts, self.slots, part.nbytes, tail, ctas, pairs)
+        kernel = _gather(self.experts, self.slots, part.nbytes, tail, GATHERING)
+        args: dict[str, PinnedBuffer | Slice]
         args = {"state": self.state, "source": part.source, "cached": part.target, "target": to}
-        return kernel, args
+        args |= {"tail": self.powers[of]} if tail else {}
+        return Launch(kernel, f"transfer {to.name}", args)
+
+    def sources(self) -> dict[str, PinnedBuffer | Slice]:
+        """Where `FetchExperts` reads each part."""
+        sources = [part.source for part in self.parts.values()]
+        return {f"source{i}": of for i, of in enumerate(sources) if not isinstance(of, InFile)}
+
+    def targets(self) -> dict[str, Slice]:
+        """The slots of each part."""
+        return {f"target{i}": part.target for i, part in enumerate(self.parts.values())}
 
     def fill(self, streamed: Mapping[Stored, StreamedSlice], counts: Array | None) -> None:
         """Copy experts to all slots, while the matrices are in theirs: those with the highest
@@ -124,6 +132,9 @@ class ExpertCache:
             for slot, expert in enumerate(chosen.tolist()):
                 place = part.target.slice(slot * part.nbytes, part.nbytes)
                 place.copy_from(source.slice(expert * part.nbytes, part.nbytes))
+        for of, powers in self.powers.items():
+            behind = streamed[of].nbytes - powers.nbytes
+            powers.copy_from(streamed[of].slice(behind, powers.nbytes))
         state = np.zeros(self.state.nbytes // 4, np.uint32)
         held, holder, *_ = parts_of(state, self.experts, self.slots)
         held[chosen] = np.arange(1, self.slots + 1)
@@ -193,6 +204,8 @@ def cache_sizes(
     sizes = {_state(label(mixture.up.matrix)): 4 * state_words(experts, slots)}
     for matrix in expert_matrices(mixture):
         sizes[_cache(label(matrix))] = cached_layout(layouts[matrix], experts, slots).nbytes
+        if layouts[matrix].powers_nbytes:
+            sizes[_powers(label(matrix))] = layouts[matrix].powers_nbytes
     for bias in expert_biases(mixture):
         sizes[_cache(label(bias))] = 4 * bias.size // experts * slots
     return sizes
@@ -210,6 +223,10 @@ def expert_part_nbytes(layout: Layout, experts: int) -> int:
 
 def _cache(name: str) -> str:
     return f"cached experts of {name}"
+
+
+def _powers(name: str) -> str:
+    return f"row powers of {name}"
 
 
 def _state(name: str) -> str:

@@ -81,12 +81,18 @@ def end() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Incoming:
-    """A request that is traced: its path, id and headers, and when it came, in ns since 1970."""
+    """A request that is traced: its path, id and headers, and when it came, in seconds of
+    `time.perf_counter`. ``shift`` (ns) makes times since 1970 of those of that clock: all times of
+    a request have one, so that they are in order."""
 
     path: str
     name: str
     headers: Mapping[str, str]
-    came: int
+    came: float
+    shift: float
+
+    def _time(self, seconds: float) -> int:
+        return round(1e9 * seconds + self.shift)
 
     def ended(
         self,
@@ -109,7 +115,7 @@ class Incoming:
             f"{operation} {model}",
             context=TraceContextTextMapPropagator().extract(self.headers),
             kind=SpanKind.SERVER,
-            start_time=self.came,
+            start_time=self._time(self.came),
             attributes={
                 "gen_ai.operation.name": operation,
                 "gen_ai.provider.name": "urdir",
@@ -124,11 +130,13 @@ class Incoming:
         if error is not None:
             span.set_attribute("error.type", type(error).__name__)
             span.set_status(Status(StatusCode.ERROR, str(error)))
-        now = time.time_ns()
+        now = time.perf_counter()
         within = set_span_in_context(span)
         for name, start, stop in () if usage is None else usage.phases(now):
-            _tracer.start_span(name, context=within, start_time=start).end(stop)
-        span.end(now)
+            _tracer.start_span(name, context=within, start_time=self._time(start)).end(
+                self._time(stop)
+            )
+        span.end(self._time(now))
 
 
 #: The request that a task answers, if it is traced.
@@ -141,7 +149,8 @@ def trace_request(path: str, name: str, headers: Sequence[tuple[bytes, bytes]]) 
         return
     texts = {name.decode("latin-1"): value.decode("latin-1") for name, value in headers}
     kept = {name: text for name, text in texts.items() if name in _W3C}
-    INCOMING.set(Incoming(path, name, kept, time.time_ns()))
+    came = time.perf_counter()
+    INCOMING.set(Incoming(path, name, kept, came, time.time_ns() - 1e9 * came))
 
 
 def _of_parameters(parameters: Parameters | None) -> dict[str, Any]:

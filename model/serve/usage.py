@@ -66,13 +66,11 @@ class Usage:
         """From the first token to the end."""
         return self._ended - self._first
 
-    def phases(self, now: int) -> Iterator[tuple[str, int, int]]:
-        """Name, start and end of each phase so far, in ns of the clock that is at ``now``: until
-        the first answer left the queue, until the first token, until the last one."""
-        shift = now - 1e9 * time.perf_counter()
+    def phases(self, now: float) -> Iterator[tuple[str, float, float]]:
+        """Name, start and end of each phase so far, in seconds of `time.perf_counter`, which is at
+        ``now``: until the first answer left the queue, until the first token, until the last."""
         begun = self._began + min(self._queued, default=0.0)
-        times = (self._began, min(begun, self._first), self._first, self._ended)
-        began, *ends = (round(1e9 * each + shift) for each in times)
+        began, *ends = (self._began, min(begun, self._first), self._first, self._ended)
         names = ("queue", "prefill", "decode") if self._has_first else ("queue",)
         for name, end in zip(names, ends if self._has_first else [now], strict=True):
             yield name, began, end

@@ -20,7 +20,7 @@ from urdir.model.text.constraint_process import LIMITS, ConstraintProcess, Proce
 from urdir.model.text.sandbox_process import SandboxProcess
 from urdir.model.text.tokenizer import Tokenizer
 
-_GIVEN_UP = 10.0  # seconds of wall clock for a reply: the process may have been stopped
+_GIVEN_UP = 30.0  # seconds of wall clock for a reply: the process may have been stopped
 _CAN_FORK = hasattr(os, "fork") and hasattr(socket, "send_fds")
 
 

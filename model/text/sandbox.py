@@ -23,7 +23,7 @@ class TemplateProcess(Owner):
     """
 
     def __init__(self, time_limit: float = TIME_LIMIT) -> None:
-        """``time_limit`` is in seconds of wall clock, per rendering."""
+        """``time_limit`` is in seconds of a processor, per rendering; see `SandboxProcess`."""
         self._time_limit = time_limit
         self._process: SandboxProcess | None = None
         self._sent = 0  # number of requests so far; replies repeat the number

@@ -16,6 +16,8 @@ Arithmetic = Literal["integers", "floats", "e4m3"]
 
 #: Weights of a *unit*: consecutive weights of a row that one thread handles at a time.
 UNIT = 32
+#: Floats of four bits (OCP's E2M1), doubled, by their codes.
+E2M1 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, repr=False)
@@ -92,6 +94,14 @@ class Format:
     def signed(self) -> bool:
         """Whether quants stand for bytes with a sign."""
         return bool(self.table or self.grid)
+
+    @property
+    def halves_of_table(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """A table of 16 as two that are looked up apart and added: of codes 0 to 7, and of the
+        complements of 8 to 15. Where one is not meant and its entry is negative, it gives -1."""
+        lower, upper = self.table[:8], self.table[8:]
+        pairs = tuple(zip(lower, upper, strict=True))
+        return tuple(a + (b < 0) for a, b in pairs), tuple(b + (a < 0) for a, b in pairs)[::-1]
 
     @property
     def bias(self) -> int:

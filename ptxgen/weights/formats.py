@@ -30,7 +30,7 @@ import numpy.typing as npt
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.weights.e4m3 import MOST, to_e4m3
 from urdir.ptxgen.weights.fields import Field, Part, Plane
-from urdir.ptxgen.weights.format import UNIT, Format
+from urdir.ptxgen.weights.format import E2M1, UNIT, Format
 from urdir.ptxgen.weights.grid_formats import grid_types
 from urdir.ptxgen.weights.grids import parts
 from urdir.ptxgen.weights.planes import Numbers, code_plane, quant_plane, scale_plane
@@ -138,7 +138,7 @@ def _e2m1(block: int) -> Format:
     codes = Field(4, _at(at), tuple(4 << k for k in range(block.bit_length() - 1)))
     return _quantised(
         f"E2M1G{block}", OWN_TYPES + 256 + block // UNIT, block, at + block // 2,
-        quants=[codes], single=0, factors=factors, table=_E2M1, group=16,
+        quants=[codes], single=0, factors=factors, table=E2M1, group=16,
     )  # fmt: skip
 
 
@@ -170,8 +170,7 @@ _K_NUMBERS = (
     (("minimum", 0, Field(4, _at(8), (8, 16, _at(4, 4)))),),
 )
 
-# Floats of four bits (OCP's E2M1), doubled, and the steps of IQ4_NL and IQ4_XS.
-_E2M1 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
+# The steps of IQ4_NL and IQ4_XS.
 _IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 
 _ALL = (
@@ -232,11 +231,11 @@ _ALL = (
         numbers=[[("scale", 0, Field(8, _at(192), (8, 16, 32, 64), signed=True))]],
     ),
     _quantised(
-        "MXFP4", 39, 32, 17, exponent=0, table=_E2M1,
+        "MXFP4", 39, 32, 17, exponent=0, table=E2M1,
         quants=[Field(4, _at(1), _HALVES)],
     ),
     _quantised(
-        "NVFP4", 40, 64, 36, d=0, group_factors=True, group=16, table=_E2M1,
+        "NVFP4", 40, 64, 36, d=0, group_factors=True, group=16, table=E2M1,
         quants=[Field(4, _at(4), (8, 16, 32, 4, _at(8), _at(16)))],
     ),
     _quantised(

@@ -4,6 +4,9 @@ The bits of a small integer, read as an f16, are a subnormal number: 2^-24 times
 mask makes two f16 numbers of a 32-bit word with one quant in each byte: of bytes 0 and 2, or, after
 a shift, of bytes 1 and 3. Quants in the upper halves of bytes stay there (``lift``), within the ten
 bits of a subnormal number. Quants whose bits are in two planes become bytes first.
+
+Of floats of four bits a sign and three other bits are those of an f16 that is 2^-14 times as large:
+its sign, the lower bits of its exponent, and the first one of its fraction.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from urdir.ptxgen.weights.fields import Plane
-from urdir.ptxgen.weights.format import UNIT, Format
+from urdir.ptxgen.weights.format import E2M1, UNIT, Format
 from urdir.ptxgen.weights.packed_few import Order
 
 #: Quads of a unit, and of half a unit, converted together.
@@ -52,6 +55,16 @@ class Halves:
         """Whether the quants of a quad become bytes first: those whose bits are in two planes. Both
         pairs of f16 values then come from one word."""
         return len(list(self.format.parts("q"))) == 2 and not self.format.table
+
+    @property
+    def are_floats(self) -> bool:
+        """Whether quants are codes of floats of four bits: their bits are those of f16 numbers."""
+        return self.format.table == E2M1
+
+    @property
+    def raised(self) -> int:
+        """By what power of two f16 quants are more than 2^-24 times what the table says."""
+        return 9 if self.are_floats else 0
 
     @property
     def mask(self) -> int:

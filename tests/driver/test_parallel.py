@@ -47,9 +47,9 @@ def test_the_first_failure_is_raised_when_nothing_runs_any_more() -> None:
             raise ValueError("number 2")
 
     with pytest.raises(ValueError, match="number 1"):
-        in_threads(work, range(100))
+        in_threads(work, range(10_000))
     assert sorted(begun) == sorted({*ended, 1})
-    assert len(begun) < 100
+    assert len(begun) < 10_000
 
 
 def test_a_task_runs_beside_the_caller() -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.model import golden_files
+from tests.model import golden_files, kept_processes
 from urdir.driver.emulator import jit
 from urdir.model.cli import main
 from urdir.ptxgen.render import frame
@@ -68,6 +68,12 @@ def _kernels_are_made_once() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(frame, "render", _render_once)
         patch.setattr(jit, "_compile", _compile_once)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _template_processes_are_kept() -> Iterator[None]:
+    with kept_processes.kept():
         yield
 
 

@@ -17,6 +17,7 @@ from urdir.ptxgen.weights.formats import (
     format_of,
     random_blocks,
 )
+from urdir.ptxgen.weights.halves import Halves
 from urdir.ptxgen.weights.layout import TILE_ROWS, TILE_UNITS, Layout, recoded
 
 QUANTISED = [f for f in FORMATS.values() if not f.is_float]
@@ -280,6 +281,31 @@ def test_every_exponent_is_a_power_of_two() -> None:
     layout = Layout(FORMATS["MXFP4"], 1, 252 * 32)
     expected = gguf.quants.dequantize(blocks.reshape(1, -1), gguf.GGMLQuantizationType.MXFP4)
     np.testing.assert_array_equal(layout.unpack(layout.pack(blocks)), expected)
+
+
+@pytest.mark.parametrize("fmt", [f for f in QUANTISED if len(f.table) == 16], ids=lambda f: f.name)
+def test_halves_of_a_table_add_up_to_it(fmt: Format) -> None:
+    """As `prmt` looks them up: where a selector has its fourth bit it repeats the entry's sign."""
+
+    def look_up(half: tuple[int, ...], selector: int) -> int:
+        entry = half[selector & 7]
+        assert -128 <= entry <= 127
+        return (-1 if entry < 0 else 0) if selector & 8 else entry
+
+    first, second = fmt.halves_of_table
+    found = [look_up(first, code) + look_up(second, ~code & 15) for code in range(16)]
+    assert tuple(found) == fmt.table
+
+
+def test_floats_of_four_bits_are_f16_numbers() -> None:
+    """Sign, exponent and fraction of a code are those of an f16 number (`Halves.are_floats`)."""
+    codes = np.arange(16, dtype=np.uint16)
+    halves = ((codes & 8) << 12 | (codes & 7) << 9).view(np.float16).astype(np.float64)
+    types = [f for f in QUANTISED if Halves(f).are_floats]
+    assert {f.name for f in types} == {"MXFP4", "NVFP4", "E2M1G256", "E2M1G64"}
+    for fmt in types:
+        quants = np.array(fmt.table) * 2.0**-24
+        np.testing.assert_array_equal(halves, quants * 2.0 ** Halves(fmt).raised)
 
 
 def test_the_digest_of_a_type_follows_its_description() -> None:

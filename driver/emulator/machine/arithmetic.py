@@ -5,6 +5,8 @@ Functions work on whole arrays and are exact unless stated otherwise.
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -64,10 +66,80 @@ def _fix_lanes(lanes: Array, product: Array, addend: Array, total: Array) -> Non
     Most midpoints are exact sums (of quantised values, say), which need nothing.
     """
     x, y, z = product.take(lanes), addend.take(lanes), total.take(lanes)
-    part = z - x
-    error = (x - (z - part)) + (y - part)
-    if np.count_nonzero(error):
+    if np.count_nonzero(_errors(x, y, z)):
         total[lanes] = to_odd(x, y, z)
+
+
+#: Operands and result of an fma: ``out = a * b + c``.
+Fma = tuple[Array, Array, Array, Array]
+
+#: Lanes above which each fma of a run is computed alone: numpy's calls cost little then.
+_LANES_OF_RUNS = 4096
+
+
+class _Rows(threading.local):
+    """Scratch arrays of runs, by their shape; a thread has its own."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[int, int], tuple[Any, ...]] = {}
+
+    def of(self, shape: tuple[int, int]) -> tuple[Any, ...]:
+        """Three float64 arrays, their rows, the bits of the third, and an int64 array."""
+        found = self._known.get(shape)
+        if found is None:
+            if len(self._known) == 64:
+                self._known.clear()
+            x, y, z = np.empty((3, *shape))
+            found = (x, y, z, tuple(zip(x, y, z, strict=True)), z.view(np.int64).reshape(-1))
+            self._known[shape] = found = (*found, np.empty(z.size, np.int64))
+        return found
+
+
+_rows = _Rows()
+
+
+def fma_run(run: Sequence[Fma], scratch: tuple[Array, Array, Array], bits: Array) -> None:
+    """Several `fma_32`, one after the other, of which none multiplies what an earlier one wrote.
+
+    Products, and the search for midpoints, are of all at once. Where rounding twice might go wrong
+    all begin again from the addends, one by one.
+    """
+    lanes = run[0][3].size
+    if lanes > _LANES_OF_RUNS:
+        for fma in run:
+            fma_32(*fma, scratch, bits)
+        return
+    products, addends, totals, rows, words, low = _rows.of((len(run), lanes))
+    for (a, b, _, _), (product, addend, _) in zip(run, rows, strict=True):
+        product[...] = a
+        addend[...] = b
+    np.multiply(products, addends, products)
+    underflow.seen = False
+    for (_, _, c, out), (product, addend, total) in zip(run, rows, strict=True):
+        addend[...] = c
+        np.add(product, addend, total)
+        out[...] = total
+    if not underflow.seen:
+        np.left_shift(words, _DROPPED, low)
+        if low.item(low.argmin()) != _TIE:
+            return
+        at = (low == _TIE).nonzero()[0]
+        if not np.count_nonzero(_errors(*(each.take(at) for each in (products, addends, totals)))):
+            return
+    changed = {id(out) for _, _, _, out in run}
+    for (_, _, c, _), (_, addend, _) in zip(run, rows, strict=True):
+        if id(c) in changed:
+            c[...] = addend
+            changed.remove(id(c))  # later addends are results
+    for fma in run:
+        fma_32(*fma, scratch, bits)
+
+
+def _errors(x: Array, y: Array, total: Array) -> Array:
+    """The rounding errors of total = x + y (Knuth's TwoSum)."""
+    part = total - x
+    error: Array = (x - (total - part)) + (y - part)
+    return error
 
 
 def to_odd(product: Array, addend: Array, total: Array) -> Array:
@@ -76,9 +148,7 @@ def to_odd(product: Array, addend: Array, total: Array) -> Array:
     An inexact sum whose last bit is even moves one step towards the exact value, so that a later
     rounding to fewer bits sees that it was inexact.
     """
-    x, y = product, addend.astype(np.float64)
-    z = total - x
-    error = (x - (total - z)) + (y - z)
+    error = _errors(product, addend.astype(np.float64), total)
     if not np.count_nonzero(error):
         return total
     even = (total.view(np.int64) & 1) == 0

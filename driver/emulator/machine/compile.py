@@ -34,6 +34,7 @@ from urdir.driver.emulator.machine.emitter import Emitter
 from urdir.driver.emulator.machine.faults import UNSUPPORTED_PTX_VERSION, CompileError
 from urdir.driver.emulator.machine.flow import BarrierForm, Block, Code, Ending, flatten, split
 from urdir.driver.emulator.machine.layout import EntryLayout
+from urdir.driver.emulator.machine.runs import join_runs
 from urdir.driver.emulator.machine.stretches import stretches, touches
 from urdir.ptxgen.ptx import Instruction, Module
 from urdir.ptxgen.ptx.architecture import FIRST_VERSION, MAX_THREADS, number_of, runs_on
@@ -248,7 +249,7 @@ def _translate_whole(
         terminator = _terminator(emitter, blocks[block.last])
         function = Function(f"<emulated {layout.entry.name}, whole {pc}>")
         function.add(f"def whole{pc}():")  # not f2, f4: those are types
-        for line, source in zip(emitter.lines, emitter.sources, strict=True):
+        for line, source in zip(*join_runs(emitter.lines, emitter.sources), strict=True):
             function.add(line, source)
         for line in terminator:
             function.add(line)
@@ -342,7 +343,7 @@ def _gathering(result: Function, e: Emitter, pc: int, terminator: list[str]) -> 
         result.add(f"    {special} = pick(S_{special}, L)")
     if any(re.search(r"\bW\b", line) for line in e.lines):
         result.add("    W = scatter_warps(L)")
-    for line, source in zip(e.lines, e.sources, strict=True):
+    for line, source in zip(*join_runs(e.lines, e.sources), strict=True):
         result.add(line, source)
     for number in sorted(e.written):
         width = e.layout.width(number)

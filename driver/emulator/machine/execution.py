@@ -38,7 +38,11 @@ def _keep(program: Program, key: object, wave: Wave) -> None:
         _recent[program] = None
         _recent.move_to_end(program)
         if len(_recent) > KEPT_WAVES:
-            _recent.popitem(last=False)[0].idle.clear()
+            oldest = _recent.popitem(last=False)[0].idle
+            for waves in oldest.values():
+                for each in waves:
+                    each.forget()
+            oldest.clear()
 
 
 class GridExecution:

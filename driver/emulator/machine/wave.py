@@ -115,6 +115,7 @@ class Wave:
         self._set_thread_numbers()
         self.common = self._names(watch)
         self._bound: dict[tuple[int, int], Functions] = {}
+        self._spaces: list[dict[str, Any]] = []
         self._scattered: dict[int, Callable[..., Any]] = {}
         self._gathered: dict[str, Any] = {}
 
@@ -296,7 +297,16 @@ class Wave:
         functions: Functions = [None] * len(self.program.blocks)
         for pc in self.program.whole:
             functions[pc] = partial(self._define, functions, space, pc)
+        self._spaces.append(space)
         return functions
+
+    def forget(self) -> None:
+        """Free the functions, and with them the registers: functions and their globals refer to
+        each other, so that they would stay until the next full collection. It runs no more."""
+        for space in (*self._spaces, self._gathered, self.common):
+            space.clear()
+        self._bound.clear()
+        self._scattered.clear()
 
     def _define(self, functions: Functions, space: dict[str, Any], pc: int) -> Any:
         """Define a block's function, and call it for the first time."""

@@ -1,40 +1,49 @@
-"""Experts in host memory: those that few rows chose are looked up in a cache on the device, which
-copies what it lacks before the products."""
+"""Experts in host memory: those that rows chose are looked up in a cache on the device, and what it
+lacks is copied before the products."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from urdir.model.families.stored import Linear
 from urdir.model.graph.experts import Experts
+from urdir.model.lower.adapters import rows_of_tensor
 from urdir.model.lower.experts.products import MixtureCall
 from urdir.model.lower.lowering import Lowering
 from urdir.model.memory.expert_cache import ExpertCache, ReadExperts
 from urdir.model.memory.weights import Matrix
-from urdir.ptxgen.kernels.experts.fetch import FetchExperts
-from urdir.ptxgen.kernels.experts.gather import THREADS
+from urdir.ptxgen.kernels.experts.fetch import GROUPS, FetchExperts
 from urdir.ptxgen.kernels.experts.place import MAX_PAIRS, PlaceExperts
+from urdir.ptxgen.spec import ceil_div
 
 if TYPE_CHECKING:
-    from urdir.driver.launch import Argument
+    from urdir.driver.memory import Slice
 
-#: The register with the slot of each pair's expert.
+#: The register with the slot of each pair's expert, or where experts are gathered its number.
 SLOT = "expert slot"
+#: Pairs of rows and experts that products multiply with the matrices of a cache, at most.
+MAX_HELD = 256
+#: Pairs for each expert of a layer from which on all experts are streamed: nearly all of them are
+#: chosen, and copies run beside the launches before.
+MOST_CHOICES = 4
 
 _place = lru_cache(maxsize=64)(PlaceExperts)
 _fetch = lru_cache(maxsize=64)(FetchExperts)
 
 
 def through_cache(at: Lowering, of: Experts, call: MixtureCall, cache: ExpertCache) -> MixtureCall:
-    """The mixture with the matrices of its cache, after the launches that fill it. Where rows may
-    choose more experts than there are slots, it is as it was: all experts are streamed, or once
-    they are chosen (`gather_chosen`) these alone."""
+    """The mixture after the launches that copy the chosen experts: of few pairs with the matrices
+    of its cache, of more with the streamed ones, where the chosen experts are gathered. Of many
+    pairs it is as it was: all experts are streamed."""
     rows, used = of.x.rows, of.selection.used
-    if rows * used > min(cache.slots, MAX_PAIRS):
+    gathers = at.takes_gemm(rows) or rows * used > min(cache.slots, MAX_HELD)
+    if gathers and (
+        rows * used > min(MAX_PAIRS, MOST_CHOICES * cache.experts) or cache.reader is not None
+    ):
         return call
-    place = _place(rows, used, cache.experts, cache.slots, call.selection)
+    place = _place(rows, used, cache.experts, cache.slots, call.selection, gathers)
     copies, work = at.work["expert copies"], at.work
     if call.selection is None:
         chosen = {"expert": work["expert"]}
@@ -43,22 +52,17 @@ def through_cache(at: Lowering, of: Experts, call: MixtureCall, cache: ExpertCac
     at.launch(
         place,
         f"{call.label}.place",
+        position=rows_of_tensor(at, of.x).position,
         state=cache.state,
         slot=work[SLOT],
         copies=copies,
         **chosen,
     )
-    parts = [*cache.parts.values()]
-    targets = {f"target{i}": part.target for i, part in enumerate(parts)}
-    label = f"{call.label}.fetch"
-    if cache.reader is not None:
-        at.launch(ReadExperts(cache, place.most_copies), label, copies=copies, **targets)
-    else:
-        nbytes = tuple(part.nbytes for part in parts)
-        fetch = _fetch(cache.experts, cache.slots, place.most_copies, nbytes, at.limits.sms)
-        sources = {f"source{i}": cast("Argument", part.source) for i, part in enumerate(parts)}
-        at.launch(fetch, label, copies=copies, **sources, **targets)
     whole = call.mixture
+    if gathers:
+        _append_gather(at, call.label, cache, place, copies)
+        return replace(call, mixture=replace(whole, number=SLOT), selection=None)
+    _append_fetch(at, call.label, cache, place, copies)
     held = replace(
         whole,
         up=_held(whole.up, of.up, cache),
@@ -70,26 +74,40 @@ def through_cache(at: Lowering, of: Experts, call: MixtureCall, cache: ExpertCac
     return replace(call, mixture=held, selection=None)
 
 
+def _append_fetch(
+    at: Lowering, label: str, cache: ExpertCache, place: PlaceExperts, copies: Slice
+) -> None:
+    """Copy what is listed to its slots."""
+    targets, label = cache.targets(), f"{label}.fetch"
+    if cache.reader is not None:
+        at.launch(ReadExperts(cache, place.most_copies), label, copies=copies, **targets)
+        return
+    sizes = tuple(part.nbytes for part in cache.parts.values())
+    fetch = _fetch(cache.experts, cache.slots, place.most_copies, sizes, at.limits.sms)
+    at.launch(fetch, label, copies=copies, **cache.sources(), **targets)
+
+
+def _append_gather(
+    at: Lowering, label: str, cache: ExpertCache, place: PlaceExperts, copies: Slice
+) -> None:
+    """Copy what is listed to its slots and to the slots of the streamed matrices, where the experts
+    that are cached are copied, too."""
+    weights = at.parts.weights
+    whole = {f"whole{i}": weights.matrix(of).data for i, of in enumerate(cache.layouts)}
+    sizes = tuple(part.nbytes for part in cache.parts.values())
+    tails = tuple(
+        of.nbytes - cache.experts * part
+        for of, part in zip(whole.values(), sizes, strict=False)  # biases have parts, too
+    )
+    ctas = ceil_div(at.limits.sms, GROUPS)
+    fetch = _fetch(cache.experts, cache.slots, place.most_copies, sizes, ctas, tails)
+    powers = {f"tail{i}": cache.powers.get(of) for i, of in enumerate(cache.layouts)}
+    arguments = {**cache.sources(), **cache.targets(), **whole, **powers}
+    at.launch(fetch, f"{label}.gather", copies=copies, **arguments)
+
+
 def _held(matrix: Matrix, of: Linear, cache: ExpertCache) -> Matrix:
     """The experts of a matrix that are in the slots."""
     bias = None if of.bias is None else cache.parts[of.bias].target
     layout, data = cache.layouts[of.matrix], cache.parts[of.matrix].target
     return replace(matrix, layout=layout, data=data, bias=bias)
-
-
-def gather_chosen(at: Lowering, of: Experts, call: MixtureCall, cache: ExpertCache) -> None:
-    """Fill the slots of a mixture's matrices with the experts that its rows have chosen, where
-    these can be few of all, and are not looked up in the cache."""
-    pairs = of.x.rows * of.selection.used
-    is_looked_up = pairs <= min(cache.slots, MAX_PAIRS) and not at.takes_gemm(of.x.rows)
-    if (
-        is_looked_up
-        or pairs > min(cache.experts, THREADS)
-        or call.selection is not None
-        or cache.reader is not None
-    ):
-        return
-    for matrix in cache.layouts:
-        to = at.parts.weights.matrix(matrix).data
-        kernel, args = cache.gathering(matrix, to, at.limits.sms, pairs)
-        at.launch(kernel, f"{call.label}.gather", expert=at.work["expert"], **args)

@@ -45,7 +45,7 @@ class GroupedGemm(ExpertProducts):
         height = tile_height(self.rows, selection.experts, selection.used, formats)
         group = _group(self.rows, selection.experts, selection.used, height)
         grouped = {"pair": work["expert pair"], "tile_of": work["expert tiles"]}
-        plan.launch(group, f"{label}.group", expert=work["expert"], **grouped)
+        plan.launch(group, f"{label}.group", expert=work[mixture.number], **grouped)
 
         def multiply(name: str, product: Product, to: Slice) -> None:
             self._append_gemm(name, mixture, product, height, x, to)

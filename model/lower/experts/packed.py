@@ -82,7 +82,7 @@ class PackedExperts:
         self.plan.launch(
             group,
             f"{label}.group",
-            expert=work["expert"],
+            expert=work[mixture.number],
             pair=_part(pair, group, "pair"),
             tile_of=_part(tile_of, group, "tile_of"),
         )

@@ -38,8 +38,8 @@ _context = multiprocessing.get_context("spawn")
 
 
 def run_engine(settings: Settings, listener: socket.socket, control: Connection) -> None:
-    """Serve until ``control`` says to end. It gets "serving", and at the end a `wire.Failure` or
-    None."""
+    """Serve until ``control`` says to end. It gets the model's name and context when requests are
+    served, and at the end a `wire.Failure` or None."""
     for number in (signal.SIGINT, signal.SIGTERM):  # the first process takes them
         signal.signal(number, signal.SIG_IGN)
     failure = None
@@ -120,8 +120,7 @@ class _Engine:
             self._context = engine.session.context
             for front in fronts:
                 front.desk.send(wire.Round(context=self._context))
-            self._settings.greet(engine.name, self._context)
-            self._control.send("serving")
+            self._control.send((engine.name, self._context))
             self._watch(fronts, service)
             if service.lost is not None:
                 raise service.lost

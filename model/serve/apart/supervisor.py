@@ -15,6 +15,7 @@ import multiprocessing
 import signal
 import socket
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -47,7 +48,7 @@ def serve_apart(settings: Settings, listener: socket.socket) -> None:
         signal.signal(signal.SIGINT, usual)
     theirs.close()
     listener.close()
-    signals = _Signals(control)
+    signals = _Signals(control, settings.greet)
     handlers = [(number, signal.signal(number, signals.take)) for number in _SIGNALS]
     try:
         signals.wait(process)
@@ -68,10 +69,12 @@ def _run_engine(settings: Settings, listener: socket.socket, control: Connection
 
 
 class _Signals:
-    """Passes signals on as orders to the engine's process."""
+    """Passes signals on as orders to the engine's process. ``greet`` is called once it serves: a
+    signal after the greeting finds that."""
 
-    def __init__(self, control: Connection) -> None:
+    def __init__(self, control: Connection, greet: Callable[[str, int], None]) -> None:
         self._control = control
+        self._greet = greet
         self._orders = 0
         self._serves = False
         self.has_ended = False
@@ -79,8 +82,9 @@ class _Signals:
     def wait(self, process: SpawnProcess) -> None:
         """Wait for the end of the process. Raises its error."""
         try:
-            while (said := self._control.recv()) == "serving":
+            while isinstance(said := self._control.recv(), tuple):
                 self._serves = True
+                self._greet(*said)
         except (EOFError, ConnectionError):
             process.join()
             raise ModelError(f"the engine's process has ended: {_why(process)}") from None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -14,8 +14,10 @@ from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
 from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, Tolerance, ceil_div
 from urdir.ptxgen.target import Target
 
-#: Keys that a CTA scores at once, a thread (or a lane of a quad) each, and its threads.
-TILE_KEYS = 128
+#: Threads of a CTA, which scores as many keys at once: of those that fill all SMs, and of fewer.
+MANY_THREADS, THREADS = 256, 128
+#: Threads of an SM, by registers: CTAs beyond would wait until the first are done.
+SM_THREADS = 512
 #: The most heads, whose sums are registers, and values of a head.
 MOST_HEADS, MOST_DIM = 64, 256
 
@@ -26,13 +28,17 @@ class IndexScores(KernelSpec):
     positions p up to position[r] of sequence s = sequence[r]; -inf beyond.
 
     ``layout`` is that of a cache of keys alone, of one head (`KvLayout.values_in_keys`). A row's
-    scores of ``keys`` positions, a bucket, are cut into tiles of 128, which its ``ctas`` CTAs take
-    in turn. With ``rounds`` queries are rounded to f16 and tensor cores multiply, from sm_80 on. A
-    row with a position from ``max_len`` on has -inf alone.
+    scores of ``keys`` positions, a bucket, are cut into tiles of ``threads``, which its ``ctas``
+    CTAs take in turn. With ``rounds`` queries are rounded to f16 and tensor cores multiply, from
+    sm_80 on. A row with a position from ``max_len`` on has -inf alone.
 
     With a ``pool`` above 1 key n is that of tokens n * pool ... and lies in the slot of the last of
     them (`PoolKeys`); a row sees pools up to its position. Where scores are not ``weighted``, all
     weights are 1.
+
+    ``early``: rows are of different sequences, so that launches just before write the key of a
+    row's last token (or pool) alone. The first tile's others, the block table, sequence and
+    position are read before ``griddepcontrol.wait``.
     """
 
     layout: KvLayout
@@ -43,6 +49,8 @@ class IndexScores(KernelSpec):
     rounds: bool = True
     pool: int = 1
     weighted: bool = True
+    threads: int = THREADS
+    early: bool = False
 
     name = "index_scores"
     template = ("urdir.templates", "attention/index_scores.ptx.j2")
@@ -62,11 +70,20 @@ class IndexScores(KernelSpec):
                 f"index_scores: {self.rows} rows of {self.keys} keys of {layout.max_len}, "
                 f"{self.ctas} CTAs for each"
             )
-        if self.rounds and (layout.dtype != "f16" or layout.head_dim % 32):
+        if self.threads not in (THREADS, MANY_THREADS):
+            raise PtxgenError(f"index_scores: {self.threads} threads: {THREADS} or {MANY_THREADS}")
+        if self.rounds and not can_multiply(layout):
             raise PtxgenError(
-                "index_scores: tensor cores multiply f16 keys of multiples of 32 values, "
+                "index_scores: tensor cores multiply f16 and fp8 keys of multiples of 32 values, "
                 f"not {layout.head_dim} in {layout.dtype}"
             )
+
+    def spread(self, sm_count: int) -> IndexScores:
+        """The same work on as many CTAs as are resident on so many SMs."""
+        fills = self.rows * ceil_div(self.keys, MANY_THREADS) >= sm_count
+        threads = MANY_THREADS if fills else THREADS
+        ctas = max(1, SM_THREADS // threads * sm_count // self.rows)
+        return replace(self, threads=threads, ctas=ctas)
 
     @property
     def params(self) -> tuple[Param, ...]:
@@ -102,7 +119,7 @@ class IndexScores(KernelSpec):
     @property
     def tiles(self) -> int:
         """Tiles of a row."""
-        return ceil_div(self.keys, TILE_KEYS)
+        return ceil_div(self.keys, self.threads)
 
     def multiplies(self, target: Target) -> bool:
         """Whether tensor cores multiply."""
@@ -112,8 +129,9 @@ class IndexScores(KernelSpec):
     def launch_shape(self) -> LaunchShape:
         return LaunchShape(
             grid=(min(self.ctas, self.tiles), self.rows, 1),
-            block=(TILE_KEYS, 1, 1),
+            block=(self.threads, 1, 1),
             shared_bytes=self.weights_at + 4 * self.head_room,
+            resident=SM_THREADS // self.threads if self.rounds else 0,
         )
 
     @property
@@ -161,6 +179,14 @@ class IndexScores(KernelSpec):
             "no weights": cls(keys(2, 1, 300, 64, "f16"), 9, 3, 70, pool=4, weighted=False),
             "pools f32": cls(keys(1, 1, 64, 32, "f32", 16, 6), 4, 2, 15, rounds=False, pool=4),
             "DeepSeek V3.2": cls(keys(2, 1, 512, 128, "f16", 64, 17), 64, 3, 390, ctas=3),
+            "fp8": cls(keys(2, 1, 260, 96, "fp8"), 13, 3, 257, ctas=2, early=True),
+            "fp8 pages": cls(keys(2, 1, 640, 128, "fp8", 64, 21), 64, 2, 600, ctas=1, threads=256),
+            "fp8 as it is": cls(keys(2, 1, 100, 40, "fp8"), 5, 2, 99, rounds=False),
+            "early": cls(keys(2, 1, 300, 64, "f16"), 9, 2, 290, ctas=2, early=True),
+            "early pools": cls(keys(3, 1, 300, 32, "f16"), 9, 3, 70, pool=4, early=True),
+            "early pages": cls(
+                keys(2, 1, 640, 128, "f16", 64, 21), 64, 2, 600, ctas=2, threads=256, early=True
+            ),
         }
 
     def flops(self) -> int:
@@ -171,3 +197,8 @@ class IndexScores(KernelSpec):
         """Keys of every row at full length, queries, weights, scores."""
         own = self.heads * (self.head_dim + 1) + self.keys
         return self.rows * (self.keys * self.layout.token_nbytes + 4 * own)
+
+
+def can_multiply(layout: KvLayout) -> bool:
+    """Whether tensor cores multiply such keys."""
+    return layout.dtype in ("f16", "fp8") and layout.head_dim % 32 == 0

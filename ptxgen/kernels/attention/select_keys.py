@@ -17,10 +17,10 @@ from urdir.ptxgen.target import since
 
 #: Threads of a CTA for buckets up to `FEW_KEYS`, and for longer ones.
 THREADS, MANY_THREADS, FEW_KEYS = 256, 1024, 4096
-#: Buckets up to which one CTA has all of a row.
-ALONE_KEYS = 8192
 #: Tokens that a row selects at most.
 MOST_KEYS = (1 << 15) - 1
+#: Scores of a CTA that stay in registers.
+MOST_HELD = 8192
 #: What marks a padding row.
 NO_POSITION = 0xFFFFFFFF
 
@@ -48,9 +48,14 @@ class SelectKeys(KernelSpec):
     cluster: int = 1
     pool: int = 1
 
-    #: Bits of a digit, by which a radix selection narrows scores, from the highest down.
+    #: Bins of even width, which narrow most rows' scores to few; so many are compared directly.
+    even_bins: ClassVar = 1024
+    listed: ClassVar = 256
+    #: Bits of a digit, by which a radix selection narrows the scores of other rows.
     digits: ClassVar = (11, 11, 10)
     bins: ClassVar = 1 << max(digits)
+    #: Scores of a thread side by side.
+    each: ClassVar = 8
     name = "select_keys"
     template = ("urdir.templates", "attention/select_keys.ptx.j2")
 
@@ -101,16 +106,15 @@ class SelectKeys(KernelSpec):
         return since(CLUSTERS_SINCE) if self.cluster > 1 else super().targets
 
     @property
-    def copies(self) -> int:
-        """Histograms of a CTA, among which lanes are divided: equal digits meet in few
-        additions."""
-        return 2 if self.cluster > 1 else 4
+    def groups(self) -> int:
+        """Groups of ``each`` scores that a thread has."""
+        part = 32 * ceil_div(self.keys, 32 * self.cluster)
+        return ceil_div(part, self.each * self.launch_shape.threads)
 
     @property
-    def ahead(self) -> int:
-        """Scores that a thread loads at once, all of a CTA's part if these are few."""
-        part = ceil_div(self.keys, self.cluster)
-        return min(8, ceil_div(part, self.launch_shape.threads))
+    def held(self) -> bool:
+        """Whether scores are loaded once, into registers."""
+        return self.groups * self.each * self.launch_shape.threads <= MOST_HELD
 
     @property
     def launch_shape(self) -> LaunchShape:
@@ -138,11 +142,13 @@ class SelectKeys(KernelSpec):
         return {"slots": slots, "last": last, "row": row.astype(np.uint32)}
 
     def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
-        """Scores on a coarse grid, so that the last chosen one has equals; a short row, and a
-        padding row."""
-        scores = np.round(4 * rng.standard_normal((self.rows, self.keys))) / 4
+        """Scores on grids, coarse ones of every second row, so that the last chosen one has
+        equals, many or few; of several rows a wide one, a short one and a padding row."""
+        grids = np.where(np.arange(self.rows) % 2, 256, 4)[:, None]
+        scores = np.round(grids * rng.standard_normal((self.rows, self.keys))) / grids
         scores[0] = np.maximum(scores[0], 0)
-        scores[-1] *= rng.choice([1e-9, 1.0, 1e9], self.keys)
+        if self.rows > 2:
+            scores[-1] *= rng.choice([1e-9, 1.0, 1e9], self.keys)
         positions = rng.integers(0, self.keys * self.pool, self.rows)
         positions[0] = self.keys * self.pool - 1
         if self.rows > 2:
@@ -165,6 +171,7 @@ class SelectKeys(KernelSpec):
             "odd": cls(latent(2, 1, 1600, 576, "f16"), 5, 1301, 257),
             "pages": cls(latent(3, 1, 512, 576, "bf16", 16, 70), 3, 512, 100),
             "long": cls(latent(1, 1, 20000, 576, "f16"), 2, 12345, 2048),
+            "longer": cls(latent(2, 1, 18432, 576, "f16", 16, 2400), 2, 17001, 2048),
             "pools": cls(KvLayout(2, 1, 600, 64, "f16"), 5, 141, 64, pool=4),
             "KV heads": cls(KvLayout(3, 2, 64, 64, "f16", 16, 14), 3, 21, 12, pool=3),
             "few pools": cls(latent(2, 1, 32, 576, "f16", 16, 5), 4, 8, 9, pool=3),
@@ -183,12 +190,14 @@ class SelectKeys(KernelSpec):
 def select_keys(
     layout: KvLayout, rows: int, keys: int, most: int, pool: int, sm_count: int, target: str
 ) -> SelectKeys:
-    """The kernel on a device of native ``target``: with clusters, where they are resident."""
+    """The kernel on a device of native ``target``: with clusters, where they are resident, of as
+    few CTAs as hold the scores."""
     spec = SelectKeys(layout, rows, keys, most, pool=pool)
-    if keys <= ALONE_KEYS:
-        return spec
-    for cluster in (8, 4, 2):
+    for cluster in (2, 4, 8):
+        if spec.held or cluster * rows > sm_count:
+            break
         near = replace(spec, cluster=cluster)
-        if cluster * rows <= sm_count and near.target_on(target):
-            return near
+        if not near.target_on(target):
+            break
+        spec = near
     return spec

@@ -19,12 +19,10 @@ THREADS = 512
 @dataclass(frozen=True)
 class GatherExperts(KernelSpec):
     """Copy the ``experts`` of a matrix, ``expert_nbytes`` each, to one place: those in slots of a
-    cache (``state``, see `PlaceExperts`) from there, others from ``source``, and the ``tail`` bytes
-    behind all of them from ``source``, which may be host memory that the device has mapped. With
-    ``pairs`` these are the ones that pairs of rows and experts have chosen, and others stay as they
-    are.
+    cache (``state``, see `PlaceExperts`) from there, others from ``source``, which may be host
+    memory that the device has mapped, and ``tail`` bytes behind all of them.
 
-    Raises PtxgenError unless bytes are multiples of 16, and for more pairs than a CTA has threads.
+    Raises PtxgenError unless bytes are multiples of 16.
     """
 
     experts: int
@@ -32,7 +30,6 @@ class GatherExperts(KernelSpec):
     expert_nbytes: int
     tail: int
     ctas: int
-    pairs: int = 0
 
     name = "gather_experts"
     template = ("urdir.templates", "experts/gather.ptx.j2")
@@ -43,8 +40,6 @@ class GatherExperts(KernelSpec):
                 f"gather_experts: experts of {self.expert_nbytes} bytes, {self.tail} behind them: "
                 "multiples of 16"
             )
-        if not 0 <= self.pairs <= THREADS:
-            raise PtxgenError(f"gather_experts: {self.pairs} pairs: up to {THREADS}")
         if not 1 <= self.slots <= self.experts or self.ctas < 1:
             raise PtxgenError(
                 f"gather_experts: {self.slots} slots for {self.experts} experts, {self.ctas} CTAs: "
@@ -63,46 +58,35 @@ class GatherExperts(KernelSpec):
 
     @property
     def params(self) -> tuple[Param, ...]:
-        chosen = (Param("expert", "u32", ("pairs",), Access.IN),) if self.pairs else ()
+        tail = (Param("tail", "u8", ("tail",), Access.IN),) if self.tail else ()
         return (
             Param("state", "u32", ("words",), Access.IN),
-            Param("source", "u8", ("all_nbytes",), Access.IN),
+            Param("source", "u8", ("experts", "expert_nbytes"), Access.IN),
             Param("cached", "u8", ("slots", "expert_nbytes"), Access.IN),
-            Param("target", "u8", ("all_nbytes",), Access.INOUT if self.pairs else Access.OUT),
-            *chosen,
+            Param("target", "u8", ("all_nbytes",), Access.OUT),
+            *tail,
         )
 
     @property
     def launch_shape(self) -> LaunchShape:
-        return LaunchShape(grid=(self.ctas, 1, 1), block=(THREADS, 1, 1))
+        return LaunchShape(grid=(self.ctas, 2, 1), block=(THREADS, 1, 1))
 
     def reference(self, **inputs: Any) -> dict[str, Array]:
         held = parts_of(inputs["state"], self.experts, self.slots)[0]
-        target = inputs["source"].copy()
-        experts = target[: self.experts * self.expert_nbytes].reshape(
-            self.experts, self.expert_nbytes
-        )
+        experts = inputs["source"].copy()
         experts[held > 0] = inputs["cached"][held[held > 0] - 1]
-        if self.pairs:
-            others = np.ones(self.experts, bool)
-            others[inputs["expert"]] = False
-            before = inputs["target"][: experts.size].reshape(experts.shape)
-            experts[others] = before[others]
-        return {"target": target}
+        return {"target": np.append(experts.ravel(), inputs.get("tail", experts[:0]))}
 
     def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
         """Bytes of the cache are others, to show where they come from."""
         state = np.zeros(self.words, np.uint32)
         some = rng.permutation(self.experts)[: rng.integers(0, self.slots, endpoint=True)]
         state[some] = rng.permutation(self.slots)[: len(some)] + 1
-        chosen = {}
-        if self.pairs:
-            chosen["expert"] = rng.integers(0, self.experts, self.pairs, np.uint32)
-            chosen["target"] = rng.integers(0, 256, self.all_nbytes, np.uint8)
+        tail = {"tail": rng.integers(0, 256, self.tail, np.uint8)} if self.tail else {}
         return {
-            **chosen,
+            **tail,
             "state": state,
-            "source": rng.integers(0, 256, self.all_nbytes, np.uint8),
+            "source": rng.integers(0, 256, (self.experts, self.expert_nbytes), np.uint8),
             "cached": rng.integers(0, 256, (self.slots, self.expert_nbytes), np.uint8),
         }
 
@@ -112,7 +96,6 @@ class GatherExperts(KernelSpec):
             "one": cls(1, 1, 16, 0, 1),
             "with a tail": cls(7, 5, 4112, 448, 2),
             "more than a round": cls(3, 2, 40000, 64, 1),
-            "chosen ones": cls(70, 9, 48, 32, 2, 40),
         }
 
     def flops(self) -> int:

@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.kernels.advance import IDLE
 from urdir.ptxgen.kernels.experts.selection import MAX_EXPERTS, Selection
 from urdir.ptxgen.kernels.pairs import random_choice
 from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, Tolerance
 
 #: Pairs of rows and experts of a launch, at most.
-MAX_PAIRS = 256
+MAX_PAIRS = 512
 #: See `PlaceExperts`. Experts of a layer that are copied for a token, of 8 of 128 with 64 slots,
 #: where the more popular half have 90 % of all choices (simulated): 1.24, of the least recently
 #: used slots 1.48; if a token repeats some experts of the one before 0.92, 1.04; if others become
@@ -34,12 +35,19 @@ class PlaceExperts(KernelSpec):
     ``state`` (u32) has for every expert its slot + 1 (0: none), for every slot its expert + 1 and
     its stamp, the number of the launch, how many pairs there were, how many copies, a blank; for
     every expert, how many pairs have chosen it. Zeros are an empty cache.
+    Pairs of padding rows, whose ``position`` is `IDLE`, choose nothing: they get what another pair
+    has, and are not counted.
     With a plain ``selection`` experts are chosen by ``logits`` here, as products choose them, and
     ``weight`` has their weights.
     ``copies``: how many, three blanks, then (expert, slot) of each that is to be copied,
     then zeros.
 
-    Raises PtxgenError for fewer slots than pairs.
+    ``gathers``: the pairs may choose more experts than there are slots, and all chosen experts are
+    to be copied to one place. Experts beyond the slots have the number ``slots`` in the list; the
+    first blank is how many chosen experts had a slot, and a second list, behind `most_copies`
+    entries of the first one, has these. ``slot`` is then the expert.
+
+    Raises PtxgenError for fewer slots than pairs unless it ``gathers``.
     """
 
     rows: int
@@ -47,6 +55,7 @@ class PlaceExperts(KernelSpec):
     experts: int
     slots: int
     selection: Selection | None = None
+    gathers: bool = False
 
     name = "place_experts"
     template = ("urdir.templates", "experts/place.ptx.j2")
@@ -62,7 +71,7 @@ class PlaceExperts(KernelSpec):
             not of.is_plain or (of.experts, of.used) != (self.experts, self.used)
         ):
             raise PtxgenError(f"place_experts: {of}: a plain one of as many experts")
-        if not self.most_copies <= self.slots <= self.experts:
+        if not (1 if self.gathers else self.most_copies) <= self.slots <= self.experts:
             raise PtxgenError(
                 f"place_experts: {self.slots} slots for {self.rows} x {self.used} of "
                 f"{self.experts} experts: at least as many as are chosen, at most one each"
@@ -79,6 +88,11 @@ class PlaceExperts(KernelSpec):
         return min(self.pairs, self.experts)
 
     @property
+    def idle(self) -> int:
+        """The position of a padding row."""
+        return IDLE
+
+    @property
     def credit(self) -> int:
         """See `CREDIT`."""
         return CREDIT
@@ -89,9 +103,14 @@ class PlaceExperts(KernelSpec):
         return MOST_CREDIT
 
     @property
+    def second_list(self) -> int:
+        """Where the list of experts that had a slot begins, in bytes."""
+        return 4 * copies_words(self.most_copies)
+
+    @property
     def list_vectors(self) -> int:
         """Vectors of four words in the list of copies."""
-        return copies_words(self.most_copies) // 4
+        return copies_words(self.most_copies, self.gathers) // 4
 
     @property
     def words(self) -> int:
@@ -107,9 +126,10 @@ class PlaceExperts(KernelSpec):
             weights = (Param("weight", "f32", ("rows", "used"), Access.OUT),)
         return (
             chosen,
+            Param("position", "u32", ("rows",), Access.IN),
             Param("state", "u32", ("words",), Access.INOUT),
             Param("slot", "u32", ("rows", "used"), Access.OUT),
-            Param("copies", "u32", (copies_words(self.most_copies),), Access.OUT),
+            Param("copies", "u32", (4 * self.list_vectors,), Access.OUT),
             *weights,
         )
 
@@ -131,24 +151,33 @@ class PlaceExperts(KernelSpec):
         held, holder, stamp, rest, chosen = parts_of(state, self.experts, self.slots)
         now = rest[0] + 1
         experts = np.minimum(inputs["expert"], self.experts - 1).ravel()
+        active = np.repeat(inputs["position"] != IDLE, self.used)
+        some = np.flatnonzero(active)
+        experts[~active] = experts[some[some >= some[-1] // 32 * 32][0]] if len(some) else 0
         found = np.unique(held[experts])
         found = found[found > 0] - 1
         stamp[found] = np.minimum(np.maximum(stamp[found], now) + CREDIT, now + MOST_CREDIT)
         taken = {*found.tolist()}
-        copies = np.zeros(copies_words(self.most_copies), np.uint32)
-        for expert in experts:
-            if not held[expert]:
-                slot = min({*range(self.slots)} - taken, key=lambda free: (stamp[free], free))
+        copies = np.zeros(4 * self.list_vectors, np.uint32)
+        if self.gathers:
+            copies[1] = len(found)
+            second = copies[copies_words(self.most_copies) :][: 2 * len(found)]
+            second.reshape(-1, 2)[:] = np.stack([holder[found] - 1, found], axis=1)
+        missing = dict.fromkeys(experts[held[experts] == 0].tolist())
+        for number, expert in enumerate(missing):
+            free = {*range(self.slots)} - taken
+            slot = min(free, key=lambda free: (stamp[free], free), default=self.slots)
+            if free:
                 taken.add(slot)
                 if holder[slot]:
                     held[holder[slot] - 1] = 0
                 holder[slot], held[expert], stamp[slot] = expert + 1, slot + 1, now
-                copies[4 + 2 * copies[0] :][:2] = expert, slot
-                copies[0] += 1
-        rest[:3] += np.array([1, self.pairs, copies[0]], np.uint32)
-        np.add.at(chosen, experts, np.uint32(1))
-        slots = (held[experts] - 1).reshape(self.rows, self.used)
-        return {"state": state, "slot": slots, "copies": copies, **weights}
+            copies[4 + 2 * number :][:2] = expert, slot
+        copies[0] = len(missing)
+        rest[:3] += np.array([1, len(some), copies[0]], np.uint32)
+        np.add.at(chosen, experts[active], np.uint32(1))
+        slot = (experts if self.gathers else held[experts] - 1).reshape(self.rows, self.used)
+        return {"state": state, "copies": copies, "slot": slot.astype(np.uint32), **weights}
 
     def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
         """A cache of which some slots are used, and its state after launches like this one."""
@@ -158,9 +187,13 @@ class PlaceExperts(KernelSpec):
         return {**self._random_choice(rng), "state": state}
 
     def _random_choice(self, rng: np.random.Generator) -> dict[str, Array]:
+        """That of some rows; of several the second is a padding row."""
+        position = rng.integers(0, 100, self.rows).astype(np.uint32)
+        position[1:2] = IDLE
         if self.selection is not None:
-            return self.selection.random_logits(self.rows, rng)
-        return {"expert": random_choice(rng, self.rows, self.experts, self.used)}
+            return {**self.selection.random_logits(self.rows, rng), "position": position}
+        expert = random_choice(rng, self.rows, self.experts, self.used)
+        return {"expert": expert, "position": position}
 
     @classmethod
     def examples(cls) -> Mapping[str, PlaceExperts]:
@@ -171,6 +204,12 @@ class PlaceExperts(KernelSpec):
             "odd": cls(3, 5, 61, 17),
             "all of them": cls(2, 31, 31, 31),
             "many pairs": cls(8, 32, 512, 300),
+            "more than slots": cls(13, 5, 61, 17, gathers=True),
+            "slots for some of a row": cls(1, 8, 70, 3, gathers=True),
+            "slots for all": cls(5, 3, 33, 20, gathers=True),
+            "chosen for few slots": cls(
+                3, 4, 33, 5, Selection(33, 4, "softmax_selected"), gathers=True
+            ),
             "chosen here": cls(3, 4, 33, 20, Selection(33, 4, "softmax_selected")),
             "a softmax of all": cls(1, 8, 70, 9, Selection(70, 8, normalised=True, scale=2.5)),
         }
@@ -184,9 +223,9 @@ def state_words(experts: int, slots: int) -> int:
     return 2 * experts + 2 * slots + 4
 
 
-def copies_words(most: int) -> int:
-    """Words of a list of copies, in whole vectors of four."""
-    return 4 + 2 * (most + most % 2)
+def copies_words(most: int, gathers: bool = False) -> int:
+    """Words of a list of copies, in whole vectors of four; see `PlaceExperts`."""
+    return 4 + 2 * (most + most % 2) * (2 if gathers else 1)
 
 
 def parts_of(state: Array, experts: int, slots: int) -> list[Array]:

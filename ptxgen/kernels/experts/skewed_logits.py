@@ -18,7 +18,7 @@ THREADS = 128
 
 @dataclass(frozen=True)
 class SkewedLogits(KernelSpec):
-    """Logits of which the largest ones are a random choice, by a hash of the row's position.
+    """Logits of which the largest ones are a random choice, by a hash of the row and its position.
 
     Expert e is chosen exp(-c) times as often as expert e - 1, so that the first half of them has a
     ``share`` (0.5 to below 1) of all choices: logits are -c e, and Gumbel noise.
@@ -65,9 +65,9 @@ class SkewedLogits(KernelSpec):
     def reference(self, **inputs: Any) -> dict[str, Array]:
         number = np.arange(self.experts, dtype=np.uint32)
         with np.errstate(over="ignore"):
-            bits = inputs["position"][:, None] * np.uint32(0x9E3779B1) + number * np.uint32(
-                0x85EBCA77
-            )
+            row = np.arange(self.rows, dtype=np.uint32) * np.uint32(0xC2B2AE3D)
+            bits = (inputs["position"] * np.uint32(0x9E3779B1) + row)[:, None]
+            bits = bits + number * np.uint32(0x85EBCA77)
             for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35), (16, 1)):
                 bits = (bits ^ (bits >> np.uint32(shift))) * np.uint32(factor)
         uniform = ((bits >> np.uint32(9)) + 0.5) * 2.0**-23

@@ -117,6 +117,49 @@ def test_fma_on_subnormal_midpoints(machine: Any) -> None:
     machine.check("fma.rn.f32 %d, %a, %b, %c;", "f4", want, a, b, c)
 
 
+#: Operands of fma instructions in a row: a chain longer than a call takes, two accumulators,
+#: addends that are results, and a product of a result.
+RUNS = (
+    "dabd dbcd dcad dabd dbbd dccd daad dabd dbcd dacd",
+    "tabc dabd tcbt dcat tact dbbd",
+    "tabc dcbt dtad tbbd dact",
+)
+
+
+@pytest.mark.parametrize("run", RUNS)
+@pytest.mark.parametrize("kind", ["any", "midpoints", "subnormal", "wide", "both"])
+def test_runs_of_fma_are_rounded_one_by_one(machine: Any, rng: Any, run: str, kind: str) -> None:
+    a, b, c = (floats(rng, "f4", 3, finite=True) for _ in range(3))
+    if kind == "midpoints":  # most sums are exact; of one in four rounding twice goes wrong
+        a[:], b[:] = np.float32(1 + 2**-12), np.float32(1 + 2**-12)
+        c[:] = np.resize(np.array([2.0**-60, -(2.0**-60), 0.5, 0.0], "f4"), N)
+    elif kind == "subnormal":
+        a, b, c = (x * y for x, y in ((a, 2.0**-75), (b, 2.0**-74), (c, 2.0**-126)))
+        a, b, c = (x.astype("f4") for x in (a, b, c))
+    elif kind == "both":  # just below a midpoint, where the even neighbour is above
+        a[:], b[:] = 2.0**-75 * (1 + 2**-23), 2.0**-75 * (1 - 2**-23)
+        c[:] = np.resize(np.array([2.0**-127 + 2.0**-149, 3 * 2.0**-149], "f4"), N)
+    elif kind == "wide":  # more lanes than a call takes
+        a, b, c = (np.resize(x, 64 * 67) for x in (a, b, c))
+    values = {"a": a, "b": b, "c": c, "d": c, "t": c}
+    code = ["mov.f32 %d, %c", "mov.f32 %t, %c"]
+    for d, x, y, z in run.split():
+        operands = (values[x][:N], values[y][:N], values[z][:N])
+        values[d] = exact(lambda x, y, z: x * y + z, "rn", *operands)
+        code.append(f"fma.rn.f32 %{d}, %{x}, %{y}, %{z}")
+    want = np.resize(values["d"].astype("f4"), a.size)
+    machine.check("; ".join(code) + ";", "f4", want, a, b, c)
+
+
+def test_runs_of_fma_are_one_call(machine: Any) -> None:
+    """None has a factor that it has written, nor more than eight instructions."""
+    chain, other = "fma.rn.f32 %d, %a, %b, %d;", "fma.rn.f32 %a, %d, %b, %c;"
+    body = f".reg .f32 %a, %b, %c, %d; {3 * chain} {other} mov.f32 %b, %c; {11 * chain} ret;"
+    function = machine.compile(body).whole[0]
+    calls = [line for line in function.parts if "fma" in line]
+    assert [line.count("r3_f4, r3_f4)") for line in calls] == [3, 0, 8, 3]
+
+
 def test_fma_of_specials(machine: Any, rng: Any) -> None:
     a, b, c = (floats(rng) for _ in range(3))
     a[:4], b[:4], c[:4] = (np.inf, 0, np.inf, 2e38), (0, np.inf, 1, 2e38), (1, 1, -np.inf, -np.inf)

@@ -470,3 +470,23 @@ def test_programs_that_ran_long_ago_keep_no_register_files(
         again = GridExecution(program, one, (32, 1, 1), one, 0, b"", machine.memory, 4)
         assert again.run(alone=True) is Status.DONE
         assert [bool(run.program.idle) for run in runs] == kept
+
+
+def test_what_is_forgotten_needs_no_collection(
+    machine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Functions and their globals refer to each other: a server would hold all until a full one."""
+    monkeypatch.setattr(execution_module, "KEPT_WAVES", 1)
+    monkeypatch.setattr(execution_module, "_recent", OrderedDict())
+    gc.disable()
+    try:
+        waves = []
+        for i in range(2):
+            text = f".reg .b32 %a, %b; mov.u32 %b, %tid.x; add.u32 %a, %b, {i};"
+            execution = machine.execution(text)
+            assert execution.run(alone=True) is Status.DONE
+            waves.append(weakref.ref(*next(iter(execution.program.idle.values()))))
+            del execution
+        assert [wave() is None for wave in waves] == [True, False]
+    finally:
+        gc.enable()

@@ -73,7 +73,7 @@ def test_an_interrupt_waits_until_an_import_has_let_go(monkeypatch: pytest.Monke
         frame: Any = SimpleNamespace(f_code=code)
         interrupts._interrupt(signal.SIGINT, frame)
         with pytest.raises(KeyboardInterrupt):
-            time.sleep(10)
+            time.sleep(PATIENCE)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         interrupts.spare_imports()
         assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 
 from tests.model.stepping import answer, set_sampling
+from tests.patience import PATIENCE
 from urdir.driver import bindings
 from urdir.driver.device import Probe
 from urdir.driver.errors import DriverError, GroupError
@@ -473,11 +475,17 @@ def test_a_fault_on_a_rank_ends_the_engine(api: Any, split: str, nth: int, in_pr
 
 def test_a_step_that_one_rank_is_refused_ends_all_requests(api: Any) -> None:
     with open_nano(2, page_len=16) as engine, Service(engine, None) as service:
-        found = SimpleQueue[Item]()
-        service.submit(Request(prompt=(5, 80, 13)), found.put)
-        assert isinstance(found.get(timeout=100), Piece)
-        api.inject("cuGraphLaunch", 2)
-        while isinstance(item := found.get(timeout=100), Piece):
+        found, begun = SimpleQueue[Item](), threading.Event()
+
+        def note(item: Item) -> None:
+            if not begun.is_set():
+                begun.set()
+                api.inject("cuGraphLaunch", 2)  # between two steps, of two launches each
+            found.put(item)
+
+        service.submit(Request(prompt=(5, 80, 13)), note)
+        assert isinstance(found.get(timeout=PATIENCE), Piece)
+        while isinstance(item := found.get(timeout=PATIENCE), Piece):
             pass
         assert isinstance(item, DeviceLostError)
         assert "rank 1 was refused a step" in str(item)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.model.stepping import answer
+from tests.patience import PATIENCE
 from urdir.driver import bindings
 from urdir.driver.errors import DriverError
 from urdir.model.engine.engine import Engine
@@ -22,8 +23,6 @@ from urdir.model.engine.sampling_settings import GREEDY
 from urdir.model.errors import GgufError, ModelError
 from urdir.model.memory.weights import Weights
 from urdir.model.text.tokenizer import Tokenizer
-
-PATIENCE = 20.0  # seconds, before a test says that something does not happen
 
 
 @pytest.fixture

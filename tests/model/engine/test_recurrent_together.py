@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import random
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,8 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.model.engine.requests.test_service import GREEDY, Collected, ask
+from tests.model.engine.requests.test_service import GREEDY, Collected, ask, is_idle
 from tests.model.stepping import stepping
+from tests.patience import wait_for
 from urdir.driver.device import Device
 from urdir.model.engine.batch import Batch, Output, Segment
 from urdir.model.engine.engine import Engine
@@ -237,10 +237,8 @@ def test_a_service_answers_each_request_as_alone(family: Family) -> None:
             gate.set()
             for _, collected in asked:
                 collected.ended()
-            latest = time.monotonic() + 60
-            while (metrics := service.metrics()).running and time.monotonic() < latest:
-                time.sleep(0.01)  # for the last cancellation
-    assert (metrics.queued, metrics.running, metrics.pages_used) == (0, 0, 0)
+            wait_for(lambda: is_idle(service))  # after the last cancellation
+            metrics = service.metrics()
     assert metrics.prefix_hits == 0
     assert metrics.preemptions > 0 or not session.parts.cache.pools
     for request, collected in asked:

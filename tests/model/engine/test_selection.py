@@ -184,16 +184,23 @@ def test_a_window_is_no_longer_than_the_keys_of_a_step(
     assert slots.width == 256 + 2
 
 
+@pytest.mark.parametrize(("dtype", "tolerance"), [("f16", ROUNDED), ("fp8", 6e-2)])
 def test_wide_heads_attend_on_wgmma(
-    device: Device, random_model: Callable[..., Any], reference_model: Any
+    dtype: Any,
+    tolerance: float,
+    device: Device,
+    random_model: Callable[..., Any],
+    reference_model: Any,
 ) -> None:
-    """After a prompt and after a token, beside another sequence."""
+    """After a prompt and after a token, beside another sequence. Index keys are of the cache's
+    type."""
     model = random_model(WIDE, "Q8_0")
     config, tokens = Config.of(model), TOKENS[:26]
     with (
         Weights.load(model, config, device) as weights,
-        stepping(device, weights, SessionSettings(32, sequences=2)) as eager,
+        stepping(device, weights, SessionSettings(32, dtype, sequences=2)) as eager,
     ):
+        assert eager.session.parts.cache.shape.index_layout(0).dtype == dtype
         eager.feed(tokens[:12], 1)
         eager.feed(tokens[:25])
         found = [eager.logits((0, 1))[0]]
@@ -201,8 +208,8 @@ def test_wide_heads_attend_on_wgmma(
         found.append(eager.logits()[0])
         kernels = kernels_of(eager.session, 2, 256)
     golden = reference_model(model, config).logits(tokens)[-2:]
-    assert relative_rms(np.stack(found), golden) < ROUNDED
-    if device.native_target == "sm_90a":
+    assert relative_rms(np.stack(found), golden) < tolerance
+    if device.native_target == "sm_90a" and dtype == "f16":
         assert "latent_decode" in kernels
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,9 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.model.engine.requests.test_service import GREEDY, Collected, ask
+from tests.model.engine.requests.test_service import GREEDY, Collected, ask, is_idle
 from tests.model.engine.test_recurrent_together import Letters, Opened, check_greedy, patient
 from tests.model.stepping import logits_of
+from tests.patience import wait_for
 from urdir.driver.errors import DriverError
 from urdir.model.engine.engine import Engine
 from urdir.model.engine.requests.request import Ending, Piece, Request
@@ -168,10 +168,8 @@ def test_any_requests_are_answered_as_alone(engine: Engine, states: int) -> None
                     asked[-1][1].ended()
             for _, collected in asked:
                 collected.ended()
-            latest = time.monotonic() + 60
-            while (metrics := service.metrics()).running and time.monotonic() < latest:
-                time.sleep(0.01)
-    assert (metrics.queued, metrics.running, metrics.pages_used) == (0, 0, 0)
+            wait_for(lambda: is_idle(service))  # after the last cancellation
+            metrics = service.metrics()
     assert metrics.prefix_hits > 0
     assert metrics.states_kept <= states
     for request, collected in asked:

@@ -119,22 +119,21 @@ def test_mixtures_with_caches_of_one_two_and_all_experts(
     pytestconfig: pytest.Config,
 ) -> None:
     whole = not device.is_emulated or pytestconfig.getoption("--full")
-    path, copies, used = reference_file(name), {}, 0
+    path, copies = reference_file(name), {}
     with opened(device, path, None) as weights:
         expected = results(device, weights, whole)
         mixtures = [of for layer in weights.config.layers for of in layer.mixtures]
-        used, most = mixtures[0].router.used, [of.router.experts for of in mixtures]
+        most = len(mixtures)
     for slots in (1, 2, 99) if whole else (2,):
         with opened(device, path, replace(EXPERTS, expert_slots=slots)) as weights:
             same(results(device, weights, whole), expected)
             caches = weights.expert_caches.values()
             copies[slots] = [cache.statistics()[1] for cache in caches]
-            assert len(copies[slots]) == len(most)
-    assert any(copies[2]) == (used <= 2)
-    if whole:
-        # with room for all, loading has filled it; too few for a row: all are streamed
+            assert len(copies[slots]) == most
+    assert any(copies[2])
+    if whole:  # with room for all, loading has filled it
         assert not any(copies[99])
-        assert any(copies[1]) == (used == 1)
+        assert any(copies[1])
 
 
 @pytest.mark.parametrize("name", ["dots1-moe", pytest.param("llama4-moe", marks=pytest.mark.full)])
@@ -155,7 +154,7 @@ def test_rows_that_choose_more_than_a_cache_holds_gather_what_they_choose(
             plan = eager.session.steps.bound(StepShape(2, 32, Output.GREEDY)).plan
     assert found[0] == found[1]
     gathers = [op for op in plan if op.label.endswith(".gather")]
-    assert len(gathers) == 3 * sum(len(layer.mixtures) for layer in weights.config.layers)
+    assert len(gathers) == sum(len(layer.mixtures) for layer in weights.config.layers)
     assert all(is_transfer(op) for op in gathers)
     assert not any(op.label.startswith("transfer") for op in plan)
 

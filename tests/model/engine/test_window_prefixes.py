@@ -85,11 +85,11 @@ def check(engine: Engine, prompt: Sequence[int], answer: Answered) -> None:
 
 
 #: A first prompt, of several steps, and the tokens of its answer.
-FIRST, LIMIT = TOKENS[:90], 6
+FIRST, LIMIT = TOKENS[:58], 6
 OWN = TOKENS[200:207]
 #: Where a prompt parts from the first one and its answer, and how many tokens it finds: less than a
 #: quarter of a page is worth no copy.
-PARTS = ((90, 90), (80, 80), (81, 80), (79, 79), (31, 31), (95, 95))
+PARTS = ((58, 58), (48, 48), (49, 48), (47, 47), (31, 31), (63, 63))
 
 
 @pytest.mark.slow

@@ -69,4 +69,5 @@ def test_what_a_test_uses_of_the_link() -> None:
     assert use.during(cast(Any, SimpleNamespace(**prompt))).endswith("8.0%")
     cache.used = 0
     text = use.during(cast(Any, SimpleNamespace(**row)))
-    assert "more experts than the 2 slots" in text
+    assert "all experts, as many rows choose" in text
+    assert text.endswith("80.0%")  # all but the 200 bytes that are cached, ten times a second

@@ -83,13 +83,31 @@ class ToyModel:
         return (dict(tools), name, many)
 
 
+class Gate:
+    """Where answers wait after ``tokens`` tokens, until it is opened, in any thread."""
+
+    def __init__(self, tokens: int = 0) -> None:
+        self._tokens = tokens
+        self._opened = threading.Event()
+
+    def open(self) -> None:
+        self._opened.set()
+
+    async def passed(self, tokens: int) -> None:
+        """Wait unless the answer is before the gate."""
+        while tokens >= self._tokens and not self._opened.is_set():
+            await asyncio.sleep(0.005)
+
+
 @dataclass
 class ToyService:
-    """Answers every request with ``answer``, a token at a time."""
+    """Answers every request with ``answer``, a token at a time. A request takes what is set here
+    as it begins, so that nothing that is set later changes an answer."""
 
     model: ToyModel
     answer: str = "2 plus 3 is 5."
     delay: float = 0.0  # seconds before each token
+    gate: Gate = field(default_factory=lambda: Gate(1 << 30))  # of requests that begin
     repeat: int = 1  # how often the answer is given
     error: Exception | None = None  # raised after ``good`` tokens
     lost: Exception | None = None  # as `health` has it
@@ -104,17 +122,20 @@ class ToyService:
     ended: list[str] = field(default_factory=list)
 
     async def generate(self, request: Request) -> AsyncGenerator[Piece | Ending, None]:
-        self.requests.append(request)
-        self.running += 1
+        gate, delay, error, good = self.gate, self.delay, self.error, self.good
+        drafts = self.drafts if request.drafts else (0, 0)
         stream = TextStream(self.model.tokenizer, request.stops, request.shown)
         ids = self.model.tokenizer.encode(self.answer) * self.repeat
         finish = Finish.END
         count = 0
+        self.running += 1
+        self.requests.append(request)
         try:
             for token in ids:
-                if self.error is not None and count >= self.good:
-                    raise self.error
-                await asyncio.sleep(self.delay)
+                if error is not None and count >= good:
+                    raise error
+                await gate.passed(count)
+                await asyncio.sleep(delay)
                 self.tokens += 1
                 count += 1
                 yield Piece(stream.push(token), (self._choice(token, request),))
@@ -125,7 +146,6 @@ class ToyService:
                     finish = Finish.LENGTH
                     break
             yield Piece(stream.finish(), ())
-            drafts = self.drafts if request.drafts else (0, 0)
             yield Ending(finish, len(request.prompt), 4, count, stream.stopped_by, *drafts)
         except (GeneratorExit, asyncio.CancelledError):
             self.cancelled += 1
@@ -256,20 +276,32 @@ def start(service: ToyService) -> Iterator[Callable[..., Running]]:
         yield begin
 
 
+class Current:
+    """The service of a test, where a server is shared by many."""
+
+    def __init__(self, service: ToyService) -> None:
+        self.service = service
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.service, name)
+
+
 @pytest.fixture(scope="module")
 def _shared_server(toy_texts: tuple[Tokenizer, ChatTemplate]) -> Iterator[Running]:
-    with running(ToyService(_model(*toy_texts))) as server:
+    current: Any = Current(ToyService(_model(*toy_texts)))
+    with running(current) as server:
         yield server
 
 
 @pytest.fixture
-def server(_shared_server: Running, service: ToyService) -> Running:
-    """A server with the usual limits, whose service is as new."""
-    kept = _shared_server.service
-    vars(kept.model).update(vars(service.model))
-    vars(kept).clear()
-    vars(kept).update(vars(service) | {"model": _shared_server.model})
-    return _shared_server
+def server(_shared_server: Running, service: ToyService) -> Iterator[Running]:
+    """A server with the usual limits and a service of its own; its requests end with the test."""
+    shared: Any = _shared_server
+    vars(shared.model).update(vars(service.model))
+    service.model = shared.model
+    shared.service.service = service
+    yield replace(shared, service=service)
+    wait_for(lambda: not shared.server.server_state.tasks)
 
 
 @pytest.fixture

@@ -27,15 +27,16 @@ from urdir.model.text.tokenizer import Tokenizer
 spec = importlib.util.spec_from_file_location("conftest", sys.argv[1])
 toys = sys.modules["conftest"] = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(toys)
+delay, repeat, lost = float(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
 gguf = Gguf(demo_model())
 tokenizer = Tokenizer.of(gguf)
 with ChatTemplate.of(gguf, tokenizer) as template:
-    lost = DeviceLostError(sys.argv[3]) if sys.argv[3] else None
+    lost = DeviceLostError(lost) if lost else None
     service = toys.ToyService(
-        toys.ToyModel(tokenizer, template), delay=float(sys.argv[2]), lost=lost
+        toys.ToyModel(tokenizer, template), delay=delay, repeat=repeat, lost=lost
     )
     serve_opening.open_service = lambda args, template: service
-    code = main(["serve", "--port", "0", "--api-workers", "0", *sys.argv[4:]])
+    code = main(["serve", "--port", "0", "--api-workers", "0", *sys.argv[5:]])
 print(code, *service.ended, service.cancelled)
 """
 
@@ -43,8 +44,11 @@ print(code, *service.ended, service.cancelled)
 class Process:
     """A server in a process of its own."""
 
-    def __init__(self, *flags: str, delay: float = 0.0, lost: str = "", files: int = 0) -> None:
-        """Whose device is ``lost``, who may open so many ``files``."""
+    def __init__(
+        self, *flags: str, delay: float = 0.0, repeat: int = 1, lost: str = "", files: int = 0
+    ) -> None:
+        """Its answers are the toy's, ``repeat`` times, with a ``delay`` before each token. Its
+        device is ``lost``; it may open so many ``files``."""
 
         def limit() -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
@@ -52,7 +56,7 @@ class Process:
         conftest = Path(__file__).with_name("conftest.py")
         pipe = subprocess.PIPE
         self.process = start_python(
-            *("-c", SCRIPT, str(conftest), str(delay), lost, *flags),
+            *("-c", SCRIPT, str(conftest), str(delay), str(repeat), lost, *flags),
             stdout=pipe,
             stderr=pipe,
             preexec_fn=limit if files else None,

@@ -38,12 +38,12 @@ from urdir.model.measure.http_events import HttpServer
 
 @contextlib.contextmanager
 def serving(
-    device: str, workers: int, folder: Path, random_steps: bool = False
+    device: str, workers: int, folder: Path, random_steps: bool = False, sequences: int = 4
 ) -> Iterator[tuple[int, HttpServer]]:
     """A server's process and its URL."""
     (folder / "sitecustomize.py").write_text(SAYS + RANDOM_STEPS * random_steps)
     path = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
-    flags = ["-m", "demo", "-dev", device, "-c", str(CONTEXT), "-np", "4"]
+    flags = ["-m", "demo", "-dev", device, "-c", str(CONTEXT), "-np", str(sequences)]
     flags += ["--port", "0", "--api-workers", str(workers)]
     log = folder / "stderr"
     with log.open("w") as stderr:
@@ -133,10 +133,14 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--api-workers", type=int, default=0, help="as of `urdir serve` (0)")
     parser.add_argument("--device", default="emulator")
+    parser.add_argument(
+        "--sequences", type=int, default=4, help="few have few shapes of steps to compile (4)"
+    )
     args = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory(prefix="urdir-soak-") as name:
         folder = Path(name)
-        with serving(args.device, args.api_workers, folder, args.random_steps) as (root, server):
+        steps = args.random_steps, args.sequences
+        with serving(args.device, args.api_workers, folder, *steps) as (root, server):
             wrong = asyncio.run(soak(root, server, folder, args))
         stderr = (folder / "stderr").read_text()
     print(stderr[-2000:])

@@ -255,7 +255,7 @@ def test_the_key_of_anthropics_clients(start: Any) -> None:
 
 
 def test_a_client_that_leaves_ends_its_answer(server: Any) -> None:
-    server.service.delay, server.service.repeat = 0.01, 60
+    server.service.delay, server.service.repeat = 0.01, 10_000
     body = {"model": "toy", "messages": HI, "stream": True}
     with server.http().stream("POST", PATH, json=body) as reply:
         next(reply.iter_lines())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import multiprocessing
 import os
 import random
 import re
@@ -28,13 +29,13 @@ import httpx
 import openai
 import pytest
 
-from tests.patience import PATIENCE, wait_for
+from tests.patience import PATIENCE, in_some_try, wait_for
 from tests.processes import beginning, end_of, kill, start_python
 from urdir.model import demo_model
 from urdir.model.engine.requests.request import Request
 from urdir.model.engine.sampling_settings import SamplingSettings
 from urdir.model.measure.http_events import HttpServer, ServerError
-from urdir.model.serve.apart import wire
+from urdir.model.serve.apart import supervisor, wire
 from urdir.model.serve.apart.desks import Desks
 from urdir.model.serve.apart.link import EngineLink
 from urdir.model.serve.kept import Store
@@ -298,7 +299,7 @@ def test_a_client_that_leaves_is_cancelled(server: Apart) -> None:
 @pytest.mark.slow
 def test_limits_are_of_all_processes(start: Callable[..., Apart]) -> None:
     """One answer runs and one waits, for which the queue has room; then three requests are open."""
-    server = start("--open", "3", "--sequences", "1", "--queue", "1", "--step", "0.01")
+    server = start("--open", "3", "--sequences", "1", "--queue", "1", "--step", "0.1")
     body = ASKED | {"max_tokens": 4000, "stream": True}
     with contextlib.ExitStack() as stack:
         first = stack.enter_context(server.http.stream("POST", "/v1/completions", json=body))
@@ -335,13 +336,13 @@ def ask_and_drop(server: Apart, body: dict[str, Any]) -> None:
 
 def test_a_front_end_that_dies_is_replaced(server: Apart) -> None:
     """Its answers end with an error, those of the other go on."""
-    text = server.ask(max_tokens=600).json()["choices"][0]["text"]  # 3 s
+    text = server.ask(max_tokens=1000).json()["choices"][0]["text"]  # 5 s
     found: list[str | None] = []
 
     def ask() -> None:
         with httpx.Client(base_url=server.url, trust_env=False, timeout=PATIENCE) as http:
             try:
-                reply = http.post("/v1/completions", json=ASKED | {"max_tokens": 600})
+                reply = http.post("/v1/completions", json=ASKED | {"max_tokens": 1000})
                 found.append(reply.json()["choices"][0]["text"])
             except httpx.HTTPError:
                 found.append(None)
@@ -353,10 +354,10 @@ def test_a_front_end_that_dies_is_replaced(server: Apart) -> None:
     threads: list[threading.Thread] = []
 
     def each_has_some() -> bool:
-        """Front ends take connections as they can: one may get many."""
-        if len(threads) < 50:
-            threads.append(threading.Thread(target=ask))
-            threads[-1].start()
+        """Front ends take connections as they can: one may get many. Some answers may have ended
+        before the other front end has any."""
+        threads.append(threading.Thread(target=ask))
+        threads[-1].start()
         busy = [sockets(front) - usual for front, usual in zip(before, idle, strict=True)]
         return min(busy) > 2 and figure(server, "urdir_running") > 0
 
@@ -366,10 +367,10 @@ def test_a_front_end_that_dies_is_replaced(server: Apart) -> None:
         thread.join()
     assert set(found) == {None, text}
     wait_for(lambda: len(server.fronts) == 2)
-    assert server.fronts[0] == before[1]
+    assert before[1] in server.fronts
     server.http.close()
     server.http = httpx.Client(base_url=server.url, timeout=PATIENCE, trust_env=False)
-    assert figure(server, "urdir_running") == 0
+    wait_for(lambda: figure(server, "urdir_running") == 0)
     for _ in range(4):
         assert server.ask().status_code == 200
 
@@ -436,17 +437,33 @@ def test_a_second_signal_aborts_what_is_open(start: Callable[..., Apart]) -> Non
     assert "Traceback" not in errors
 
 
+def test_a_signal_after_the_greeting_is_an_order() -> None:
+    """Before it, one ends the processes at once: nothing is open."""
+    control, theirs = multiprocessing.Pipe()
+    signals = supervisor._Signals(control, lambda *_: signals.take(signal.SIGTERM, None))
+    with pytest.raises(KeyboardInterrupt):
+        signals.take(signal.SIGTERM, None)
+    for said in (("toy", 512), None):
+        theirs.send(said)
+    signals.wait(multiprocessing.Process())
+    assert theirs.recv() == "drain"
+
+
 @pytest.mark.slow
 def test_a_third_signal_ends_all_at_once(start: Callable[..., Apart]) -> None:
     """Also front ends that do nothing end with the engine, once they go on."""
     server = start("--workers", "1")
     engine, (front,) = server.engine, server.fronts
     os.kill(front, signal.SIGSTOP)
-    for _ in range(3):
+    sent = 0
+    while server.process.poll() is None and sent < PATIENCE:
         server.process.send_signal(signal.SIGINT)
-        time.sleep(0.5)  # two that arrive at once are one
-    assert server.process.wait(PATIENCE) == 130
-    assert not Path(f"/proc/{engine}").exists()
+        sent += 1
+        with suppress(subprocess.TimeoutExpired):  # two that arrive at once are one
+            server.process.wait(0.5 if sent < 3 else 2)
+    assert sent >= 3
+    assert server.process.returncode == 130
+    wait_for(lambda: not Path(f"/proc/{engine}").exists())
     os.kill(front, signal.SIGCONT)
     wait_for(lambda: not Path(f"/proc/{front}").exists())
     assert "Traceback" not in server.end()[1]
@@ -623,7 +640,7 @@ def test_what_is_unsent_follows() -> None:
     ours, theirs = socket.socketpair()
     rounds = [wire.Round([wire.Update(number, tuple(range(100_000)))]) for number in range(20)]
     with theirs, Desks(Store(0, 0.0)) as desks:
-        theirs.settimeout(20)
+        theirs.settimeout(PATIENCE)
         desk = desks.open(ours)
         desks.start(engine)
         for each in rounds:
@@ -687,10 +704,14 @@ def test_an_engine_without_its_first_process_waits_for_its_front_ends(
     engine, (front,) = server.engine, server.fronts
     os.kill(front, signal.SIGSTOP)
     server.process.kill()
-    time.sleep(0.3)
-    before = _seconds(engine)
-    time.sleep(0.5)
-    assert _seconds(engine) - before < 0.1
+
+    def does_nothing() -> None:
+        time.sleep(0.3)
+        before = _seconds(engine)
+        time.sleep(0.5)
+        assert _seconds(engine) - before < 0.1
+
+    in_some_try(does_nothing)
     os.kill(front, signal.SIGCONT)
     wait_for(lambda: not Path(f"/proc/{engine}").exists())
     server.end()

@@ -10,6 +10,7 @@ from typing import Any
 import openai
 import pytest
 
+from tests.model.serve.conftest import Gate
 from tests.model.serve.test_responses import HERMES, TOOLS
 from tests.patience import wait_for
 from urdir.model.errors import BusyError
@@ -32,7 +33,7 @@ def wait(server: Any, name: str, *statuses: str) -> Any:
 
 
 def test_a_response_is_asked_for_later(server: Any) -> None:
-    server.service.delay = 0.05
+    server.service.gate = gate = Gate(1)
     queued = ask(server, metadata={"a": "b"})
     assert (queued.status, queued.output, queued.background) == ("queued", [], True)
     assert queued.usage is None
@@ -40,6 +41,7 @@ def test_a_response_is_asked_for_later(server: Any) -> None:
     assert (begun.output, begun.metadata) == ([], {"a": "b"})
     with pytest.raises(openai.BadRequestError, match="has not ended"):
         server.openai().responses.create(model="toy", input="B", previous_response_id=queued.id)
+    gate.open()
     done = wait(server, queued.id, "completed")
     assert (done.output_text, done.usage.output_tokens) == (ANSWER, 8)
     assert done.created_at == queued.created_at
@@ -96,9 +98,9 @@ def test_a_response_is_cancelled(server: Any, stream: bool) -> None:
 
 
 def test_a_call_that_is_cut_off_is_left_out(server: Any) -> None:
-    server.service.model.answer_format = HERMES
+    server.service.model.answer_format, usual = HERMES, server.service.gate
     call = '<tool_call>{"name": "weather", "arguments": {"city": "'
-    server.service.delay, server.service.answer = 0.01, "Well." + call + "Ur and " * 300
+    server.service.gate, server.service.answer = Gate(100), "Well." + call + "Ur and " * 300
     body = {"tools": TOOLS, "stream": True, "max_output_tokens": 500}
     events = ask(server, **body)
     name = next(iter(events)).response.id
@@ -108,7 +110,7 @@ def test_a_call_that_is_cut_off_is_left_out(server: Any) -> None:
     cancelled = server.openai().responses.cancel(name)
     events.close()
     assert [item.type for item in cancelled.output] == ["message"]
-    server.service.answer = ANSWER
+    server.service.gate, server.service.answer = usual, ANSWER
     more = {"model": "toy", "input": "More", "previous_response_id": name}
     assert server.openai().responses.create(**more).output_text == ANSWER
 

@@ -10,6 +10,7 @@ from typing import Any
 import openai
 import pytest
 
+from tests.model.serve.conftest import Gate
 from urdir.driver.errors import DriverError
 from urdir.model.engine.sampling_settings import SamplingSettings
 from urdir.model.errors import BusyError, ContextFullError, ModelError
@@ -732,7 +733,7 @@ def test_what_nobody_expected_is_told_to_the_log_only(
 
 def test_one_of_several_answers_fails_and_the_others_are_cancelled(server: Any) -> None:
     service = server.service
-    service.delay = 0.05
+    service.gate = Gate()
     original = service.generate
 
     def generate(request: Any) -> Any:

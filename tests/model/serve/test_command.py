@@ -108,7 +108,7 @@ def test_an_interrupt_answers_what_is_open_and_ends(process: Callable[..., Proce
 
 @pytest.mark.slow
 def test_a_second_interrupt_ends_the_answers(process: Callable[..., Process]) -> None:
-    server = process(delay=0.5)
+    server = process(delay=0.05, repeat=10_000)
     thread, lines, begun = ask_beside(server)
     assert begun.wait(PATIENCE)
     server.interrupt()

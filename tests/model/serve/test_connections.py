@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tests.model.serve.conftest import Gate
 from tests.patience import PATIENCE
 from urdir.model.errors import ModelError
 from urdir.model.serve import connections as module
@@ -137,7 +138,9 @@ def test_a_connection_that_begins_when_accepting_ends(rounds: int) -> None:
         await asyncio.gather(accepting, return_exceptions=True)
         for each in made:
             each.transport.close()
-        await asyncio.sleep(0.01)
+        async with asyncio.timeout(PATIENCE):
+            while len(lost) < len(made):
+                await asyncio.sleep(0.001)
 
     with listen("127.0.0.1", 0) as listener, contextlib.ExitStack() as clients:
         for _ in range(3):
@@ -274,16 +277,17 @@ def test_an_answer_that_takes_long(
     """The client is told that all is well, in a way that clients know."""
     monkeypatch.setattr(protocol, "_FIRST_PROBE_SECONDS", 0.05)  # long before the answer
     server = start()
-    server.service.delay = 0.9 if stream else 0.15
+    server.service.gate = gate = Gate()
     with connect(server) as connection:
-        connection.sendall(request(stream=stream, max_tokens=2 if stream else 8))
+        connection.sendall(request(stream=stream))
         connection.shutdown(socket.SHUT_WR)
-        server.wait_for(lambda: server.service.running == 1)
-        assert connection.recv(12, socket.MSG_PEEK) == b"HTTP/1.1 100"
+        assert connection.recv(12, socket.MSG_PEEK | socket.MSG_WAITALL) == b"HTTP/1.1 100"
+        gate.open()
         with http.client.HTTPResponse(connection) as response:
             response.begin()
             assert response.status == 200
             assert (b"[DONE]" if stream else b"2 plus 3 is 5.") in response.read()
+    server.service.delay = 0.1
     reply = half_closed(server, request("1.0", stream=stream, max_tokens=2))
     assert reply.startswith(b"HTTP/1.1 200 OK\r\n")  # HTTP/1.0 knows no other kind of reply
 

@@ -264,7 +264,7 @@ def test_a_large_request_leaves_room_for_others_and_ends_when_it_is_cancelled(
     async def ask() -> None:
         service = _service(engine)
         first = asyncio.create_task(service.embed(_asked(*large)))
-        await asyncio.to_thread(begun.wait, 30)
+        await asyncio.to_thread(begun.wait, PATIENCE)
         second = asyncio.create_task(service.embed(_asked((5,), (6,))))
         dropped = asyncio.create_task(service.embed(_asked(*large)))
         while (await service.metrics()).queued < 2:

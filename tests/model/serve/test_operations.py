@@ -73,6 +73,7 @@ def test_a_failure_is_one_line_of_json(server: Any, tmp_path: Path, logs: None) 
     LogSettings("json", file).begin()
     server.service.error = ModelError("broken")
     server.http().post(CHAT, json=HI, headers={"X-Request-Id": "mine"})
+    server.wait_for(lambda: file.read_text().count("\n") == 2)  # the request, too
     failed = json.loads(file.read_text().splitlines()[0])
     assert failed["level"] == "error"
     assert "broken" in failed["message"]
@@ -122,7 +123,7 @@ def test_certificates_that_are_none(certificate: str, key: str) -> None:
 
 @pytest.mark.slow
 def test_drain_aborts_what_takes_too_long(process: Callable[..., Any]) -> None:
-    server = process("--drain", "1", delay=1.0)
+    server = process("--drain", "1", delay=0.2, repeat=10_000)
     with httpx.stream(
         "POST", server.url + CHAT, json={**HI, "stream": True}, timeout=PATIENCE, trust_env=False
     ) as response:

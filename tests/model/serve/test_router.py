@@ -17,6 +17,7 @@ import httpx
 import openai
 import pytest
 
+from tests.model.serve.conftest import Gate
 from tests.model.serve.router_toys import RunningRouter, Toys, running_router, spec
 from tests.patience import PATIENCE
 from urdir.model.errors import ModelError
@@ -54,6 +55,23 @@ def start(toy_texts: Any) -> Iterator[Start]:
         yield begin
 
 
+def held(router: RunningRouter, name: str, tokens: int = 1) -> Gate:
+    """A gate in the next answers of a model, after so many tokens."""
+    gate = router.toys.service(name).gate = Gate(tokens)
+    return gate
+
+
+@contextlib.contextmanager
+def streamed(router: RunningRouter, name: str) -> Iterator[Iterator[str]]:
+    """The lines of a stream whose first one has come."""
+    body = {"model": name, "prompt": "Hi", "max_tokens": 500, "stream": True}
+    with router.client.stream("POST", "/v1/completions", json=body) as response:
+        assert response.headers["content-type"].startswith("text/event-stream")
+        lines = response.iter_lines()
+        next(lines)
+        yield lines
+
+
 def test_a_model_is_loaded_for_the_request_that_names_it(start: Start) -> None:
     router = start("a", "org/b:Q8_0")
     assert [router.status(name) for name in ("a", "org/b:Q8_0")] == ["unloaded"] * 2
@@ -87,15 +105,10 @@ def test_every_protocol_names_its_model(start: Start) -> None:
 
 def test_streams_pass_as_they_come(start: Start) -> None:
     router = start("a", "b")
-    service = router.toys.service("a")
-    service.delay, service.repeat = 0.02, 200
-    body = {"model": "a", "prompt": "Hi", "max_tokens": 500, "stream": True}
-    with router.client.stream("POST", "/v1/completions", json=body) as response:
-        assert response.headers["content-type"].startswith("text/event-stream")
-        lines = response.iter_lines()
-        next(lines)
-        assert service.running == 1
-        service.delay = 0.0
+    gate = held(router, "a")
+    with streamed(router, "a") as lines:
+        assert router.toys.service("a").running == 1
+        gate.open()
         *_, last = filter(None, lines)
     assert last == "data: [DONE]"
     router.wait_for(lambda: router.fleet.models["a"].open == 0)
@@ -193,14 +206,15 @@ def test_a_full_device_makes_room(start: Start) -> None:
 
 def test_answers_are_not_cut_to_make_room(start: Start) -> None:
     router = start("a", "b", loaded=1, patience_seconds=0.05)
-    service = router.toys.service("a")
-    service.delay, service.repeat = 0.02, 8
+    gate = held(router, "a")
+    router.toys.service("a").repeat = 8
     answering, found = router.in_thread(lambda: router.ask("a"))
-    router.wait_for(lambda: service.running == 1)
+    router.wait_for(lambda: router.toys.service("a").running == 1)
     waiting, later = router.in_thread(lambda: router.ask("b"))
     router.wait_for(lambda: router.fleet.models["a"].leaves)
-    service.delay = 0.01
     third, last = router.in_thread(lambda: router.ask("a"))  # does not hold up the second
+    router.wait_for(lambda: router.fleet.waiting == 2)
+    gate.open()
     for thread in (answering, waiting, third):
         thread.join(PATIENCE)
     assert found[0].json()["choices"][0]["text"] == "I am a." * 8
@@ -209,22 +223,28 @@ def test_answers_are_not_cut_to_make_room(start: Start) -> None:
     assert router.toys.started == ["a", "b", "a"]
 
 
-def test_waiting_ends(start: Start) -> None:
-    router = start("a", "b", "c", loaded=1, patience_seconds=0.0, room_seconds=1.5, waiting=2)
-    service = router.toys.service("a")
-    service.delay, service.repeat = 0.05, 1000
-    with router.client.stream(
-        "POST",
-        "/v1/completions",
-        json={"model": "a", "prompt": "Hi", "max_tokens": 500, "stream": True},
-    ) as response:
-        lines = response.iter_lines()
-        next(lines)
+def test_only_some_requests_wait(start: Start) -> None:
+    router = start("a", "b", "c", loaded=1, room_seconds=LONG, waiting=2)
+    gate = held(router, "a")
+    with streamed(router, "a") as lines:
         asked = [router.in_thread(lambda: router.ask("b")) for _ in range(2)]
         router.wait_for(lambda: router.fleet.waiting == 2)
         full = router.ask("c")
         assert (full.status_code, full.headers["retry-after"]) == (503, "5")
         assert "2 requests wait" in full.json()["error"]["message"]
+        gate.open()
+        assert list(lines)
+    for thread, found in asked:
+        thread.join(PATIENCE)
+        assert found[0].status_code == 200
+
+
+def test_waiting_ends(start: Start) -> None:
+    router = start("a", "b", loaded=1, patience_seconds=0.0, room_seconds=0.3)
+    gate, service = held(router, "a"), router.toys.service("a")
+    service.delay, service.repeat = 0.02, 1000
+    with streamed(router, "a"):
+        asked = [router.in_thread(lambda: router.ask("b")) for _ in range(2)]
         for thread, found in asked:
             thread.join(PATIENCE)
             assert found[0].status_code == 503
@@ -232,7 +252,9 @@ def test_waiting_ends(start: Start) -> None:
             assert "retry-after" in found[0].headers
         assert router.status("a") == "loaded"
         assert not router.fleet.models["a"].leaves
+    gate.open()
     router.wait_for(lambda: service.cancelled == 1)  # the client is gone
+    router.wait_for(lambda: router.fleet.models["a"].open == 0)
     assert router.text("b") == "I am b."
 
 
@@ -291,17 +313,18 @@ def test_a_crash_is_of_one_model(start: Start) -> None:
     router = start("a", "b")
     for name in "ab":
         router.text(name)
-        router.toys.service(name).delay = 0.05
-    router.toys.service("a").repeat = 50
-    streamed = {"model": "a", "prompt": "Hi", "max_tokens": 500, "stream": True}
-    with router.client.stream("POST", "/v1/completions", json=streamed) as response:
-        lines = response.iter_lines()
-        next(lines)
+    usual = router.toys.service("a").gate
+    held(router, "a")
+    gate = held(router, "b")
+    with streamed(router, "a") as lines:
         beside, found = router.in_thread(lambda: router.ask("b"))
         whole, cut = router.in_thread(lambda: router.ask("a"))
-        router.wait_for(lambda: router.toys.service("a").running == 2)
+        for name, count in (("a", 2), ("b", 1)):
+            running = router.toys.service(name)
+            router.wait_for(lambda running=running, count=count: running.running == count)
         router.call(router.toys.workers["a"].crash())
         last = [line for line in lines if line][-1]
+        gate.open()
     assert json.loads(last.removeprefix("data: "))["error"]["message"]
     whole.join(PATIENCE)
     assert cut[0].status_code == 503
@@ -310,7 +333,7 @@ def test_a_crash_is_of_one_model(start: Start) -> None:
     assert found[0].status_code == 200
     listed = router.client.get("/v1/models/a").json()["status"]
     assert listed["cause"] == "its process has ended: killed by SIGKILL"
-    router.toys.service("a").delay = 0.0
+    router.toys.service("a").gate = usual
     router.wait_for(lambda: router.ask("a").status_code == 200)
 
 
@@ -436,8 +459,7 @@ def test_kept_responses_are_found(start: Start) -> None:
     assert "can be cancelled" in cancelled.json()["error"]["message"]
     assert http.delete(f"/v1/responses/{first['id']}").json()["deleted"] is True
     assert http.get(f"/v1/responses/{first['id']}").status_code == 404
-    service = router.toys.service("b")
-    service.delay, service.repeat = 0.05, 200
+    gate = held(router, "b")
     body = {"model": "b", "input": "Hi", "background": True, "stream": True}
     with http.stream("POST", "/v1/responses", json=body) as response:
         line = next(line for line in response.iter_lines() if line.startswith("data: "))
@@ -446,8 +468,8 @@ def test_kept_responses_are_found(start: Start) -> None:
     with http.stream("GET", f"/v1/responses/{name}", params=asked) as response:
         lines = response.iter_lines()
         next(lines)
-        assert service.running == 1  # each comes as it is made
-        service.delay = 0.0
+        assert router.toys.service("b").running == 1  # each comes as it is made
+        gate.open()
         *_, last = (line for line in lines if line.startswith("event: "))
     assert last in ("event: response.completed", "event: response.incomplete")
 
@@ -479,25 +501,23 @@ def test_a_client_that_leaves_cancels_its_answer_and_no_load(start: Start) -> No
     router.wait_for(lambda: router.status("a") == "loaded")
     service = router.toys.service("a")
     assert service.requests == []
-    service.delay, service.repeat = 0.01, 1000
-    with router.client.stream(
-        "POST",
-        "/v1/completions",
-        json={"model": "a", "prompt": "Hi", "max_tokens": 500, "stream": True},
-    ) as response:
-        lines = response.iter_lines()
-        next(lines)
+    gate = held(router, "a")
+    service.delay, service.repeat = 0.02, 1000
+    with streamed(router, "a"):
+        assert service.running == 1
+    gate.open()
     router.wait_for(lambda: service.cancelled == 1)
     router.wait_for(lambda: router.fleet.models["a"].open == 0)
 
 
 def test_the_end_answers_what_is_open(start: Start) -> None:
     router = start("a", "b")
-    service = router.toys.service("a")
-    service.delay = 0.03
+    gate = held(router, "a")
     thread, found = router.in_thread(lambda: router.ask("a"))
-    router.wait_for(lambda: service.running == 1)
+    router.wait_for(lambda: router.toys.service("a").running == 1)
     router.server.should_exit = True
+    router.wait_for(router.server._accepting.done)
+    gate.open()
     thread.join(PATIENCE)
     assert found[0].json()["choices"][0]["text"] == "I am a."
     router.wait_for(lambda: not router.toys.workers)
@@ -505,13 +525,17 @@ def test_the_end_answers_what_is_open(start: Start) -> None:
 
 def test_an_unload_waits_for_open_answers(start: Start) -> None:
     router = start("a", "b")
-    service = router.toys.service("a")
-    service.delay = 0.03
+    gate = held(router, "a")
     thread, found = router.in_thread(lambda: router.ask("a"))
-    router.wait_for(lambda: service.running == 1)
-    unloaded = router.client.post("/models/unload", json={"model": "a"})
-    assert unloaded.json() == {"success": True}
-    thread.join(PATIENCE)
+    router.wait_for(lambda: router.toys.service("a").running == 1)
+    unloading, unloaded = router.in_thread(
+        lambda: router.client.post("/models/unload", json={"model": "a"})
+    )
+    router.wait_for(lambda: router.fleet.models["a"].leaves)
+    gate.open()
+    for each in (thread, unloading):
+        each.join(PATIENCE)
+    assert unloaded[0].json() == {"success": True}
     assert found[0].json()["choices"][0]["text"] == "I am a."
     assert router.status("a") == "unloaded"
 
@@ -540,10 +564,9 @@ def test_loads_beside_each_other_do_not_block(start: Start) -> None:
 
 def test_an_unload_goes_on_without_its_client(start: Start) -> None:
     router = start("a", "b")
-    service = router.toys.service("a")
-    service.delay = 0.05
+    gate = held(router, "a")
     thread, found = router.in_thread(lambda: router.ask("a"))
-    router.wait_for(lambda: service.running == 1)
+    router.wait_for(lambda: router.toys.service("a").running == 1)
 
     async def unload_and_leave() -> None:
         with contextlib.suppress(TimeoutError):
@@ -552,7 +575,7 @@ def test_an_unload_goes_on_without_its_client(start: Start) -> None:
 
     router.call(unload_and_leave())
     assert router.fleet.models["a"].leaves
-    service.delay = 0.0
+    gate.open()
     assert router.text("a") == "I am a."  # loaded again, once the first was answered
     thread.join(PATIENCE)
     assert found[0].json()["choices"][0]["text"] == "I am a."
@@ -607,8 +630,7 @@ def test_models_take_turns(start: Start) -> None:
 
 def test_responses_in_the_background_are_not_cut_off(start: Start) -> None:
     router = start("a", "b", loaded=1, patience_seconds=0.01)
-    service = router.toys.service("a")
-    service.delay, service.repeat = 0.03, 8
+    gate = held(router, "a")
     body = {"model": "a", "input": "Hi", "background": True, "stream": True}
     with router.client.stream("POST", "/v1/responses", json=body) as response:
         lines = response.iter_lines()
@@ -616,13 +638,17 @@ def test_responses_in_the_background_are_not_cut_off(start: Start) -> None:
     assert router.status("a") == "loaded"
     thread, found = router.in_thread(lambda: router.ask("b"))
     name = begun["response"]["id"]
+    router.wait_for(lambda: router.fleet.waiting == 1)
     with router.client.stream("GET", f"/v1/responses/{name}?stream=true") as response:
-        kinds = [line for line in response.iter_lines() if line.startswith("event: ")]
+        lines = response.iter_lines()
+        next(lines)
+        gate.open()
+        kinds = [line for line in lines if line.startswith("event: ")]
     assert kinds[-1] == "event: response.completed"
     thread.join(PATIENCE)
     assert found[0].status_code == 200
     assert router.status("a") == "unloaded"
-    assert service.cancelled == 0
+    assert router.toys.service("a").cancelled == 0
 
 
 @pytest.mark.parametrize("drain", [None, 0.2])
@@ -631,12 +657,14 @@ def test_the_end_waits_for_responses_in_the_background(
 ) -> None:
     monkeypatch.setattr("urdir.model.serve.router.holds._LOOK_SECONDS", 0.02)
     router = start("a", "b", drain=drain, end_seconds=0.0)
-    service = router.toys.service("a")
-    service.delay, service.repeat = 0.05, 3 if drain is None else 1000
+    gate, service = held(router, "a"), router.toys.service("a")
     body = {"model": "a", "input": "Hi", "background": True}
     assert router.client.post("/v1/responses", json=body).json()["status"] == "queued"
     router.wait_for(lambda: service.running == 1)
     router.loop.call_soon_threadsafe(router.server._end, signal.SIGTERM)
+    if drain is None:
+        router.wait_for(router.server._accepting.done)
+        gate.open()
     router.wait_for(lambda: not router.toys.workers)
     assert service.cancelled == (drain is not None)
 

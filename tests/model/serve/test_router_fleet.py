@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.model.serve.router_toys import spec
+from tests.patience import PATIENCE
 from urdir.model.serve.errors import ApiError
 from urdir.model.serve.router.fleet import Fleet
 from urdir.model.serve.router.spec import ModelSpec, RouterSettings
@@ -84,7 +85,7 @@ def test_whatever_comes_all_are_answered(seed: int) -> None:
     most, memory = chance.choice((0, 1, 2, 3)), chance.choice((1, 2, 3, 6))
     device = Device(seed, memory)
     settings = RouterSettings(
-        loaded=most, patience_seconds=0.005, room_seconds=2.0, retry_seconds=0.005, waiting=60
+        loaded=most, patience_seconds=0.005, room_seconds=PATIENCE, retry_seconds=0.005, waiting=60
     )
     specs = [spec(name, idle_seconds=chance.choice((None, 0.01))) for name in NAMES]
 
@@ -123,13 +124,13 @@ def test_whatever_comes_all_are_answered(seed: int) -> None:
             else:
                 tasks.append(asyncio.create_task(ask(fleet, name)))
             await device.pause()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE):
             found = await asyncio.gather(*tasks, return_exceptions=True)
         assert fleet.waiting == 0
         assert {model.open for model in fleet.models.values()} == {0}
         keeping.cancel()
         await asyncio.wait((keeping,))
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE):
             await fleet.close(aborts=True)
         assert device.workers == []
         errors = [each for each in found if isinstance(each, Exception)]

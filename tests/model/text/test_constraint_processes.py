@@ -323,11 +323,11 @@ def test_many_clients_at_once(tokenizer: Tokenizer, shared: ConstraintCompiler) 
     threads = [threading.Thread(target=ask) for _ in range(24)]
     for thread in threads:
         thread.start()
-    started, answered = time.monotonic(), 0
+    answered = 0
     while any(thread.is_alive() for thread in threads):
         check_good(tokenizer, shared)  # compiled already: it does not wait
         answered += 1
-    assert answered > 2 * (time.monotonic() - started)  # compiling takes longer, each time
+    assert answered > len(threads)  # each in its turn would come after one of them
     assert set(ends) == {ProcessGoneError, BusyError}
     assert len(ends) == 24
     other = Constraint.json_schema({"type": "object", "title": "another"})
@@ -503,19 +503,17 @@ def test_the_process_that_forks_is_killed(
 
 
 @forks
-def test_a_process_that_is_stopped_is_given_up(
-    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(constraint_starter, "_GIVEN_UP", 1.0)
+def test_a_process_that_is_stopped_is_given_up(tokenizer: Tokenizer) -> None:
     with ConstraintCompiler(tokenizer) as compiler:
         matcher = compiler.matcher(GOOD)
+        matcher._process._pipe._socket.settimeout(1.0)  # type: ignore[attr-defined]
         stopped = min(children(source_pid(compiler)))  # the other is ahead
         os.kill(stopped, signal.SIGSTOP)
         try:
             started = time.monotonic()
             with pytest.raises(ConstraintError):
                 walk(tokenizer, matcher, 3)
-            assert 0.9 < time.monotonic() - started < 60
+            assert time.monotonic() - started > 0.9
             check_good(tokenizer, compiler)
         finally:
             os.kill(stopped, signal.SIGCONT)
@@ -596,12 +594,15 @@ def test_an_interrupt_while_a_constraint_is_compiled(
     def interrupt(signal_number: int, frame: object) -> None:
         raise KeyboardInterrupt
 
+    def compile_for(seconds: float) -> None:
+        signal.setitimer(signal.ITIMER_REAL, seconds)
+        compiler.matcher(ENDLESS)
+
     before = signal.signal(signal.SIGALRM, interrupt)
     try:
         for _ in range(matcher_module._AT_ONCE + 1):  # a turn that was lost would be missed
-            signal.setitimer(signal.ITIMER_REAL, 0.2)
             with pytest.raises(KeyboardInterrupt):
-                compiler.matcher(ENDLESS)
+                compile_for(0.2)
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)

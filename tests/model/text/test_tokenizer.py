@@ -181,7 +181,7 @@ def test_a_large_vocabulary_builds_within_a_second_or_so(
     path = vocab_file("gemma-4")  # 262,144 tokens, 514,906 merges
     started = time.process_time()
     Tokenizer.of(Gguf(path))
-    assert time.process_time() - started < 2.0  # 0.5 s on an idle core
+    assert time.process_time() - started < 5.0  # 0.5 s on an idle core
 
 
 def sentencepiece_reference(text: str, scores: dict[str, float]) -> list[str]:

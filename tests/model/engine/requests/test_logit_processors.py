@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -10,7 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.model.engine.requests.test_service import ask
 from tests.model.stepping import set_sampling
+from tests.patience import PATIENCE
 from urdir.model import (
     DraftSettings,
     Engine,
@@ -24,7 +27,8 @@ from urdir.model.engine.batch import Batch, Output, Segment
 from urdir.model.engine.generate import Generation
 from urdir.model.engine.realizar import EagerSteps
 from urdir.model.engine.requests.choices import draw
-from urdir.model.engine.requests.service import Item, Service
+from urdir.model.engine.requests.request import Ending
+from urdir.model.engine.requests.service import Service
 from urdir.model.engine.sampling import Logits
 from urdir.model.errors import SettingsError, UnsupportedError
 
@@ -90,6 +94,24 @@ def tokens(
         pass
     assert generation.statistics.drafted_tokens == 0 or not processors
     return generation.tokens
+
+
+def together(
+    engine: Engine, processors: Sequence[Sequence[LogitProcessor]], limit: int
+) -> list[list[int]]:
+    """Answers of a service to requests with these processors, which begin together."""
+    gate = threading.Event()
+    with Service(engine, None) as service:
+        first = Request(prompt=PROMPT, settings=GREEDY, limit=1)
+        service.submit(first, lambda _: gate.wait(PATIENCE))  # until the others are there
+        answers = [
+            ask(service, Request(prompt=PROMPT, settings=GREEDY, limit=limit, processors=tuple(of)))
+            for of in processors
+        ]
+        gate.set()
+        for answer in answers:
+            assert isinstance(answer.ended(), Ending)
+    return [answer.tokens for answer in answers]
 
 
 def only(vocab: int, token: int, value: float) -> Logits:
@@ -160,14 +182,7 @@ def test_halves_are_the_step_bit_for_bit(engine: Engine, output: Output) -> None
 def test_answers_of_one_step_share_a_call(engine: Engine) -> None:
     """Two of three have it, and one of these another one as well; all have the tokens of one."""
     spy, other = Spy(), Spy()
-    done: list[list[Item]] = [[], [], []]
-    with Service(engine, None) as service:
-        for inbox, of in zip(done, ((spy,), (), (spy, other)), strict=True):
-            request = Request(prompt=PROMPT, settings=GREEDY, limit=6, processors=of)
-            service.submit(request, inbox.append)
-        while not all(inbox and not hasattr(inbox[-1], "choices") for inbox in done):
-            pass
-    found = [[c.token for item in of[:-1] for c in item.choices] for of in done]  # type: ignore[union-attr]
+    found = together(engine, ((spy,), (), (spy, other)), limit=6)
     assert found == [tokens(engine, limit=6)] * 3
     assert max(len(call) for call in spy.calls) == 2
     assert sum(len(call) for call in spy.calls) == 12
@@ -204,15 +219,7 @@ def test_it_takes_no_drafts(device_name: str) -> None:
         plain, spy = tokens(engine), Spy()
         assert tokens(engine, spy) == plain
         assert len(spy.calls) == 5
-        done: list[list[Item]] = [[], []]
-        with Service(engine, None) as service:
-            for inbox, of in zip(done, ((spy,), ()), strict=True):
-                request = Request(prompt=PROMPT, settings=GREEDY, limit=5, processors=of)
-                service.submit(request, inbox.append)
-            while not all(inbox and not hasattr(inbox[-1], "choices") for inbox in done):
-                pass
-        found = [[c.token for item in of[:-1] for c in item.choices] for of in done]  # type: ignore[union-attr]
-        assert found == [plain] * 2
+        assert together(engine, ((spy,), ()), limit=5) == [plain] * 2
 
 
 def test_every_rank_has_the_logits(device_name: str) -> None:

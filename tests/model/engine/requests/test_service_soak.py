@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import random
 import resource
 import time
@@ -20,6 +21,7 @@ from typing import Any
 
 import pytest
 
+from tests.patience import PATIENCE
 from urdir.model.engine.engine import Engine
 from urdir.model.engine.requests.async_service import AsyncService
 from urdir.model.engine.requests.limits import Limits
@@ -34,6 +36,7 @@ QUESTIONS = Path(__file__).parents[3] / "data" / "demo" / "eval.jsonl"
 #: Seconds where no more are asked for.
 SHORT = 3
 #: Bytes that the process, or what is used of the device, may grow by in the last third of the time.
+#: The driver counts what all processes use of a GPU, so that is judged where one process tests.
 GROWTH = 128 << 20
 
 GREEDY = SamplingSettings(temperature=0.0)
@@ -177,12 +180,13 @@ def test_nothing_grows_and_nothing_is_wrong(
     assert load.wrong == []
     assert load.counts["_ask"] > 0
     assert (metrics.queued, metrics.running, metrics.pages_used) == (0, 0, 0)
-    assert max(growth) < GROWTH
+    is_alone = device_name != "cuda" or os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1") == "1"
+    assert max(growth if is_alone else growth[:1]) < GROWTH
 
 
 async def until_idle(service: AsyncService[Any]) -> None:
     """Requests whose users have left end soon after."""
-    end = time.monotonic() + 60
+    end = time.monotonic() + PATIENCE
     while (now := await service.metrics()).running or now.queued:
         assert time.monotonic() < end, "it did not happen in time"
         await asyncio.sleep(0.01)

@@ -31,7 +31,8 @@ class Browser:
         if os.geteuid() == 0:
             flags.append("--no-sandbox")  # root has none
         options = {"binary": CHROMIUM, "args": flags}
-        capabilities = {"alwaysMatch": {"goog:chromeOptions": options}}
+        timeouts = {"script": int(1000 * PATIENCE), "pageLoad": int(1000 * PATIENCE), "implicit": 0}
+        capabilities = {"alwaysMatch": {"goog:chromeOptions": options, "timeouts": timeouts}}
         session = driver.post("/session", json={"capabilities": capabilities}).json()["value"]
         self._driver = driver
         self._path = f"/session/{session['sessionId']}"
@@ -111,11 +112,12 @@ def browser() -> Iterator[Browser]:
 
 
 @pytest.fixture
-def page(browser: Browser, server: Any) -> Browser:
-    """The page of a server, as new."""
+def page(browser: Browser, server: Any) -> Iterator[Browser]:
+    """The page of a server, as new; it is left at the end."""
     browser.open(server.url)
     browser.run("(localStorage.clear(), sessionStorage.clear())")
     browser.run("inStore('readwrite', (store) => store.clear())")
     browser.open(server.url)
     browser.wait_for(lambda: browser.text("#model") == "toy")
-    return browser
+    yield browser
+    browser.open("about:blank")

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.model.serve.conftest import Gate
 from urdir.model.errors import ModelError
 from urdir.model.serve.endpoints import Endpoints
 from urdir.model.serve.errors import loading
@@ -23,12 +24,12 @@ ENTER, SHIFT, ESCAPE = "\ue007", "\ue008", "\ue00c"
 
 
 def test_a_conversation_streams(page: Browser, server: Any) -> None:
-    server.service.delay = 0.5
+    server.service.gate = gate = Gate(4)
     page.type("#input", "What is 2 plus 3?" + ENTER)
     page.wait_for(lambda: page.text(".turn:last-child > .text").startswith("2 plus"))
     assert page.text("#send") == "Stop"
     assert page.run("document.querySelectorAll('.foot').length") == 0
-    server.service.delay = 0.05
+    gate.open()
     assert page.answer() == "2 plus 3 is 5."
     assert re.search(r"8 tokens, [\d.]+ a second", page.text(".foot"))
     assert page.text("#send") == "Send"
@@ -158,8 +159,13 @@ def test_settings_reasoning_and_copy(page: Browser, server: Any) -> None:
     [request] = server.service.requests
     assert (request.settings.temperature, request.limit) == (0.25, 40)
     assert "Be brief." in server.service.model.tokenizer.decode(request.prompt)
+    page.run(
+        "(() => { const copy = document.querySelector('.foot button'); window.labels = [];"
+        "new MutationObserver(() => labels.push(copy.textContent))"
+        ".observe(copy, { childList: true }); })()"
+    )
     page.click(".foot button")
-    page.wait_for(lambda: page.text(".foot button") == "Copied")
+    page.wait_for(lambda: page.run("labels[0]") == "Copied")  # for a while
     page.open(server.url)  # settings are kept
     assert page.run("document.getElementById('system').value") == "Be brief."
 

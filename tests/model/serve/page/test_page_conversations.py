@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.model.serve.conftest import Gate
 from urdir.model.serve.page import _page
 
 pytestmark = pytest.mark.slow
@@ -29,6 +30,7 @@ def _prompt(server: Any, at: int = -1) -> str:
 
 
 def _reload(page: Browser) -> None:
+    page.run("keptConversations()")  # what is written is read after that
     page.run("(() => { window.old = true; location.reload(); })()")
     page.wait_for(lambda: page.run("!window.old && document.querySelectorAll('.turn').length > 0"))
 
@@ -74,6 +76,7 @@ def test_the_list_is_searched_renamed_and_shortened(page: Browser, server: Any) 
     page.click("#manage button[value=delete]")
     page.wait_for(lambda: page.texts(titles) == ["oranges"])
     assert page.text("#messages") == "Ask the model something."
+    page.run("keptConversations()")  # the deletion comes first
     page.open(server.url)
     page.wait_for(lambda: page.texts(titles) == ["oranges"])
 
@@ -140,7 +143,7 @@ def test_text_files_are_attached(page: Browser, server: Any, tmp_path: Path) -> 
     page.run("(() => { byId('files').hidden = false; })()")
     page.type("#files", f"{good}\n{bad}")
     page.wait_for(lambda: page.texts("#attached button") == ["notes.md (16 characters) ×"])
-    page.wait_for(lambda: page.text("#note") == "data.bin is not attached: it is no text.")
+    page.wait_for(lambda: page.texts("#note") == ["data.bin is not attached: it is no text."])
     _ask(page, "Sum it up")
     assert "user\nnotes.md\n````\na ``` fence\nüber\n````\n\nSum it up<|im_end|>" in _prompt(server)
     assert page.texts(".turn.user summary") == ["notes.md (16 characters)"]
@@ -215,7 +218,7 @@ def test_bad_exports_are_refused(page: Browser, export: str, tmp_path: Path) -> 
     path.write_text(export)
     page.run("(() => { byId('imported').hidden = false; })()")
     page.type("#imported", str(path))
-    page.wait_for(lambda: page.text("#note").startswith("Not imported: "))
+    page.wait_for(lambda: page.texts("#note")[0].startswith("Not imported: "))
     assert page.texts("#conversations .title") == []
 
 
@@ -298,7 +301,7 @@ def test_another_tab_keeps_what_this_one_kept(page: Browser, server: Any) -> Non
 
 
 def test_a_conversation_that_is_deleted_while_it_is_answered(page: Browser, server: Any) -> None:
-    server.service.delay = 0.2
+    server.service.gate = Gate(2)
     page.type("#input", "apples" + ENTER)
     page.wait_for(lambda: page.run("running && chat.nodes[chat.leaf].content"))
     page.run("listActions.remove(chat)")
@@ -312,10 +315,10 @@ def test_an_answer_that_is_stopped_for_another_leaves_that_one_shown(
     page: Browser, server: Any
 ) -> None:
     _ask(page, "apples")
-    server.service.delay = 10
+    usual, server.service.gate = server.service.gate, Gate()
     page.type("#input", "pears" + ENTER)
-    page.wait_for(lambda: page.run("running !== null"))
-    server.service.delay = 0
+    page.wait_for(lambda: len(server.service.requests) == 2)  # it waits at the gate for good
+    server.service.gate = usual
     page.press("Again")
     page.wait_for(lambda: page.run("running === null && shownPath(chat).length === 2"))
     assert page.run("shownPath(chat).map((node) => node.role)") == ["user", "assistant"]

@@ -60,12 +60,13 @@ def test_one_model_is_not_chosen(page: Browser) -> None:
 
 
 def test_a_model_that_is_loading(browser: Browser, toy_texts: Any) -> None:
-    toys = Toys(toy_texts, load_seconds=2.0)
+    toys = Toys(toy_texts, load_seconds=3600.0)
     with running_router(toys, [spec("a", any_name=True)], RouterSettings(), Limits()) as router:
         browser.open(router.url)
         browser.wait_for(lambda: browser.text("#model") == "a")
         assert browser.run("isAway(server.model)")
         router.client.post("/models/load", json={"model": "a"})
-        browser.run("nameModel()")
-        browser.wait_for(lambda: browser.run("server.model.status.value") == "loading")
+        browser.run("(() => { nameModel(); })()")
+        router.wait_for(lambda: router.fleet.waiting == 1)  # for its props, and it was listed
+        toys.load_seconds = 0.0
         browser.wait_for(lambda: browser.run("server.props !== null && !isAway(server.model)"))
