@@ -30,8 +30,10 @@ def step_needs(parts: StepParts, shapes: ShapeBuckets, rows: int) -> Needs:
 
 def largest_steps(shapes: ShapeBuckets, rows: int) -> Iterator[StepShape]:
     """Shapes whose values need the most memory: one row, the most of few rows and of many, since
-    their kernels differ."""
+    their kernels differ. One row with few keys, too: other numbers of CTAs count its launches."""
     keys, buckets = shapes.lengths[-1], row_buckets(rows)
+    if shapes.lengths[0] < keys:
+        yield StepShape(1, shapes.lengths[0], Output.SAMPLE)
     few = [count for count in buckets if count <= MAX_BATCH]
     for count in dict.fromkeys((1, few[-1], buckets[-1])):
         yield StepShape(count, keys, Output.SAMPLE)

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from urdir.model.graph.adapters import Adapt
 from urdir.model.graph.op import Op
@@ -14,6 +14,7 @@ from urdir.model.graph.ops import Gather, Norm, Product
 from urdir.model.graph.tensor import Tensor
 from urdir.model.lower.lowering import Lowering
 from urdir.model.lower.norms import append_norm
+from urdir.model.lower.requests import adapts_packed
 from urdir.model.lower.rows import Rows
 from urdir.model.lower.rule import Rule
 from urdir.model.lower.switch import ADAPTERS, ROWS, SCALES
@@ -21,6 +22,7 @@ from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.linear.epilogue.adapted import Adapted
 from urdir.ptxgen.kernels.linear.epilogue.self_adapted import MOST_EACH, SelfAdapted
 from urdir.ptxgen.kernels.linear.lora_shrink import MOST_REQUESTS, LoraShrink
+from urdir.ptxgen.kernels.linear.lora_shrink_packed import LoraShrinkPacked
 from urdir.ptxgen.kernels.linear.lora_shrink_rows import LEAST_ROWS, LoraShrinkRows
 from urdir.ptxgen.kernels.linear.products.gemv import Gemv
 
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
 # One object for equal kernels, with its cached properties.
 _shrink = lru_cache(maxsize=256)(LoraShrink)
 _shrink_rows = lru_cache(maxsize=256)(LoraShrinkRows)
+_shrink_packed = lru_cache(maxsize=256)(LoraShrinkPacked)
 
 
 #: The slots of rows, as the last launch for an A has left them.
@@ -55,7 +58,8 @@ def lower_adapt(at: Lowering, ops: Sequence[Op]) -> bool:
     """adapt: A x of plain x, or of x after a norm that each reader computes."""
     (of,) = ops
     assert isinstance(of, Adapt)
-    if of.x.rows == 1 and all(isinstance(op, Product) for op in at.readers(of.y)):
+    alone = of.x.rows == 1 and all(isinstance(op, Product) for op in at.readers(of.y))
+    if alone or adapts_packed(at, of):
         at.pending[of.y] = of
     else:
         _append_shrink(at, of)
@@ -68,16 +72,32 @@ def _append_shrink(at: Lowering, of: Adapt) -> None:
         append_norm(at, f"{of.label}.norm", norm, at.work["normed"])
     if norm is not None and at.completed == (norm.x, norm.of):
         x, norm = at.work["normed"], None
-    rows = rows_of_tensor(at, of.x)
-    assert rows.adapter is not None
     layer = None if norm is None else at.norm(norm.of)
-    room, sequences = of.room, rows.adapter.nbytes // 4
     many = of.x.rows >= LEAST_ROWS
-    kernel = (_shrink_rows if many else _shrink)(
-        *(of.x.rows, of.x.width, len(of.of), room.slots, room.rank, sequences, room.element),
-        norm=layer and layer.norm,
-        outs=tuple(linear.rows for linear in of.of) if of.x.rows <= MOST_REQUESTS else (),
-    )
+    kernel = (_shrink_rows if many else _shrink)(*_sizes(at, of), norm=layer and layer.norm)
+    x = x if norm is None else at.place(norm.x)
+    _launch(at, of, kernel if many else kernel.cut, x, None if layer is None else layer.weight)
+
+
+def append_packed_shrinks(at: Lowering, products: Sequence[Product], x: Slice) -> None:
+    """A x of the products that wait for it, of the packed vectors that they take."""
+    for low in {of.low for of in products if of.low in at.pending}:
+        of = at.pending.pop(low)
+        cluster = LoraShrinkPacked.cluster_for(of.x.width, at.limits.cluster)
+        _launch(at, of, _shrink_packed(*_sizes(at, of), cluster=cluster), x, None)
+
+
+def _sizes(at: Lowering, of: Adapt) -> tuple[Any, ...]:
+    """The fields of `LoraShrink` up to the rows of B."""
+    adapter, room, rows = rows_of_tensor(at, of.x).adapter, of.room, of.x.rows
+    assert adapter is not None
+    return (rows, of.x.width, len(of.of), room.slots, room.rank, adapter.nbytes // 4, room.element)
+
+
+def _launch(at: Lowering, of: Adapt, kernel: LoraShrink, x: Slice, weight: Slice | None) -> None:
+    rows = rows_of_tensor(at, of.x)
+    if of.x.rows <= MOST_REQUESTS:
+        kernel = replace(kernel, outs=tuple(linear.rows for linear in of.of))
     matrices: dict[str, Slice] = {}
     for suffix, linear in zip(kernel.suffixes, of.of, strict=True):
         a, b = at.parts.weights.lora(linear)
@@ -85,10 +105,10 @@ def _append_shrink(at: Lowering, of: Adapt) -> None:
         if kernel.outs:
             matrices[f"lora_b{suffix}"] = b
     at.launch(
-        kernel if many else kernel.cut,
+        kernel,
         of.label,
-        x=x if norm is None else at.place(norm.x),
-        weight=None if layer is None else layer.weight,
+        x=x,
+        weight=weight,
         sequence=rows.sequence,
         adapter=rows.adapter,
         adapter_scale=rows.adapter_scale,

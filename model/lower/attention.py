@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 from urdir.model.graph.attention import Attend, Cache
 from urdir.model.graph.op import Op
-from urdir.model.graph.ops import Norm, Product, Rope
+from urdir.model.graph.ops import Norm, Rope
 from urdir.model.lower.attend import (
     LayerAttention,
     append_tokens,
     incremental_attention_into,
 )
 from urdir.model.lower.lowering import Lowering
-from urdir.model.lower.requests import packs
+from urdir.model.lower.requests import next_product, packs
 from urdir.model.lower.rule import Rule
 from urdir.model.lower.selection import append_selected_heads, selects
 from urdir.ptxgen.kernels.attention.own_token import OwnToken
@@ -143,10 +143,8 @@ def lower_attention(at: Lowering, ops: Sequence[Op]) -> bool:
 
 def _next_matrix(at: Lowering, attend: Attend) -> Matrix | None:
     """The matrix of the product of the heads, where nothing comes in between."""
-    following = at.following()
-    if isinstance(following, Product) and following.x is attend.y:
-        return at.matrix(following.of)
-    return None
+    following = next_product(at, attend.y)
+    return None if following is None else at.matrix(following.of)
 
 
 def lower_rope(at: Lowering, ops: Sequence[Op]) -> bool:

@@ -27,6 +27,7 @@ from urdir.model.lower.packed import append_packed
 from urdir.model.lower.requests import (
     alike,
     biases,
+    next_product,
     packs,
     packs_few,
     request_of,
@@ -179,10 +180,8 @@ def _normed(at: Lowering, chain: Chain) -> Slice:
 
 def _next_matrix(at: Lowering, y: Tensor) -> Matrix | None:
     """The matrix of the product that follows and reads y."""
-    following = at.following()
-    if isinstance(following, Product) and following.x is y:
-        return at.matrix(following.of)
-    return None
+    following = next_product(at, y)
+    return None if following is None else at.matrix(following.of)
 
 
 def _follows_attention(at: Lowering, chain: Chain) -> bool:

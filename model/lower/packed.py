@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from urdir.driver.kernel import nbytes_of
-from urdir.model.lower.adapters import adapter_arguments
+from urdir.model.lower.adapters import adapter_arguments, append_packed_shrinks
 from urdir.model.lower.chain import Chain
 from urdir.model.lower.lowering import Begun, Lowering
 from urdir.model.lower.norms import append_norm
@@ -49,17 +49,17 @@ def append_packed(at: Lowering, chain: Chain, matrices: Sequence[Matrix], packs:
         *([PackedVectors()] if packs or begins is not None else []),
         others=tuple((matrix.format, matrix.rows) for matrix in others),
     )
-    launch: dict[str, Slice | None] = {}
-    if begun is None:
-        launch["x"] = packed_vectors(at, chain, first.cols)
-    else:
-        launch |= {"x": begun.scaled, "x_summary": begun.summary}
+    x = packed_vectors(at, chain, first.cols) if begun is None else begun.scaled
+    launch: dict[str, Slice | None] = {"x": x}
+    if begun is not None:
+        launch["x_summary"] = begun.summary
     for number, (matrix, y) in enumerate(zip((first, *others), chain.results, strict=True)):
         n = str(number or "")
         launch |= {f"weights{n}": matrix.data, f"bias{n}": matrix.bias}
         launch[f"y{n}"] = at.place(y).slice(0, nbytes_of(kernel, f"y{n}"))
     if pair:
         launch |= {"up": rest[0].data, "up_bias": rest[0].bias}
+    append_packed_shrinks(at, chain.products, x)
     launch |= adapter_arguments(at, chain.products, 0, chain.rows, pair)
     if residual is not None:
         launch["residual"] = at.place(residual.a)

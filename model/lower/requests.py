@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from urdir.model.graph.adapters import Adapt
+from urdir.model.graph.op import Op
 from urdir.model.graph.ops import Norm, Product
+from urdir.model.graph.tensor import Tensor
 from urdir.model.lower.chain import Chain
 from urdir.model.lower.lowering import Lowering
 from urdir.model.memory.norms import NormLayer
@@ -13,6 +15,7 @@ from urdir.model.memory.weights import Matrix
 from urdir.ptxgen.kernels.linear import bytes_choice, packed_choice
 from urdir.ptxgen.kernels.linear.choice import LinearRequest
 from urdir.ptxgen.kernels.linear.epilogue.bias import Bias
+from urdir.ptxgen.kernels.linear.lora_shrink_packed import LoraShrinkPacked
 from urdir.ptxgen.kernels.linear.pack_bytes import PackBytes
 from urdir.ptxgen.kernels.linear.prologue.norm import Normed
 from urdir.ptxgen.kernels.linear.spec import MAX_BATCH
@@ -55,6 +58,25 @@ def takes_bytes(at: Lowering, rows: int, matrices: Sequence[Matrix]) -> bool:
     """Whether a product that ``packs`` takes bytes, made of packed activations."""
     many = rows >= bytes_choice.LEAST_ROWS
     return many and all(of.scales is not None or takes_e4m3(at, of) for of in matrices)
+
+
+def adapts_packed(at: Lowering, of: Op) -> bool:
+    """Whether an operation is an `Adapt` of the packed activations that its products take."""
+    if not isinstance(of, Adapt) or of.room.element != "f16":
+        return False
+    readers = at.readers(of.y)
+    matrices = [at.matrix(op.of) for op in readers if isinstance(op, Product)]
+    all_pack = len(matrices) == len(readers) and packs(at, of.x.rows, matrices)
+    as_bytes = any(takes_bytes(at, of.x.rows, [matrix]) for matrix in matrices)
+    return all_pack and not as_bytes and LoraShrinkPacked.serves(of.x.width)
+
+
+def next_product(at: Lowering, y: Tensor) -> Product | None:
+    """The product of y that follows; an `Adapt` may come in between that takes y packed, too."""
+    op = at.following()
+    if op is not None and adapts_packed(at, op):
+        op = at.following(1)
+    return op if isinstance(op, Product) and op.x is y else None
 
 
 def takes_e4m3(at: Lowering, matrix: Matrix) -> bool:
@@ -108,7 +130,6 @@ def packs_next_norm(at: Lowering, chain: Chain, matrices: Sequence[Matrix]) -> N
     norm, following = next_norm(at, chain), at.following()
     if norm is None or following is None:
         return None
-    # adapters read the stream, and compute the norm by themselves
-    readers = [op for op in at.readers(following.y) if not isinstance(op, Adapt)]
+    readers = [op for op in at.readers(following.y) if not adapts_packed(at, op)]
     products = [at.matrix(op.of) for op in readers if isinstance(op, Product)]
     return norm if len(products) == len(readers) and packs(at, chain.rows, products) else None

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from tests.model.files.quantised_folders import KINDS, OWN_ORDERS, quantised
+from urdir.model.engine import budget
 from urdir.model.engine.adapters import Adapters
 from urdir.model.engine.batch import Output, StepShape
 from urdir.model.engine.engine import Engine
@@ -199,18 +200,28 @@ def test_rows_of_one_step_have_adapters_of_their_own(engine: Engine, two: Any, m
         assert relative_rms(row, wanted) < 2e-6, sequence
 
 
-@pytest.mark.turns(2)
-@pytest.mark.parametrize("tokens", [3, 12])
+@pytest.mark.turns(3, which=(1, 2))
+@pytest.mark.parametrize(
+    ("tokens", "exact", "shrink"),
+    [
+        (3, False, "lora_shrink"),
+        (12, False, "lora_shrink_packed"),
+        (12, True, "lora_shrink_rows"),
+    ],
+)
 def test_prompts_and_rounded_activations(
     base: Path,
     two: Any,
     merged: Any,
     device_name: str,
     tokens: int,
+    exact: bool,
+    shrink: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Few rows and many; the products of many take packed activations."""
-    monkeypatch.setattr(lower_adapters, "LEAST_ROWS", 12)  # those of `LoraShrinkRows`
+    """Few rows and many; the products of many take packed activations, and so does A x."""
+    monkeypatch.setattr(lower_adapters, "LEAST_ROWS", 8 if exact else 16)  # of `LoraShrinkRows`
+    monkeypatch.setattr(budget, "_measured", {})  # by other values of it
     wanted = merged(TOKENS[:tokens], *zip(two[1], SCALES, strict=True))[-1]
     with Engine.open(
         base, device=device_name, context=16, adapters=[(f, 1.0) for f in two[0]]
@@ -224,7 +235,12 @@ def test_prompts_and_rounded_activations(
         context=16,
         adapters=[(f, 1.0) for f in two[0]],
         max_adapter_rank=16,
+        exact=exact,
     ) as opened:
+        rows = opened.session.shapes.chunks[0 if tokens < 8 else -1]
+        step = StepShape(rows, 256, Output.SAMPLE, prompt=rows)
+        kernels = {kernel.name for kernel in build_plan(opened.session.parts, step).kernels()}
+        assert {name for name in kernels if name.startswith("lora")} == {shrink, "lora_shrink"}
         (found,) = logits_after(opened.session, TOKENS[:tokens])
     assert relative_rms(found, wanted) < 3e-3
 
@@ -241,6 +257,7 @@ def test_products_that_compute_a_x_themselves(
     """One row: token after token, two sequences in turn, one without an adapter; launches of their
     own for A x if CTAs may compute ``most`` ranks."""
     monkeypatch.setattr(lower_adapters, "MOST_EACH", most)
+    monkeypatch.setattr(budget, "_measured", {})  # by other values of it
     lower_adapters._with_own.cache_clear()
     with Engine.open(
         base,

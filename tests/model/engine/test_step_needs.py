@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from urdir.model.engine.budget import SessionBudget
 from urdir.model.engine.step import model_launches
 from urdir.model.families.config import Config
 from urdir.model.files.gguf import Gguf
+from urdir.model.layers.adaptable import room_for
 from urdir.model.lower.paper import PaperShapes, needs_of, paper_parts, paper_weights
 from urdir.model.lower.sheet import Sheet
 from urdir.model.memory.buckets import COARSE_CHUNKS, COARSE_ROWS, row_buckets
@@ -55,16 +57,22 @@ def steps_of(shapes: ShapeBuckets, rows: int) -> Iterator[StepShape]:
 
 @pytest.mark.turns(4, which=(0, 3))  # exact, too
 @pytest.mark.parametrize("exact", [False, True])
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", [*FAMILIES, "llama-dense with adapters"])
 def test_every_step_has_room(
     name: str, exact: bool, reference_file: Callable[[str], Path], emulator: Device
 ) -> None:
     """Also for what outlives a step, and for what is zeros at first."""
-    with Gguf(reference_file(name)) as file:
+    of, *adapted = name.split(" ", 1)
+    with Gguf(reference_file(of)) as file:
         config = Config.of(file)
+        sequences = 40 if adapted else 20
+        if adapted:
+            config = replace(config, adapters=room_for(config, [], "f16", 2, 16))
         weights = paper_weights(file, config, emulator)
         context = min(256, config.context_length)
-        budget = SessionBudget.of(weights, SessionSettings(context, exact=exact, sequences=20))
+        budget = SessionBudget.of(
+            weights, SessionSettings(context, exact=exact, sequences=sequences)
+        )
         work = budget.workspace
         shapes = (budget.cache, budget.recurrent, budget.state, budget.exchange)
         parts = paper_parts(weights, PaperShapes(*shapes, work), exact)

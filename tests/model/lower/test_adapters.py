@@ -22,7 +22,7 @@ from urdir.model.memory.weights import Weights
 EXPECTED = {
     1: ([], ("norm", "self_adapted")),
     8: ([], ("packed_input", "begun_norm", "adapted")),
-    32: (["attn_output.pack", "ffn_down.pack"], ("begun_norm", "adapted")),
+    32: ([], ("begun_norm", "adapted")),
 }
 
 

@@ -14,6 +14,7 @@ from urdir.model.engine.step import build_plan
 from urdir.model.families.config import Config
 from urdir.model.families.shapes import SHAPES, Shape
 from urdir.model.families.synthetic import SyntheticModel
+from urdir.model.layers.adaptable import room_for
 from urdir.model.measure.model_kernels import model_kernels
 from urdir.model.measure.paper_device import paper_device
 from urdir.model.memory.session_settings import SessionSettings
@@ -112,3 +113,27 @@ def test_nothing_that_a_shape_launches_spills(name: str, monkeypatch: pytest.Mon
         target = spec.target_on("sm_90a")
         cost = assemble(spec.ptx(target), target, name=str(spec)).entries[spec.name]
         assert cost.spill_stores <= SPILT.get((name, spec.name), 0), f"{spec}: {cost}"
+
+
+def test_steps_of_one_row_have_what_their_adapters_need(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Products that compute A x have other CTAs after attention to many keys (`fills_sms`)."""
+    name = "mistral-small-24b"
+    monkeypatch.setitem(SHAPES, name, first_layers(SHAPES[name], 1))
+    model = SyntheticModel(name)
+    config = Config.of(model)
+    config = replace(config, adapters=room_for(config, [], "f16", 1, 16))
+    with (
+        paper_device("sm_90a", 132) as device,
+        Weights(model, config, device) as weights,
+        Session(device, weights, SessionSettings(CONTEXT, sequences=1)) as session,
+    ):
+        counts = [
+            {
+                op.kernel.launch_shape.grid[0]
+                for op in build_plan(session.parts, StepShape(1, keys, Output.GREEDY))
+                if isinstance(op, Launch) and "lora_counts" in op.args
+            }
+            for keys in session.shapes.lengths
+        ]
+    assert counts[0]
+    assert counts[0] != counts[-1]

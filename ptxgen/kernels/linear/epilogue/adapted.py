@@ -8,6 +8,7 @@ from typing import Any, Literal
 import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.kernels.linear.prologue.norm import BegunNorm
 from urdir.ptxgen.kernels.linear.steps import Epilogue, Part, Product, Reference
 from urdir.ptxgen.spec import Access, Array, Param
 
@@ -27,7 +28,8 @@ class Adapted(Epilogue):
     slots are ``lora_b`` (slots, rows, rank), of the other product of a gated pair ``lora_b_up``.
 
     Products of packed activations round a to f16, as they do x, and add B a on tensor cores to the
-    sums that other steps begin with.
+    sums that other steps begin with: before the factor of a norm that has begun (`BegunNorm`), of
+    an a without it.
     """
 
     slots: int
@@ -92,8 +94,11 @@ class Adapted(Epilogue):
     def apply(self, y: Array, of: Reference) -> Array:
         made = np.array(y, np.float64)
         products = made if of.product.gated else made[None]
+        low = of.inputs["lora"].astype(np.float64)
+        norm = of.product.find(BegunNorm) if of.product.packs_many else None
+        low = low if norm is None else norm.apply(low, of)
         for first, name in self.matrices(of.product, of.part):
-            each = of.inputs["lora"][:, first : first + self.rank].astype(np.float64)
+            each = low[:, first : first + self.rank]
             target = products[1 if name == "lora_b_up" else 0]
             for row, slot in enumerate(of.inputs["lora_slot"]):
                 if slot:

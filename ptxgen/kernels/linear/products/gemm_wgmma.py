@@ -255,6 +255,8 @@ def _examples(cls: type[GemmWgmma]) -> Iterator[tuple[str, GemmWgmma]]:
     own = Adapted(2, 16, places=(0, 1), count=2)
     yield "adapted, norm begun", cls.of(q4_k, 96, 768, 30, WgmmaCut(2, 16), rms, own, Gated())
     yield "adapted, begin norm", cls.of(q8, 256, 512, 13, wide, Adapted(2, 8), *adds)
+    second = Adapted(2, 8, places=(None, 0))
+    yield "adapted, the second", cls.of(q8, 64, 512, 12, wide, second, others=((f16, 40),))
     shared = Adapted(9, 40, "f32")
     yield "adapted, cluster", cls.of(q6_k, 65, 1280, 20, several, shared, Residual())
     yield from end_examples(cls, small, wide, WgmmaCut(2, 16))
