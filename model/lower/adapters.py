@@ -81,7 +81,7 @@ def _append_shrink(at: Lowering, of: Adapt) -> None:
 
 def append_packed_shrinks(at: Lowering, products: Sequence[Product], x: Slice) -> None:
     """A x of the products that wait for it, of the packed vectors that they take."""
-    for low in {of.low for of in products if of.low in at.pending}:
+    for low in dict.fromkeys(of.low for of in products if of.low in at.pending):
         of = at.pending.pop(low)
         cluster = LoraShrinkPacked.cluster_for(of.x.width, at.limits.cluster)
         _launch(at, of, _shrink_packed(*_sizes(at, of), cluster=cluster), x, None)
@@ -147,7 +147,7 @@ def adapter_arguments(
 ) -> dict[str, Slice]:
     """What the step `Adapted` of a launch takes, for ``count`` vectors from ``first`` on."""
     launch: dict[str, Slice] = {}
-    for low in {of.low for of in products if of.low in at.pending}:
+    for low in dict.fromkeys(of.low for of in products if of.low in at.pending):
         _append_shrink(at, at.pending.pop(low))
     for number, of in enumerate(products):
         if of.low is None:
