@@ -13,9 +13,8 @@ from statistics import median
 
 from urdir.model.memory.buckets import ROWS, row_bucket
 
-#: Steps of a row bucket that are timed, the latest, steps of fewer rows that are tried for that (not
-#: all are timed: a step that is read before the next one is planned is not), and steps after which
-#: all are timed again.
+#: Steps of a row bucket that are timed, the latest; steps of fewer rows that are tried for that, as
+#: a step that is read before the next one is planned is not timed; steps until all are timed again.
 _TIMED, _TRIED, _AGAIN = 6, 24, 2048
 #: How much more tokens/s fewer rows must give: less is noise.
 _GAIN = 1.005
