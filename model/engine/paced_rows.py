@@ -23,10 +23,10 @@ _FEW = 8
 
 
 class PacedRows:
-    """Chooses the rows of steps by what they take, in seconds. Steps of all answers are timed, then
-    some of the next smaller row bucket; from then on the timed bucket with the most tokens/s is
-    chosen. Fewer rows are chosen if ``is_ready`` says that such a step takes no preparation;
-    ``wished`` are those that would be timed, 0 if none."""
+    """Chooses the rows of steps by what they take, in seconds. Where a step of all answers leaves
+    rows of its bucket unused, some are timed, then some of the next smaller bucket; from then on
+    the timed bucket with the most tokens/s is chosen. Fewer rows are chosen if ``is_ready`` says
+    that such a step takes no preparation; ``wished`` are those that would be timed, 0 if none."""
 
     def __init__(self) -> None:
         self.is_ready: Callable[[int], bool] = _always
@@ -38,7 +38,7 @@ class PacedRows:
     def choose(self, answers: int) -> int:
         """Rows of the next step for ``answers``, all of which could have one."""
         self.wished = 0
-        if answers <= _FEW:
+        if answers <= _FEW or answers == row_bucket(answers):
             return answers
         self._steps += 1
         if self._steps >= _AGAIN:

@@ -231,12 +231,19 @@ def test_settings_are_each_request_s_own(engine: Engine) -> None:
 
 
 def test_what_cannot_be_served_is_refused(engine: Engine) -> None:
-    few, gate = replace(Limits.for_latency(engine.session.shapes), queue=1), threading.Event()
+    few = replace(Limits.for_latency(engine.session.shapes), queue=1)
+    begins, gate = threading.Event(), threading.Event()
+
+    def hold(_: object) -> None:
+        begins.set()
+        gate.wait(PATIENCE)  # until the others are there
+
     with Service(engine, engine.tokenizer, few) as service:
         tokens = tuple(range(10, 10 + 100)) * 6
         assert isinstance(ask(service, Request(prompt=tokens)).ended(), ContextFullError)
         first = Request(prompt=(5,), settings=GREEDY, limit=1)
-        service.submit(first, lambda _: gate.wait(PATIENCE))  # until the others are there
+        service.submit(first, hold)
+        assert begins.wait(PATIENCE)  # it has left the queue
         begun = [ask(service, Request(prompt=(5, n), settings=GREEDY, limit=3)) for n in range(12)]
         gate.set()
         ends = [type(collected.ended()) for collected in begun]
