@@ -59,6 +59,7 @@ class Compilers:
         self._processes: list[subprocess.Popen[bytes]] = []
         self._results: dict[str, Future[bool]] = {}
         self._is_closed = False
+        self._ended = 0  # of the processes
 
     def compile(self, kernels: Mapping[str, Kernel]) -> bool:
         """Compile kernels by their keys, each once, and wait; whether all succeeded."""
@@ -97,9 +98,7 @@ class Compilers:
 
     def _compiled(self, kernel: Kernel) -> bool:
         """Have a process compile a kernel."""
-        process = self._idle.get()
-        if process is None or process.poll() is not None:
-            self._idle.put(process)
+        if (process := self._running()) is None:
             return False
         assert self._begun is not None
         starting = max(0.0, self._begun + _START - time.monotonic())
@@ -115,6 +114,17 @@ class Compilers:
         finally:
             timer.cancel()
             self._idle.put(process)
+
+    def _running(self) -> subprocess.Popen[bytes] | None:
+        """Wait for an idle process; None if all have ended. One that has ended is not put back: it
+        would be the first to be idle again, and each kernel would fail."""
+        while (process := self._idle.get()) is None or process.poll() is not None:
+            with self._lock:
+                self._ended += 1
+                if self._ended >= self._most:
+                    self._idle.put(None)  # for the others that wait
+                    return None
+        return process
 
     def _start(self) -> subprocess.Popen[bytes] | None:
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}

@@ -36,6 +36,8 @@ def serve(device: str, folder: str, limit: str) -> None:
             opening.result().load(kernel).close()
             reply = DONE
         except Exception:  # the process that loads it says what is wrong
+            if opening.failed():  # others compile what comes
+                return
             reply = _FAILED
         replies.write(reply)
     if not opening.failed():

@@ -7,14 +7,15 @@ one of 96 for 1 % more tokens. Where steps of fewer rows give more tokens/s, ans
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from statistics import median
 
 from urdir.model.memory.buckets import ROWS, row_bucket
 
-#: Steps of a row bucket that are timed, the latest, and steps after which all are timed again.
-_TIMED, _AGAIN = 6, 2048
+#: Steps of a row bucket that are timed, the latest; steps of fewer rows that are tried for that, as
+#: a step that is read before the next one is planned is not timed; steps until all are timed again.
+_TIMED, _TRIED, _AGAIN = 6, 24, 2048
 #: How much more tokens/s fewer rows must give: less is noise.
 _GAIN = 1.005
 #: All of so many answers always have a row: memory bounds their steps.
@@ -32,6 +33,7 @@ class PacedRows:
         self.wished = 0
         self._steps = 0
         self._seconds: dict[int, deque[float]] = {}
+        self._tried = Counter[int]()
 
     def choose(self, answers: int) -> int:
         """Rows of the next step for ``answers``, all of which could have one."""
@@ -41,12 +43,16 @@ class PacedRows:
         self._steps += 1
         if self._steps >= _AGAIN:
             self._steps, self._seconds = 0, {}
+            self._tried.clear()
         timed = {rows: median(of) for rows, of in self._seconds.items() if len(of) == _TIMED}
         if (seconds := timed.get(row_bucket(answers))) is None:
             return answers
         fewer = ROWS[bisect_left(ROWS, answers) - 1]
         if fewer not in timed:
+            if self._tried[fewer] >= _TRIED:
+                return answers
             if self.is_ready(fewer):
+                self._tried[fewer] += 1
                 return fewer
             self.wished = fewer
             return answers

@@ -80,8 +80,10 @@ class Session(Owner):
             rest = None if self.source is None else self.source.rest
             #: How many drafts steps have, by what became of earlier ones; None: none.
             self.drafting = Drafting.of(self.parts.state, rest, scope)
-            #: How many answers have a row in steps without drafts, by what these take.
-            self.paced = PacedRows() if self.drafting is None else None
+            #: How many answers have a row in steps without drafts, by what these take; None: all
+            #: have one. An emulator's times say nothing, and its answers depend on no clock.
+            is_timed = self.drafting is None and not self.parts.device.is_emulated
+            self.paced = PacedRows() if is_timed else None
             #: Where prefixes of slots are saved; None: nowhere.
             self.prefix_files: PrefixFiles | None = None
             self._compilers: dict[Tokenizer, ConstraintCompiler] = {}

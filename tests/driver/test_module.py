@@ -249,15 +249,17 @@ def test_other_processes_compile(
 
 def test_compilers_that_end_cost_nothing_but_time(tmp_path: Path) -> None:
     kernels = {str(n): Add(n=n) for n in (256, 512, 768)}
-    with Compilers("emulator", tmp_path, None, 1) as compilers:
+    more = {str(n): Add(n=n) for n in (1024, 1280)}
+    with Compilers("emulator", tmp_path, None, 2) as compilers:
         assert compilers.compile({"256": kernels["256"]})
-        (process,) = compilers._processes
-        process.kill()
-        process.wait()
-        assert not compilers.compile(kernels)
+        for expected in (True, False):  # the other one goes on
+            process = compilers._processes[not expected]
+            process.kill()
+            process.wait()
+            assert compilers.compile(kernels if expected else more) is expected
         assert compilers.compile({"256": kernels["256"]})  # it is known
     assert not compilers.compile(kernels)
-    with Compilers("no such device", tmp_path, None, 2) as compilers:
+    with Compilers("no such device", tmp_path, None, 1) as compilers:
         assert not compilers.compile(kernels)
 
 

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 SLOT = "expert slot"
 #: Pairs of rows and experts that products multiply with the matrices of a cache, at most.
 MAX_HELD = 256
-#: Pairs for each expert of a layer from which on all experts are streamed: nearly all of them are
-#: chosen, and copies run beside the launches before.
+#: Pairs for each expert of a layer, of more of which all experts are streamed: nearly all of them
+#: are chosen, and copies run beside the launches before.
 MOST_CHOICES = 4
 
 _place = lru_cache(maxsize=64)(PlaceExperts)

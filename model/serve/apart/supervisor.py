@@ -18,7 +18,7 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from urdir.model.errors import ModelError
 
@@ -80,17 +80,21 @@ class _Signals:
         self.has_ended = False
 
     def wait(self, process: SpawnProcess) -> None:
-        """Wait for the end of the process. Raises its error."""
-        try:
-            while isinstance(said := self._control.recv(), tuple):
-                self._serves = True
-                self._greet(*said)
-        except (EOFError, ConnectionError):
-            process.join()
-            raise ModelError(f"the engine's process has ended: {_why(process)}") from None
+        """Wait for the end of the process. Raises its error, and those of the greeting."""
+        while isinstance(said := self._received(process), tuple):
+            self._serves = True
+            self._greet(*said)
         self.has_ended = self._serves
         if said is not None:
             raise said.cause
+
+    def _received(self, process: SpawnProcess) -> Any:
+        """The next message of the process. Raises ModelError if it has ended without one."""
+        try:
+            return self._control.recv()
+        except (EOFError, ConnectionError):
+            process.join()
+            raise ModelError(f"the engine's process has ended: {_why(process)}") from None
 
     def take(self, number: int, frame: FrameType | None) -> None:
         """Handle a signal."""

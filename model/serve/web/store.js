@@ -26,7 +26,7 @@ async function inStore(mode, use) {
   return new Promise((resolve, reject) => {
     const transaction = opened.transaction("conversations", mode);
     const request = use(transaction.objectStore("conversations"));
-    transaction.commit(); // also if the page is left now
+    transaction.commit?.(); // also if the page is left now
     transaction.oncomplete = () => resolve(request.result);
     transaction.onabort = transaction.onerror = () => reject(transaction.error);
   });

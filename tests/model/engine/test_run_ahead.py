@@ -115,6 +115,7 @@ def test_answers_that_take_turns_equal_each_alone(
     prompts = [[3 + number, 1, 4 * number] for number in range(9)]
     monkeypatch.setattr(PacedRows, "choose", lambda self, answers: min(answers, 8))
     with Session(device, weights, SessionSettings(8, sequences=9)) as session:
+        session.paced = PacedRows()  # on the emulator, too
         alone = [answer(session, prompt) for prompt in prompts]
         launched = watch(session)
         requests = [Request(prompt=tuple(of), settings=GREEDY) for of in prompts]

@@ -449,6 +449,18 @@ def test_a_signal_after_the_greeting_is_an_order() -> None:
     assert theirs.recv() == "drain"
 
 
+def test_an_error_of_the_greeting_is_no_end_of_the_engine() -> None:
+    """Its reader may have gone: no end of the engine is awaited."""
+
+    def greet(name: str, context: int) -> None:
+        raise BrokenPipeError
+
+    control, theirs = multiprocessing.Pipe()
+    theirs.send(("toy", 512))
+    with pytest.raises(BrokenPipeError):
+        supervisor._Signals(control, greet).wait(multiprocessing.Process())
+
+
 @pytest.mark.slow
 def test_a_third_signal_ends_all_at_once(start: Callable[..., Apart]) -> None:
     """Also front ends that do nothing end with the engine, once they go on."""

@@ -64,6 +64,14 @@ def test_steps_that_are_not_ready_are_wished_for_and_not_chosen() -> None:
     assert paced.wished == 0
 
 
+def test_fewer_rows_that_are_never_timed_are_given_up() -> None:
+    """Steps that are read before the next one is planned are not timed: of logit processors."""
+    paced = PacedRows()
+    assert run(paced, 12, {8: 1.49, 16: 1.76}, steps=9)[-1] == 8
+    chosen = [paced.choose(12) for _ in range(100)]
+    assert set(chosen[-60:]) == {12}
+
+
 def test_numbers_of_answers_share_times() -> None:
     paced = PacedRows()
     assert run(paced, 97, {96: 3.66, 104: 3.80})[-1] == 96
