@@ -1,8 +1,8 @@
 """Storage for register files, shared by all programs.
 
-Only one launch runs at a time, so the register files of all programs may lie in one place: a few
-megabytes that stay in the CPU caches, instead of as many per kernel. A suspended launch keeps its
-arena, and the next one takes another.
+Only one launch of a driver runs at a time, so the register files of all programs may lie in one
+place: a few megabytes that stay in the CPU caches, instead of as many per kernel. A suspended
+launch keeps its arena, and the next one, or one of another driver, takes another.
 """
 
 from __future__ import annotations

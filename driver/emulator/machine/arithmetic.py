@@ -104,7 +104,7 @@ _rows = _Rows()
 
 
 def fma_run(run: Sequence[Fma], scratch: tuple[Array, Array, Array], bits: Array) -> None:
-    """Several `fma_32`, one after the other, of which none multiplies what an earlier one wrote.
+    """Several `fma_32`, one after the other, of which none writes a factor of any.
 
     Products, and the search for midpoints, are of all at once. Where rounding twice might go wrong
     all begin again from the addends, one by one.

@@ -28,12 +28,13 @@ KEPT_WAVES = 128
 
 #: Those programs, the one that ran last at the end.
 _recent: OrderedDict[Program, None] = OrderedDict()
-_recent_lock = threading.Lock()
+#: Held while waves and their arenas are taken or kept: drivers of a process share programs.
+_waves_lock = threading.Lock()
 
 
 def _keep(program: Program, key: object, wave: Wave) -> None:
     """Keep a wave for the next launch of its program, and forget those of the oldest program."""
-    with _recent_lock:
+    with _waves_lock:
         program.idle.setdefault(key, []).append(wave)
         _recent[program] = None
         _recent.move_to_end(program)
@@ -136,13 +137,14 @@ class GridExecution:
         if ctas <= 0:
             return None
         self._key = (ctas, self.block, self.cluster, self.shared_bytes)
-        idle = self.program.idle.setdefault(self._key, [])
-        wave = next((w for w in idle if w.arena.is_free), None)
-        if wave is None:
-            wave = Wave(self.program, *self._key, watch=self.watch)
-        else:
-            idle.remove(wave)
-        wave.arena.take(self)
+        with _waves_lock:
+            idle = self.program.idle.setdefault(self._key, [])
+            wave = next((w for w in idle if w.arena.is_free), None)
+            if wave is None:
+                wave = Wave(self.program, *self._key, watch=self.watch)
+            else:
+                idle.remove(wave)
+            wave.arena.take(self)
         wave.begin(self.memory, self.params, self.symbols)
         if self.watch is not None:
             self.watch.begin_wave(wave, self._next_cta)

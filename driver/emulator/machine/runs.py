@@ -14,7 +14,7 @@ MOST = 8
 def join_runs(lines: Sequence[str], sources: Sequence[int]) -> tuple[list[str], list[int]]:
     """Generated lines and their PTX lines, with runs joined. A call has the first one's line.
 
-    In a run no instruction multiplies what an earlier one of it has written.
+    None of a run writes a factor of its own or of another one: `fma_run` may compute all twice.
     """
     joined: list[str] = []
     origins: list[int] = []
@@ -32,8 +32,10 @@ def join_runs(lines: Sequence[str], sources: Sequence[int]) -> tuple[list[str], 
 
 
 def _continues(run: Sequence[re.Match[str]], found: re.Match[str]) -> bool:
-    written = {each[4] for each in run}
-    return len(run) < MOST and found[5] == run[0][5] and written.isdisjoint((found[1], found[2]))
+    all_of = (*run, found)
+    written = {each[4] for each in all_of}
+    factors = {name for each in all_of for name in (each[1], each[2])}
+    return len(run) < MOST and found[5] == run[0][5] and written.isdisjoint(factors)
 
 
 def _call(run: Sequence[re.Match[str]]) -> str:

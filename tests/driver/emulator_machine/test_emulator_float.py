@@ -118,11 +118,12 @@ def test_fma_on_subnormal_midpoints(machine: Any) -> None:
 
 
 #: Operands of fma instructions in a row: a chain longer than a call takes, two accumulators,
-#: addends that are results, and a product of a result.
+#: addends that are results, products of a result, and factors that are overwritten.
 RUNS = (
     "dabd dbcd dcad dabd dbbd dccd daad dabd dbcd dacd",
     "tabc dabd tcbt dcat tact dbbd",
     "tabc dcbt dtad tbbd dact",
+    "dabd abcd tabc bbct dabt",
 )
 
 

@@ -116,7 +116,7 @@ def test_a_call_that_is_cut_off_is_left_out(server: Any) -> None:
 
 
 def test_a_response_that_is_deleted_ends(server: Any) -> None:
-    server.service.delay, server.service.repeat = 0.02, 1000
+    server.service.gate = Gate(1)
     name = ask(server).id
     wait(server, name, "in_progress")
     server.openai().responses.delete(name)
@@ -141,7 +141,7 @@ def test_a_response_that_fails(server: Any, error: Exception, code: str) -> None
 
 
 def test_there_are_so_many_and_a_server_waits_for_them(start: Any, service: Any) -> None:
-    service.delay, service.repeat = 0.02, 1000
+    service.gate = Gate()
     server = start(background=2)
     for _ in range(2):
         ask(server)
@@ -164,7 +164,7 @@ def test_those_that_begin_together_are_counted(
         return await keep(self, *given)
 
     monkeypatch.setattr(KeepingHere, "keep", later)
-    service.delay, service.repeat = 0.02, 1000
+    service.gate = Gate()
     server = start(background=2)
     with ThreadPoolExecutor(8) as pool:
         asked = [pool.submit(ask, server) for _ in range(8)]

@@ -99,7 +99,7 @@ def test_its_figures(server: Any, path: str) -> None:
     assert output.tokens == TOKENS
     assert output.text
     assert output.parts <= TOKENS
-    assert DELAY <= output.first <= output.latency - sum(output.between) + 1e-6
+    assert output.first >= DELAY
     assert output.latency >= TOKENS * DELAY
 
 

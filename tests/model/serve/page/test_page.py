@@ -61,7 +61,8 @@ def test_a_page_that_is_open_while_the_model_is_loaded(
 
 @pytest.mark.parametrize("how", ["button", "key"])
 def test_stop(page: Browser, server: Any, how: str) -> None:
-    server.service.delay, server.service.repeat = 0.02, 1000
+    usual, server.service.gate = server.service.gate, Gate(20)
+    server.service.repeat = 3
     page.type("#input", "Hi" + ENTER)
     page.wait_for(lambda: "2 plus" in page.text(".turn:last-child > .text"))
     if how == "button":
@@ -71,7 +72,7 @@ def test_stop(page: Browser, server: Any, how: str) -> None:
     kept = page.answer()
     server.wait_for(lambda: server.service.cancelled == 1)
     assert page.text(".foot > span") == "stopped"
-    server.service.delay, server.service.repeat = 0.0, 1
+    server.service.gate, server.service.repeat = usual, 1
     page.type("#input", "Go on" + ENTER)
     page.answer(2)
     prompt = server.service.model.tokenizer.decode(server.service.requests[1].prompt)
