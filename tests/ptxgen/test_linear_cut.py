@@ -139,7 +139,7 @@ def test_rows_for_which_there_is_room_get_at_least_four_warps(fmt: Format, targe
 
 def test_impossible_specs_are_refused() -> None:
     for fmt, others in ((FORMATS["F16"], ()), (Q4_K, ((FORMATS["F32"], 3),))):
-        with pytest.raises(PtxgenError, match="for quantised weights only"):
+        with pytest.raises(PtxgenError, match="i16 activations are for weights of integers only"):
             i16(fmt, 3, 256, others=others)
     with pytest.raises(PtxgenError, match="split is 4 of 3 blocks"):
         i16(Q8_0, 3, 544, split=4)

@@ -100,6 +100,7 @@ def test_the_mix_of_every_kernel_is_complete(kernel: type[KernelSpec]) -> None:
             "gemm_wgmma",
             "incremental_attention",
             "latent_decode",
+            "lora_shrink_packed",
             "prefill_attention",
             "prefill_block",
             "prefill_wgmma",

@@ -77,7 +77,7 @@ class Gemv(TiledSpec):
         super().__post_init__()
         of = {"i16": "integers", "f16": "e4m3"}.get(self.activations)
         if of is not None and any(fmt.arithmetic != of for fmt in self.formats):
-            raise PtxgenError(f"gemv: {self.activations} activations are for quants: {of} only")
+            raise PtxgenError(f"gemv: {self.activations} activations are for weights of {of} only")
         if self.norm_first and self.cluster > 1:
             raise PtxgenError(f"gemv: {self.norm} is for one CTA's columns: cluster is 1")
         if len([step for step in self.prologue if not isinstance(step, Normed)]) > 1:
