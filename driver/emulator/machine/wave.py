@@ -114,8 +114,8 @@ class Wave:
         self.specials = {name: self._special(name) for name in program.specials}
         self._set_thread_numbers()
         self.common = self._names(watch)
-        self._bound: dict[tuple[int, int], Functions] = {}
-        self._spaces: list[dict[str, Any]] = []
+        #: Functions and their globals, by the lanes.
+        self._bound: dict[tuple[int, int], tuple[Functions, dict[str, Any]]] = {}
         self._scattered: dict[int, Callable[..., Any]] = {}
         self._gathered: dict[str, Any] = {}
 
@@ -279,9 +279,9 @@ class Wave:
             if len(self._bound) > 64:
                 self._bound.clear()
             self._bound[key] = self._bind(start, stop)
-        return self._bound[key]
+        return self._bound[key][0]
 
-    def _bind(self, start: int, stop: int) -> Functions:
+    def _bind(self, start: int, stop: int) -> tuple[Functions, dict[str, Any]]:
         n = stop - start
         space = dict(self.common, n=n, W=WholeWarps(), L=self.numbers[start:stop])
         for number, elements in self.program.views.items():
@@ -297,13 +297,12 @@ class Wave:
         functions: Functions = [None] * len(self.program.blocks)
         for pc in self.program.whole:
             functions[pc] = partial(self._define, functions, space, pc)
-        self._spaces.append(space)
-        return functions
+        return functions, space
 
     def forget(self) -> None:
         """Free the functions, and with them the registers: functions and their globals refer to
         each other, so that they would stay until the next full collection. It runs no more."""
-        for space in (*self._spaces, self._gathered, self.common):
+        for space in (*(space for _, space in self._bound.values()), self._gathered, self.common):
             space.clear()
         self._bound.clear()
         self._scattered.clear()

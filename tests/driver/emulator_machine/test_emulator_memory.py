@@ -490,3 +490,15 @@ def test_what_is_forgotten_needs_no_collection(
         assert [wave() is None for wave in waves] == [True, False]
     finally:
         gc.enable()
+
+
+def test_functions_of_many_groups_of_lanes_are_not_all_kept(machine: Any) -> None:
+    execution = machine.execution(".reg .b32 %a; mov.u32 %a, 1;", threads=1024)
+    assert execution.run(alone=True) is Status.DONE
+    ((wave,),) = execution.program.idle.values()
+    groups = [(i, j) for i in range(32, 1024, 32) for j in range(i + 32, 1025, 32)][:200]
+    spaces = [wave.bind(*group)[0].args[1] for group in groups]
+    lanes = [weakref.ref(space["L"]) for space in spaces]
+    del spaces
+    gc.collect()
+    assert sum(each() is not None for each in lanes) <= 65
