@@ -3,7 +3,7 @@ product."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -81,10 +81,15 @@ def _append_shrink(at: Lowering, of: Adapt) -> None:
 
 def append_packed_shrinks(at: Lowering, products: Sequence[Product], x: Slice) -> None:
     """A x of the products that wait for it, of the packed vectors that they take."""
-    for low in dict.fromkeys(of.low for of in products if of.low in at.pending):
-        of = at.pending.pop(low)
+    for of in _taken(at, products):
         cluster = LoraShrinkPacked.cluster_for(of.x.width, at.limits.cluster)
         _launch(at, of, _shrink_packed(*_sizes(at, of), cluster=cluster), x, None)
+
+
+def _taken(at: Lowering, products: Sequence[Product]) -> Iterator[Adapt]:
+    """Those that products wait for, each once, in their order; they are not pending any more."""
+    for low in dict.fromkeys(of.low for of in products if of.low in at.pending):
+        yield at.pending.pop(low)
 
 
 def _sizes(at: Lowering, of: Adapt) -> tuple[Any, ...]:
@@ -147,8 +152,8 @@ def adapter_arguments(
 ) -> dict[str, Slice]:
     """What the step `Adapted` of a launch takes, for ``count`` vectors from ``first`` on."""
     launch: dict[str, Slice] = {}
-    for low in dict.fromkeys(of.low for of in products if of.low in at.pending):
-        _append_shrink(at, at.pending.pop(low))
+    for adapt in _taken(at, products):
+        _append_shrink(at, adapt)
     for number, of in enumerate(products):
         if of.low is None:
             continue

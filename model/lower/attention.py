@@ -15,7 +15,7 @@ from urdir.model.lower.attend import (
     incremental_attention_into,
 )
 from urdir.model.lower.lowering import Lowering
-from urdir.model.lower.requests import next_product, packs
+from urdir.model.lower.requests import next_matrix, packs
 from urdir.model.lower.rule import Rule
 from urdir.model.lower.selection import append_selected_heads, selects
 from urdir.ptxgen.kernels.attention.own_token import OwnToken
@@ -23,7 +23,6 @@ from urdir.ptxgen.kernels.attention.prepare_tokens import PrepareTokens
 
 if TYPE_CHECKING:
     from urdir.driver.memory import Slice
-    from urdir.model.memory.weights import Matrix
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +128,7 @@ def lower_attention(at: Lowering, ops: Sequence[Op]) -> bool:
     if selected is not None and selects(at, prepared.attend):
         append_selected_heads(at, prepared.attend, selected, attention)
         return True
-    y, matrix = prepared.attend.y, _next_matrix(at, prepared.attend)
+    y, matrix = prepared.attend.y, next_matrix(at, prepared.attend.y)
     heads, packed = at.place(y), None
     if matrix is not None and attention.can_pack and packs(at, at.rows.count, [matrix]):
         packed = at.work["packed"]
@@ -139,12 +138,6 @@ def lower_attention(at: Lowering, ops: Sequence[Op]) -> bool:
         at.plan, attention, heads if packed is None else packed, packs=packed is not None
     )
     return True
-
-
-def _next_matrix(at: Lowering, attend: Attend) -> Matrix | None:
-    """The matrix of the product of the heads, where nothing comes in between."""
-    following = next_product(at, attend.y)
-    return None if following is None else at.matrix(following.of)
 
 
 def lower_rope(at: Lowering, ops: Sequence[Op]) -> bool:

@@ -16,7 +16,6 @@ from urdir.model.graph.attention import Attend
 from urdir.model.graph.latent import AttendLatent, HeadProduct
 from urdir.model.graph.op import Op
 from urdir.model.graph.ops import Gate, Gather, Product
-from urdir.model.graph.tensor import Tensor
 from urdir.model.lower.adapters import adapter_arguments
 from urdir.model.lower.bytes import append_bytes
 from urdir.model.lower.chain import Chain, adapted, read_chain
@@ -27,7 +26,7 @@ from urdir.model.lower.packed import append_packed
 from urdir.model.lower.requests import (
     alike,
     biases,
-    next_product,
+    next_matrix,
     packs,
     packs_few,
     request_of,
@@ -116,7 +115,7 @@ def _lower_packed(at: Lowering, chain: Chain, matrices: list[Matrix]) -> bool:
         return False
     following = None
     if chain.pair is not None or (find(chain.ends, Activated) and len(matrices) == 1):
-        following = _next_matrix(at, chain.y)
+        following = next_matrix(at, chain.y)
     leaves_packed = following is not None and packs(at, chain.rows, [following])
     append = append_bytes if takes_bytes(at, chain.rows, matrices) else append_packed
     append(at, chain, matrices, leaves_packed)
@@ -158,7 +157,7 @@ def _lower_few(at: Lowering, chain: Chain, matrices: list[Matrix]) -> bool:
     if not limits_allow(at, chain, matrices, request):
         return False
     activated = request.has(Activated) and len(matrices) == 1 and chain.residual is None
-    if (pair or activated) and (following := _next_matrix(at, chain.y)) is not None:
+    if (pair or activated) and (following := next_matrix(at, chain.y)) is not None:
         order = packs_few(at, chain.rows, matrices, following)
         request = request.plus(PackedOutput(order)) if order is not None else request
     x = None
@@ -176,12 +175,6 @@ def _normed(at: Lowering, chain: Chain) -> Slice:
         append_norm(at, f"{chain.label}.norm", chain.norm, at.work["normed"])
         at.completed = chain.x, chain.norm.of
     return at.work["normed"]
-
-
-def _next_matrix(at: Lowering, y: Tensor) -> Matrix | None:
-    """The matrix of the product that follows and reads y."""
-    following = next_product(at, y)
-    return None if following is None else at.matrix(following.of)
 
 
 def _follows_attention(at: Lowering, chain: Chain) -> bool:

@@ -71,12 +71,13 @@ def adapts_packed(at: Lowering, of: Op) -> bool:
     return all_pack and not as_bytes and LoraShrinkPacked.serves(of.x.width)
 
 
-def next_product(at: Lowering, y: Tensor) -> Product | None:
-    """The product of y that follows; an `Adapt` may come in between that takes y packed, too."""
+def next_matrix(at: Lowering, y: Tensor) -> Matrix | None:
+    """The matrix of the product of y that follows; an `Adapt` may come in between that takes y
+    packed, too."""
     op = at.following()
     if op is not None and adapts_packed(at, op):
         op = at.following(1)
-    return op if isinstance(op, Product) and op.x is y else None
+    return at.matrix(op.of) if isinstance(op, Product) and op.x is y else None
 
 
 def takes_e4m3(at: Lowering, matrix: Matrix) -> bool:
