@@ -174,6 +174,12 @@ class Format:
         return any(plane.name == "factors_e4m3" for plane in self.planes)
 
     @property
+    def e4m3_power(self) -> int:
+        """The power of two by which an E4M3 factor is more than its bits where those of an f32
+        are. A GGUF factor is for a table that is not doubled."""
+        return 120 if self.has_singles else 119
+
+    @property
     def has_group_factors(self) -> bool:
         """Whether every group has its own ``d``, or a factor of it, and no scale."""
         of_groups = any(len(part.target.strides) > 1 for _, part in self.parts("d"))
