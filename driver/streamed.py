@@ -105,9 +105,11 @@ def with_transfers(operations: Sequence[Operation]) -> list[Operation]:
 def check_transfers(operations: Iterable[Operation]) -> None:
     """Raise LaunchError, naming operation and slot, for a launch that reads a slot before its
     bytes are copied there, or after others were."""
-    held: list[StreamedSlice] = []
     operations = [*operations]
-    for operation in operations if _have_slots(operations) else ():
+    if not _have_slots(operations):
+        return
+    held: list[StreamedSlice] = []
+    for operation in operations:
         for of in _slots(operation, written=True):
             held = [other for other in held if not _Content(other, 0).shares_bytes(of)]
             held.append(of)
