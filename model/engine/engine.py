@@ -11,9 +11,9 @@ from math import exp
 from typing import TYPE_CHECKING, Literal, overload
 
 from urdir.model.engine.adapter_pool import adapter_reader
-from urdir.model.engine.loading import Loading, answering
+from urdir.model.engine.loading import Loading, answering, embedding, filling_masks
 from urdir.model.engine.options import EngineOptions, from_keywords
-from urdir.model.errors import ModelError, SettingsError, UnsupportedError
+from urdir.model.errors import SettingsError
 from urdir.model.owner import Owner
 
 if TYPE_CHECKING:
@@ -101,11 +101,7 @@ class Engine(Owner):
     @property
     def encoder(self) -> Encoder:
         """What makes embeddings. Raises UnsupportedError in an engine for answers."""
-        if self._encoder is None:
-            raise UnsupportedError(
-                "the model is open for answers: open it with embeddings=True to embed texts"
-            )
-        return self._encoder
+        return embedding(self._encoder)
 
     @property
     def makes_embeddings(self) -> bool:
@@ -175,17 +171,12 @@ class Engine(Owner):
         Each token takes a step otherwise. Raises ContextFullError, ModelError for no tokens or an
         unknown one and while an answer is open, SettingsError, DriverError.
         """
-        from urdir.model.engine.logits import logits_of
-        from urdir.model.engine.requests.sources import whole
+        from urdir.model.engine.logits import decoder_logits, logits_of
 
         tokens = self.tokenize(text)
-        if (of := self.config.source) is not None:
-            source = whole(tokens, self.tokenizer if isinstance(text, str) else None)
-            if not source:
-                raise ModelError("the text is empty: the encoder needs a token to read")
-            return logits_of(
-                self.session, [of.start] if decoder is None else decoder, source=source
-            )
+        if self.config.source is not None:
+            of_text = self.tokenizer if isinstance(text, str) else None
+            return decoder_logits(self.session, tokens, of_text, decoder)
         if decoder is not None:
             raise SettingsError("decoder: its tokens are the text, there is no encoder")
         if self.config.diffuses:
@@ -281,12 +272,9 @@ class Engine(Owner):
         SettingsError, ModelError."""
         from urdir.model.engine.diffusion import DiffusionSettings, diffuse
 
-        if not self.config.diffuses:
-            raise UnsupportedError(
-                f"'{self.config.architecture}' models do not fill masked tokens: use generate"
-            )
         how, chosen = diffusion or DiffusionSettings(), settings or self.default_settings
-        return diffuse(self.encoder, self.file.metadata, prompt, length, chosen, how)
+        encoder = filling_masks(self._encoder, self.config)
+        return diffuse(encoder, self.file.metadata, prompt, length, chosen, how)
 
     def generation(self, request: Request) -> Generation:
         """One answer, token by token. One is open at a time."""

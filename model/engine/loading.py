@@ -15,6 +15,7 @@ from urdir.model.owner import Owner
 if TYPE_CHECKING:
     from urdir.driver.device import Device
     from urdir.model.engine.batch import ShapeBuckets
+    from urdir.model.engine.encoding.encoder import Encoder
     from urdir.model.engine.options import EngineOptions
     from urdir.model.engine.requests.request import Request
     from urdir.model.engine.requests.warm_up import WarmUp
@@ -135,3 +136,21 @@ def answering(session: Session | None, config: Config) -> Session:
         "the model is open for embeddings and scores (embed, rerank), it gives no answers; a "
         "decoder does if it is opened with embeddings=False"
     )
+
+
+def embedding(encoder: Encoder | None) -> Encoder:
+    """What makes embeddings. Raises UnsupportedError without it."""
+    if encoder is None:
+        raise UnsupportedError(
+            "the model is open for answers: open it with embeddings=True to embed texts"
+        )
+    return encoder
+
+
+def filling_masks(encoder: Encoder | None, config: Config) -> Encoder:
+    """What fills masked tokens. Raises UnsupportedError for a model that does not."""
+    if not config.diffuses:
+        raise UnsupportedError(
+            f"'{config.architecture}' models do not fill masked tokens: use generate"
+        )
+    return embedding(encoder)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -11,10 +12,14 @@ import numpy.typing as npt
 from urdir.model.engine.generate import Generation
 from urdir.model.engine.requests.answer import Answer
 from urdir.model.engine.requests.request import Request
+from urdir.model.engine.requests.sources import whole
 from urdir.model.engine.sampling import Logits
 from urdir.model.engine.sampling_settings import GREEDY
 from urdir.model.engine.session import Session
 from urdir.model.errors import ModelError
+
+if TYPE_CHECKING:
+    from urdir.model.text.tokenizer import Tokenizer
 
 
 def logits_of(
@@ -31,6 +36,22 @@ def logits_of(
         rows[place] = row
         advance()
     return rows
+
+
+def decoder_logits(
+    session: Session,
+    tokens: Sequence[int],
+    of_text: Tokenizer | None,
+    decoder: Sequence[int] | None,
+) -> Logits:
+    """`logits_of` the tokens of an encoder-decoder's ``decoder`` (None: the start token), whose
+    encoder reads ``tokens``: those of a text by its tokeniser ``of_text``, whole. Raises ModelError
+    without any."""
+    of = session.parts.config.source
+    assert of is not None
+    if not (source := whole(tokens, of_text)):
+        raise ModelError("the text is empty: the encoder needs a token to read")
+    return logits_of(session, [of.start] if decoder is None else decoder, source=source)
 
 
 def logprobs_of(session: Session, tokens: Sequence[int]) -> npt.NDArray[np.float64]:

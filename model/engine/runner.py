@@ -9,11 +9,11 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, Protocol
 
 from urdir.driver import execute
-from urdir.driver.context import close_all
 from urdir.driver.graph import RecordedGraph
 from urdir.driver.group import launch_together
 from urdir.driver.parallel import Job, Work, completed, elsewhere
 from urdir.model.engine.batch import StepShape
+from urdir.model.engine.kept_graphs import KeptGraphs
 from urdir.model.engine.step import building
 from urdir.model.errors import SettingsError
 from urdir.model.lower.parts import StepParts
@@ -70,9 +70,7 @@ class Steps(Owner):
         self._followers = tuple(followers)
         self._build = build
         self._bound: dict[StepShape, BoundPlan] = {}
-        #: The last one used comes last.
-        self._graphs: dict[StepShape, Recorded] = {}
-        self._used_bytes, self._most_bytes = 0, graph_bytes
+        self._graphs = KeptGraphs[StepShape](graph_bytes)
         self._begun: dict[StepShape, Work[Recorded]] = {}
         self._waits: dict[StepShape, Job[Any]] = {}  # of those that have begun
         self._is_closing = False
@@ -107,24 +105,16 @@ class Steps(Owner):
 
     def graph(self, shape: StepShape) -> Recorded:
         """The recorded graph of a shape; what `prepare` has begun is finished."""
-        if shape in self._graphs:
-            graph = self._graphs[shape] = self._graphs.pop(shape)
+        if (graph := self._graphs.use(shape)) is not None:
             return graph
         self._waits.pop(shape, None)
         work = self._begun.pop(shape, None) or self._recording(shape)
         return self._keep(shape, completed(work))
 
     def _keep(self, shape: StepShape, graph: Recorded) -> Recorded:
-        """Keep a new graph, and forget those that were not used for longest where together they
-        take too much. One that still runs is freed when it is complete."""
-        self._graphs[shape] = graph
-        self._used_bytes += graph.nbytes
-        while self.graph_bytes > self._most_bytes and len(self._graphs) > 1:
-            oldest = next(iter(self._graphs))
-            forgotten = self._graphs.pop(oldest)
-            self._used_bytes -= forgotten.nbytes
-            self._bound.pop(oldest, None)
-            forgotten.close()
+        """Keep a new graph beside the device's kernels; plans of those that are forgotten go."""
+        for forgotten in self._graphs.keep(shape, graph, self.parts.device.kernel_nbytes):
+            self._bound.pop(forgotten, None)
         return graph
 
     def record(self, shapes: Iterable[StepShape]) -> None:
@@ -160,12 +150,12 @@ class Steps(Owner):
     def graph_bytes(self) -> int:
         """Bytes of device memory that graphs take (`RecordedGraph.nbytes`), and the device's
         kernels."""
-        return self._used_bytes + self.parts.device.kernel_nbytes
+        return self._graphs.nbytes + self.parts.device.kernel_nbytes
 
     @property
     def free_share(self) -> float:
         """How much of the memory for graphs is left."""
-        return 1 - self.graph_bytes / self._most_bytes
+        return 1 - self.graph_bytes / self._graphs.most_bytes
 
     def prepare(self, shape: StepShape) -> bool:
         """Do a small piece of recording a graph that will be needed, well below a millisecond;
@@ -284,10 +274,7 @@ class Steps(Owner):
         self.parts.device.end_compilers()  # nothing waits for them any more
         for threads in (self._helper, self._waiting):
             threads.shutdown(cancel_futures=True)
-        graphs = [*self._graphs.values()]
-        self._graphs.clear()
-        self._used_bytes = 0
         self._begun.clear()
         self._waits.clear()
         self._bound.clear()
-        close_all(graphs)
+        self._graphs.close()

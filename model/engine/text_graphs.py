@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from urdir.driver import execute
-from urdir.driver.context import close_all
 from urdir.driver.parallel import completed
+from urdir.model.engine.kept_graphs import KeptGraphs
 from urdir.model.engine.text_steps import EncodeShape
 from urdir.model.owner import Owner
 
@@ -27,8 +27,8 @@ class TextGraphs(Owner):
     """Steps of texts on ``stream``, each a recorded graph of the plan that ``build`` makes of its
     shape.
 
-    Graphs take about ``most_bytes`` of the device at most: those that were not used for longest
-    make room. With an ``observer`` there are none; it looks at a step launch by launch.
+    Graphs take about ``most_bytes`` of the device at most (`KeptGraphs`). With an ``observer``
+    there are none; it looks at a step launch by launch.
     """
 
     def __init__(
@@ -40,9 +40,8 @@ class TextGraphs(Owner):
         observer: Observer | None = None,
     ) -> None:
         self._device, self._stream, self._build = device, stream, build
-        self._most_bytes, self._observer = most_bytes, observer
-        #: The last one used comes last.
-        self._graphs: dict[EncodeShape, Recorded] = {}
+        self._observer = observer
+        self._graphs = KeptGraphs[EncodeShape](most_bytes)
 
     def make_ready(self, shape: EncodeShape) -> None:
         """Record the graph of a shape, unless it is recorded. Raises DriverError."""
@@ -57,23 +56,14 @@ class TextGraphs(Owner):
             self._observer.run(execute.bind(self._build(shape), self._device), self._stream)
 
     def _graph(self, shape: EncodeShape) -> Recorded:
-        graph = self._graphs.pop(shape, None)
-        if graph is None:
+        if (graph := self._graphs.use(shape)) is None:
             plan = self._build(shape)
             self._device.load_all(plan.kernels())
             programmatic = shape.rows <= EARLY_ROWS
             graph = completed(execute.recording(plan, self._device, programmatic=programmatic))
-        self._graphs[shape] = graph
-        while len(self._graphs) > 1 and self._nbytes > self._most_bytes:
-            self._graphs.pop(next(iter(self._graphs))).close()
+            self._graphs.keep(shape, graph)
         return graph
-
-    @property
-    def _nbytes(self) -> int:
-        return sum(graph.nbytes for graph in self._graphs.values())
 
     def close(self) -> None:
         """Free the graphs. Idempotent."""
-        graphs = [*self._graphs.values()]
-        self._graphs.clear()
-        close_all(graphs)
+        self._graphs.close()

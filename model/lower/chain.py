@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from urdir.model.graph.op import Op
 from urdir.model.graph.ops import (
@@ -29,6 +30,14 @@ from urdir.ptxgen.kernels.linear.epilogue.activation import (
 from urdir.ptxgen.kernels.linear.epilogue.adapted import Adapted
 from urdir.ptxgen.kernels.linear.epilogue.residual import Residual
 from urdir.ptxgen.kernels.linear.steps import Epilogue, find
+
+#: Operations on each number of a product, in the order in which rules have them, and their steps;
+#: None where products have none.
+ENDS: Mapping[type[Op], Callable[[Any], tuple[Epilogue, ...] | None]] = {
+    Activate: lambda of: None if of.divisors is not None else (Activated(of.f),),
+    Scale: lambda of: Scaled.by(of.factor),
+    Bound: lambda of: Bounded.within(of.softcap, of.clamp),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,11 +190,11 @@ def _products(at: _Reader, chain: Chain) -> bool:
         if product.x is not vector:
             return False
         y, ends = product.y, tuple[Epilogue, ...]()
-        while isinstance(end := at.next(), Activate | Scale | Bound) and end.x is y:
-            if isinstance(end, Activate) and end.divisors is not None:
+        while (end := at.next()) and (steps_of := ENDS.get(type(end))) and end.reads[0] is y:
+            if (steps := steps_of(end)) is None:
                 return False
             at.take()
-            ends += _steps_of(end)
+            ends += steps
             y = end.y
         if chain.products and ends != chain.ends:
             return False
@@ -193,15 +202,6 @@ def _products(at: _Reader, chain: Chain) -> bool:
         chain.products.append(product)
         chain.results.append(y)
     return bool(chain.products)
-
-
-def _steps_of(end: Activate | Scale | Bound) -> tuple[Epilogue, ...]:
-    match end:
-        case Activate():
-            return (Activated(end.f),)
-        case Scale():
-            return Scaled.by(end.factor)
-    return Bounded.within(end.softcap, end.clamp)
 
 
 def _epilogue(at: _Reader, chain: Chain) -> bool:

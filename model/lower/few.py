@@ -91,7 +91,7 @@ def append_few(
     normed: Slice | None,
 ) -> None:
     """Append the launches; ``normed`` are the vectors where the norm is not theirs to compute."""
-    exchange = _sends(at, chain, matrices, request)
+    exchange = _sends(at, chain, matrices)
     if exchange is not None:
         request = request.plus(Send(exchange.gives))
         at.sent.add(chain.y)
@@ -172,9 +172,7 @@ def _ends_with(at: Lowering, chain: Chain) -> bool:
     return all(op in own or op.word == "add" for op in at.readers(chain.x))
 
 
-def _sends(
-    at: Lowering, chain: Chain, matrices: Sequence[Matrix], request: LinearRequest
-) -> RankExchange | None:
+def _sends(at: Lowering, chain: Chain, matrices: Sequence[Matrix]) -> RankExchange | None:
     """Where the launch gives its product to the other ranks, as words of the exchange that follows
     (`Gives`)."""
     following, exchange = at.following(), at.parts.exchange

@@ -18,7 +18,7 @@ from urdir.model.graph.op import Op
 from urdir.model.graph.ops import Gate, Gather, Product
 from urdir.model.lower.adapters import adapter_arguments
 from urdir.model.lower.bytes import append_bytes
-from urdir.model.lower.chain import Chain, adapted, read_chain
+from urdir.model.lower.chain import ENDS, Chain, adapted, read_chain
 from urdir.model.lower.few import append_few, goes_on, limits_allow
 from urdir.model.lower.lowering import Lowering
 from urdir.model.lower.norms import append_norm, append_norm_after
@@ -194,7 +194,7 @@ def _append_gemm(
     at.launch(kernel, label, weights=matrix.data, x=x, bias=matrix.bias, y=y, **more)
 
 
-_RUN = "product activate? scale? bound?"
+_RUN = " ".join(["product", *(f"{end.word}?" for end in ENDS)])
 _SUMS = ("norm add scale_by? norm?", "all_reduce add scale_by? norm?")
 _ENDS = (
     "product beside gate",

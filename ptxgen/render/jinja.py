@@ -23,6 +23,7 @@ from jinja2.runtime import Context
 from urdir.ptxgen.render.compiled import COMPILED, SOURCES, TemplateModules
 from urdir.ptxgen.render.sources import (
     TEMPLATES,
+    macro_files,
     module_digest,
     named_in,
     read_template,
@@ -84,9 +85,20 @@ def make_environment(loader: jinja2.BaseLoader | None) -> jinja2.Environment:
         "f16x2": f16x2,
         "f32": f32,
         "grid": grid,
+        "macros_in": functools.partial(_macros_in, env),
         "once": once,
     }
     return env
+
+
+def _macros_in(env: jinja2.Environment, folder: str) -> dict[str, Any]:
+    """The macros of all files in a folder of urdir's templates, imported: ``_bias.j2`` as "bias".
+
+    A template names the folder as a literal, from which `source_digest` knows the files."""
+    return {
+        Path(file).stem.removeprefix("_"): env.get_template(f"{TEMPLATES}/{file}").module
+        for file in macro_files(folder)
+    }
 
 
 def write_modules(folder: Path = COMPILED) -> int:

@@ -59,7 +59,14 @@ def split_name(name: str) -> TemplateName:
     return package, file
 
 
+def macro_files(folder: str) -> list[str]:
+    """The paths of all macro files that lie in a folder of urdir's templates, in order."""
+    path = Path(str(importlib.import_module(TEMPLATES).__file__)).parent / folder
+    return sorted(f"{folder}/{file.name}" for file in path.glob("_*.j2"))
+
+
 _IMPORT = re.compile(r"""\{%-?\s*(?:import|from|include)\s+["']([^"']+)["']""")
+_FOLDER = re.compile(r"""\bmacros_in\("([^"]+)"\)""")
 
 
 @functools.cache
@@ -70,9 +77,10 @@ def source_digest(template: TemplateName) -> str:
     for name in seen:
         source = read_template(name)
         digest.update(source.encode())
-        for imported in _IMPORT.findall(source):
-            if (found := named_in(name[0], imported)) not in seen:
-                seen.append(found)
+        imported = [named_in(name[0], file) for file in _IMPORT.findall(source)]
+        for folder in _FOLDER.findall(source):
+            imported += [(TEMPLATES, file) for file in macro_files(folder)]
+        seen += [found for found in dict.fromkeys(imported) if found not in seen]
     return digest.hexdigest()
 
 

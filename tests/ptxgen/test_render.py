@@ -234,6 +234,18 @@ def test_a_digest_follows_imports_through_folders(package, changed):
     assert sources.source_digest(("urdir_test_templates", "deep/far.ptx.j2")) != before
 
 
+def test_a_digest_covers_folders_of_macros(monkeypatch):
+    """Those of steps, which a product's template finds by their names alone."""
+    product = ("urdir.templates", "linear/products/gemv.ptx.j2")
+    step = ("urdir.templates", "linear/epilogue/_sigmoid_scaled.j2")
+    before, read = sources.source_digest(product), sources.read_template
+    monkeypatch.setattr(sources, "read_template", lambda name: read(name) + "\n" * (name == step))
+    forget()
+    changed = sources.source_digest(product)
+    forget()
+    assert changed != before
+
+
 def test_urdirs_own_templates_name_each_other_by_their_paths():
     assert sources.named_in("urdir.templates", "linear/_ends.j2") == (
         "urdir.templates",

@@ -12,6 +12,8 @@ import numpy.typing as npt
 
 from urdir.driver import execute
 from urdir.driver.plan import Plan
+from urdir.model.engine.realizar.host_tokens import read_tokens, write_tokens
+from urdir.model.engine.realizar.placed_rows import PlacedRows
 from urdir.model.errors import ModelError
 from urdir.model.families.rope import RopeConfig
 from urdir.model.lower.attend import LayerAttention
@@ -31,7 +33,7 @@ from urdir.ptxgen.kernels.rotation import turns_table
 
 if TYPE_CHECKING:
     from urdir.driver.device import Device
-    from urdir.driver.memory import Region, Slice
+    from urdir.driver.memory import Region
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,14 +98,13 @@ class CachedAttention(Owner):
         layout = in_pages(layout, page_len, pages)
         self.device, self.heads, self.rope = device, heads, rope
         self.lengths = [[0] * sequences for _ in range(layers)]
-        # Layer -> the (sequence, position) pairs in device memory; what is missing is not known.
-        self._placed: dict[int, list[tuple[int, int]]] = {}
         with ExitStack() as owners:
             shape = CacheShape.equal(layout, layers)
             self.stream = owners.enter_context(device.create_stream("attention"))
             self.cache = owners.enter_context(KvCache(device, shape, self.stream))
             sizes = self._sizes(layout, layers)
             self.work = owners.enter_context(device.arena(sizes, "attention"))
+            self.placed = PlacedRows(self.work)
             if (arrived := PARTIAL["arrived"]) in self.work:
                 self.work[arrived].fill(0)
             if rope is not None:
@@ -111,13 +112,7 @@ class CachedAttention(Owner):
             self._owners = owners.pop_all()
 
     def _sizes(self, layout: KvLayout, layers: int) -> dict[str, int]:
-        sequences = layout.sequences
-        sizes = {
-            f"{name}.{layer}": 4 * sequences
-            for layer in range(layers)
-            for name in ("sequence", "position")
-        }
-        sizes |= {"prompt sequence": 4 * layout.max_len, "prompt position": 4 * layout.max_len}
+        sizes, sequences = PlacedRows.sizes(layout, layers), layout.sequences
         sizes["heads"] = 4 * sequences * self.heads * layout.head_dim
         if self.rope is not None:
             sizes["frequencies"] = 4 * self.rope.dim
@@ -162,12 +157,7 @@ class CachedAttention(Owner):
             shapes = f"{arrays[0].shape} and {arrays[1].shape}"
             raise ModelError(f"keys and values {shapes}: (tokens, {wanted[1]}, {wanted[2]}) needed")
         self.cache.reserve(sequence, 0, wanted[0], stored=self._longest(sequence))
-        table = self._table()
-        for memory, array in zip(self._memory(layer), arrays, strict=True):
-            stored = memory.download(self.layout.numpy_dtype, self.layout.shape)
-            places = range(wanted[0])
-            self.layout.write(stored, sequence, places, array.swapaxes(0, 1), table)
-            memory.upload(stored)
+        write_tokens(self.cache, layer, sequence, *arrays)
         self.lengths[layer][sequence] = wanted[0]
 
     def stored(
@@ -175,14 +165,7 @@ class CachedAttention(Owner):
     ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
         """Keys and values (tokens, kv_heads, head_dim) f32 that a layer has of a sequence."""
         self._check(layer, (sequence,))
-        places, table = range(self.lengths[layer][sequence]), self._table()
-        keys, values = (
-            self.layout.read(
-                memory.download(self.layout.numpy_dtype, self.layout.shape), sequence, places, table
-            ).swapaxes(0, 1)
-            for memory in self._memory(layer)
-        )
-        return keys, values
+        return read_tokens(self.cache, layer, sequence, self.lengths[layer][sequence])
 
     def truncate(self, length: int, *, sequence: int = 0) -> None:
         """Forget every token of a sequence from ``length`` on, in all layers."""
@@ -199,18 +182,6 @@ class CachedAttention(Owner):
         self.cache.fork(source, target, self._longest(source))
         for lengths in self.lengths:
             lengths[target] = lengths[source]
-
-    def _memory(self, layer: int) -> tuple[Slice, Slice]:
-        caches = self.cache.arguments(layer)
-        return caches["k_cache"], caches["v_cache"]
-
-    def _table(self) -> npt.NDArray[np.uint32] | None:
-        if not self.layout.is_paged:
-            return None
-        shape = (self.layout.sequences, self.layout.blocks)
-        table: npt.NDArray[np.uint32]
-        table = self.cache.arguments(0)["block_table"].download(np.uint32, shape)
-        return table
 
     def _longest(self, sequence: int) -> int:
         return max(lengths[sequence] for lengths in self.lengths)
@@ -234,9 +205,8 @@ class CachedAttention(Owner):
             raise ModelError(f"sequences {list(sequences)}: each once, at least one")
         if tokens < 1:
             raise ModelError(f"{tokens} tokens: at least one")
-        is_prompt, places = tokens > 1, ("sequence", "position")
-        of, at = (self.work[f"prompt {p}" if is_prompt else f"{p}.{layer}"] for p in places)
-        prompt = tokens if is_prompt else 0
+        prompt = tokens if tokens > 1 else 0
+        of, at = self.placed.of(layer, bool(prompt))
         return Rows(max(tokens, len(sequences)), self.layout.max_len, prompt, of, at)
 
     def layer(self, layer: int, rows: Rows, **buffers: Region | None) -> LayerAttention:
@@ -279,7 +249,7 @@ class CachedAttention(Owner):
                 self._place(op, is_grown=any(op.layer == other.layer for other in grown))
             queue()
         except BaseException:
-            self._placed.clear()
+            self.placed.forget()
             for op in grown:
                 for sequence in op.sequences:
                     self.cache.truncate(sequence, self._longest(sequence))
@@ -287,8 +257,8 @@ class CachedAttention(Owner):
         for op in grown:
             for sequence in op.sequences:
                 self.lengths[op.layer][sequence] += op.tokens
-            if not op.is_prompt:  # "advance" has moved them on
-                self._placed[op.layer] = [(s, p + 1) for s, p in self._placed[op.layer]]
+            if not op.is_prompt:
+                self.placed.advance(op.layer)
 
     def _reserve(self, grown: Sequence[Operation]) -> None:
         """Make room for the tokens that operations append."""
@@ -302,22 +272,12 @@ class CachedAttention(Owner):
         layer, lengths = operation.layer, self.lengths[operation.layer]
         if operation.is_prompt:
             (sequence,) = operation.sequences
-            start = lengths[sequence]
-            pairs = [(sequence, start + i) for i in range(operation.tokens)]
-            self._write("prompt sequence", "prompt position", pairs)
+            self.placed.place_prompt(sequence, lengths[sequence], operation.tokens)
             return
         pairs = [(s, lengths[s] - (not is_grown)) for s in operation.sequences]
         if min(position for _, position in pairs) < 0:
             raise ModelError(f"layer {layer}: sequences {list(operation.sequences)}: one is empty")
-        if self._placed.get(layer) != pairs:
-            self._placed.pop(layer, None)
-            self._write(f"sequence.{layer}", f"position.{layer}", pairs)
-            self._placed[layer] = pairs
-
-    def _write(self, sequence: str, position: str, pairs: Sequence[tuple[int, int]]) -> None:
-        table = np.ascontiguousarray(np.array(pairs, np.uint32).T)
-        self.work[sequence].upload(table[0])
-        self.work[position].upload(table[1])
+        self.placed.place(layer, pairs)
 
     def lengths_after(self, operation: Operation) -> list[int]:
         """The lengths of an operation's sequences now."""
@@ -336,6 +296,6 @@ def with_advance(operations: Sequence[Operation], attention: CachedAttention) ->
     for op in operations:
         if op.tokens and not op.is_prompt:
             advance = Advance(attention.layout.max_len, len(op.sequences), sampling=False)
-            position = attention.work[f"position.{op.layer}"]
+            _, position = attention.placed.of(op.layer, is_prompt=False)
             plan.launch(advance, f"layer {op.layer}.advance", position=position)
     return plan

@@ -12,17 +12,17 @@ import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
-from urdir.ptxgen.kernels.attention.pool_keys import inputs_of_pools, params_of_pools
+from urdir.ptxgen.kernels.attention.pooled_keys import PooledKeys, inputs_of_pools, params_of_pools
 from urdir.ptxgen.kernels.attention.turn_tail import check_tail, turned_tail
 from urdir.ptxgen.kernels.rotation import Rotation, frequencies, turns_table
-from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, Tolerance, ceil_div
+from urdir.ptxgen.spec import Access, Array, Param
 
 #: Tokens of a block at most.
 MOST_RATIO = 1024
 
 
 @dataclass(frozen=True)
-class CompressKeys(KernelSpec):
+class CompressKeys(PooledKeys):
     """The key of a row's block of ``ratio`` tokens, if the row is the block's last token.
 
     It is the sum of keys (width) of the block's tokens, weighted value by value by the softmax over
@@ -58,11 +58,6 @@ class CompressKeys(KernelSpec):
             raise PtxgenError(f"compress_keys: {self.rows} rows, blocks of {self.ratio} tokens")
 
     @property
-    def dim(self) -> int:
-        """Values of a key."""
-        return self.layout.head_dim
-
-    @property
     def width(self) -> int:
         """Values of a token's key."""
         return self.raw.head_dim
@@ -80,19 +75,6 @@ class CompressKeys(KernelSpec):
             self.rotation.param,
             *params_of_pools(self.raw, self.layout),
         )
-
-    @property
-    def warps(self) -> int:
-        """Warps of a CTA, whose lanes have eight values each."""
-        return ceil_div(self.dim // 8, 32)
-
-    @property
-    def launch_shape(self) -> LaunchShape:
-        return LaunchShape(grid=(self.rows, 1, 1), block=(32 * self.warps, 1, 1))
-
-    @property
-    def tolerance(self) -> Tolerance:
-        return Tolerance(rtol=1e-5 if self.layout.dtype == "f32" else 2e-3)
 
     def reference(self, **inputs: Any) -> dict[str, Array]:
         cache, places = inputs["k_cache"].copy(), inputs["places"].astype(np.float64)

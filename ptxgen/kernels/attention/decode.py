@@ -8,7 +8,7 @@ from typing import ClassVar
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.attention.decode_cta import MAX_STATIC_SHARED, TILE_KEYS, DecodeCta
 from urdir.ptxgen.kernels.attention.rows_with_tokens import RowsWithTokens
-from urdir.ptxgen.spec import ceil_div
+from urdir.ptxgen.spec import Tolerance, ceil_div
 from urdir.ptxgen.target import Target
 from urdir.ptxgen.weights.layout import TILE_COLS
 from urdir.ptxgen.weights.packed import GROUP
@@ -243,6 +243,10 @@ class DecodeAttention(RowsWithTokens):
         rounded = 2.0**-11 if self.packs else 0.0
         products = parts if self.suits_tensor_cores else 0.0
         return 5e-6 + cap + turned + factor + slope + products + rounded
+
+    @property
+    def tolerance(self) -> Tolerance:
+        return Tolerance(rtol=self.rtol)
 
     def flops(self) -> int:
         """At full length: two products and about eight operations of softmax per key."""

@@ -27,7 +27,7 @@ from urdir.ptxgen.kernels.attention.flash_decode_examples import (
     plain_examples,
 )
 from urdir.ptxgen.ptx.architecture import CLUSTERS_SINCE
-from urdir.ptxgen.spec import Access, Array, LaunchShape, Param, Tolerance, ceil_div
+from urdir.ptxgen.spec import Access, Array, LaunchShape, Param, ceil_div
 from urdir.ptxgen.target import since
 
 #: Maximum number of threads that merge the same outputs, limited by shared memory.
@@ -196,12 +196,8 @@ class FlashDecode(DecodeAttention):
                 Param("softmax", "f32", ("rows", "heads", "chunks", 2), Access.INOUT),
                 Param("arrived", "u32", ("rows", "heads"), Access.INOUT),
             )
-        return (
-            *self.input_params,
-            *self.score_params,
-            *split,
-            self.out_param,
-        )
+        *before, out = super().params
+        return (*before, *split, out)
 
     @property
     def head_tiles(self) -> int:
@@ -217,10 +213,6 @@ class FlashDecode(DecodeAttention):
             shared_bytes=self.ring_at + self.ring_nbytes,
             prefers_shared=True,
         )
-
-    @property
-    def tolerance(self) -> Tolerance:
-        return Tolerance(rtol=self.rtol)
 
     def reference(self, **inputs: Any) -> dict[str, Array]:
         inputs, caches = self.appended(inputs)

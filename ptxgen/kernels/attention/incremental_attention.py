@@ -8,7 +8,7 @@ from typing import Any
 
 from urdir.ptxgen.kernels.attention.decode import WARPS, DecodeAttention
 from urdir.ptxgen.kernels.attention.incremental_attention_examples import examples_of_rows
-from urdir.ptxgen.spec import Array, LaunchShape, Param, Tolerance
+from urdir.ptxgen.spec import Array, LaunchShape
 
 
 @dataclass(frozen=True)
@@ -32,14 +32,6 @@ class IncrementalAttention(DecodeAttention):
         return self.rows > 1
 
     @property
-    def params(self) -> tuple[Param, ...]:
-        return (
-            *self.input_params,
-            *self.score_params,
-            self.out_param,
-        )
-
-    @property
     def launch_shape(self) -> LaunchShape:
         return LaunchShape(
             grid=(self.layout.kv_heads * self.tiles, self.rows, 1),
@@ -47,10 +39,6 @@ class IncrementalAttention(DecodeAttention):
             shared_bytes=self.queries_at + self.queries_nbytes,
             prefers_shared=True,
         )
-
-    @property
-    def tolerance(self) -> Tolerance:
-        return Tolerance(rtol=self.rtol)
 
     def reference(self, **inputs: Any) -> dict[str, Array]:
         inputs, caches = self.appended(inputs)

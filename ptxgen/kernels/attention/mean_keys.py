@@ -11,13 +11,14 @@ import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
-from urdir.ptxgen.kernels.attention.pool_keys import MOST_POOL, inputs_of_pools, params_of_pools
+from urdir.ptxgen.kernels.attention.pool_keys import MOST_POOL
+from urdir.ptxgen.kernels.attention.pooled_keys import PooledKeys, inputs_of_pools, params_of_pools
 from urdir.ptxgen.kernels.rotation import Rotation, frequencies, turns_table
-from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, Tolerance, ceil_div
+from urdir.ptxgen.spec import Access, Array, Param
 
 
 @dataclass(frozen=True)
-class MeanKeys(KernelSpec):
+class MeanKeys(PooledKeys):
     """The key of a row's pool of ``pool`` tokens, if the row is the pool's last token: the mean of
     their keys, normed (RMS, ``weight`` (dim,)), its first values rotated by the position of the
     pool's first token.
@@ -50,30 +51,12 @@ class MeanKeys(KernelSpec):
             raise PtxgenError(f"mean_keys: {self.rows} rows, pools of {self.pool} tokens")
 
     @property
-    def dim(self) -> int:
-        """Values of a key."""
-        return self.layout.head_dim
-
-    @property
     def params(self) -> tuple[Param, ...]:
         return (
             Param("weight", "f32", ("dim",), Access.IN),
             self.rotation.param,
             *params_of_pools(self.layout, self.layout),
         )
-
-    @property
-    def warps(self) -> int:
-        """Warps of a CTA, whose lanes have eight values each."""
-        return ceil_div(self.dim // 8, 32)
-
-    @property
-    def launch_shape(self) -> LaunchShape:
-        return LaunchShape(grid=(self.rows, 1, 1), block=(32 * self.warps, 1, 1))
-
-    @property
-    def tolerance(self) -> Tolerance:
-        return Tolerance(rtol=1e-5 if self.layout.dtype == "f32" else 2e-3)
 
     def reference(self, **inputs: Any) -> dict[str, Array]:
         cache, table = inputs["k_cache"].copy(), inputs.get("block_table")

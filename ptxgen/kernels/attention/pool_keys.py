@@ -11,14 +11,15 @@ import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
-from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, Tolerance, ceil_div
+from urdir.ptxgen.kernels.attention.pooled_keys import PooledKeys, inputs_of_pools, params_of_pools
+from urdir.ptxgen.spec import Access, Array, Param, Tolerance
 
 #: Tokens of a pool at most.
 MOST_POOL = 64
 
 
 @dataclass(frozen=True)
-class PoolKeys(KernelSpec):
+class PoolKeys(PooledKeys):
     """The key of a row's pool of ``pool`` tokens, if the row is the pool's last token: the sum of
     keys, weighted value by value by the softmax of gates + ``places`` (pool, dim) over tokens.
 
@@ -41,14 +42,9 @@ class PoolKeys(KernelSpec):
             raise PtxgenError(f"pool_keys: {self.rows} rows, pools of {self.pool} tokens")
 
     @property
-    def layout(self) -> KvLayout:
+    def layout(self) -> KvLayout:  # type: ignore[override]
         """The layout of pools' keys."""
         return replace(self.raw, head_dim=self.raw.head_dim // 2)
-
-    @property
-    def dim(self) -> int:
-        """Values of a key."""
-        return self.layout.head_dim
 
     @property
     def params(self) -> tuple[Param, ...]:
@@ -56,10 +52,6 @@ class PoolKeys(KernelSpec):
             Param("places", "f32", ("pool", "dim"), Access.IN),
             *params_of_pools(self.raw, self.layout),
         )
-
-    @property
-    def launch_shape(self) -> LaunchShape:
-        return LaunchShape(grid=(self.rows, 1, 1), block=(32 * ceil_div(self.dim // 8, 32), 1, 1))
 
     @property
     def tolerance(self) -> Tolerance:
@@ -102,34 +94,3 @@ class PoolKeys(KernelSpec):
     def bytes_moved(self) -> int:
         """Keys and gates of a row's pool, each read once a token of it."""
         return self.rows * (self.raw.token_nbytes + self.layout.token_nbytes // self.pool)
-
-
-def params_of_pools(raw: KvLayout, layout: KvLayout) -> tuple[Param, ...]:
-    """The cache of tokens' ``raw`` keys, that of keys made of them, and the rows of a step."""
-    return (
-        Param("raw", raw.element_dtype, raw.shape, Access.IN),
-        # only some slots of a cache are written: INOUT, not OUT
-        *layout.params(Access.INOUT),
-        Param("sequence", "u32", ("rows",), Access.IN),
-        Param("position", "u32", ("rows",), Access.IN),
-    )
-
-
-def inputs_of_pools(
-    rng: np.random.Generator, raw: KvLayout, layout: KvLayout, pools: Array, tokens: int
-) -> dict[str, Array]:
-    """Random caches of ``raw`` keys and of those that are made of them, and rows of one sequence:
-    the last of the ``tokens`` of each of ``pools``. Of three rows or more the second is a padding
-    row, and the third has the token before the last of the second's pool."""
-    positions = pools * tokens + tokens - 1
-    if len(positions) > 2:
-        positions[1:3] = raw.max_len + 3, positions[1] - 1
-    table = raw.random_table(rng) if raw.is_paged else None
-    lengths = [raw.max_len] * raw.sequences
-    return {
-        **({} if table is None else {"block_table": table}),
-        "raw": raw.random_cache(rng, lengths, table),
-        "k_cache": layout.random_cache(rng, lengths, table, byte=0),
-        "sequence": np.zeros(len(positions), np.uint32),
-        "position": positions.astype(np.uint32),
-    }

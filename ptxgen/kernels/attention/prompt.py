@@ -10,7 +10,7 @@ import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.attention.spec import AttentionSpec
-from urdir.ptxgen.spec import Array, Param, Tolerance, ceil_div
+from urdir.ptxgen.spec import Array, Tolerance, ceil_div
 
 
 @dataclass(frozen=True)
@@ -37,14 +37,6 @@ class PromptAttention(AttentionSpec):
         super().__post_init__()
         if self.tiles > 65535:
             raise PtxgenError(f"prefill attention of {self.rows} rows: more than 65535 tiles")
-
-    @property
-    def params(self) -> tuple[Param, ...]:
-        return (
-            *self.input_params,
-            *self.score_params,
-            self.out_param,
-        )
 
     @property
     def queries(self) -> int:

@@ -116,6 +116,10 @@ class AttentionSpec(KernelSpec):
         )
 
     @property
+    def params(self) -> tuple[Param, ...]:
+        return (*self.input_params, *self.score_params, self.out_param)
+
+    @property
     def packs(self) -> bool:
         """Whether the output is packed f16 (`weights.packed`), as the next product takes it."""
         return False

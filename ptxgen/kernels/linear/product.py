@@ -8,8 +8,11 @@ from typing import Any, ClassVar, Self
 import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.kernels.linear.epilogue.activation import ELEMENTWISE, Bounded, Gated
+from urdir.ptxgen.kernels.linear.epilogue.adapted import Adapted
 from urdir.ptxgen.kernels.linear.epilogue.bias import Bias
 from urdir.ptxgen.kernels.linear.epilogue.norm import BeginNorm
+from urdir.ptxgen.kernels.linear.epilogue.residual import Residual
 from urdir.ptxgen.kernels.linear.epilogue.weighted import Weighted
 from urdir.ptxgen.kernels.linear.prologue.norm import BegunNorm, Normed, norm_text
 from urdir.ptxgen.kernels.linear.steps import (
@@ -23,6 +26,9 @@ from urdir.ptxgen.kernels.linear.steps import (
 )
 from urdir.ptxgen.kernels.norm import Norm
 from urdir.ptxgen.spec import Array
+
+#: The steps after products of matrices, in this order; main loops add those that only they take.
+EPILOGUES: tuple[type[Epilogue], ...] = (Bias, Adapted, Gated, *ELEMENTWISE, Residual, Bounded)
 
 
 class MainLoop(Product):

@@ -10,12 +10,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
-from urdir.ptxgen.kernels.linear.epilogue.activation import Activated, Bounded, Gated, Scaled
-from urdir.ptxgen.kernels.linear.epilogue.adapted import Adapted
-from urdir.ptxgen.kernels.linear.epilogue.bias import Bias
 from urdir.ptxgen.kernels.linear.epilogue.pack import PackedOutput
-from urdir.ptxgen.kernels.linear.epilogue.residual import Residual
-from urdir.ptxgen.kernels.linear.product import MainLoop
+from urdir.ptxgen.kernels.linear.product import EPILOGUES, MainLoop
 from urdir.ptxgen.kernels.linear.prologue.norm import Normed
 from urdir.ptxgen.kernels.linear.prologue.own import OwnVectors
 from urdir.ptxgen.kernels.linear.prologue.packed import PackedInput
@@ -98,15 +94,7 @@ class LinearSpec(MainLoop):
     others: tuple[tuple[Format, int], ...] = ()
 
     prologues: ClassVar[tuple[type[Prologue], ...]] = (Normed,)
-    epilogues: ClassVar[tuple[type[Epilogue], ...]] = (
-        Bias,
-        Adapted,
-        Gated,
-        Activated,
-        Scaled,
-        Residual,
-        Bounded,
-    )
+    epilogues = EPILOGUES
 
     #: Subclasses have this as a field, or take one vector.
     batch = 1

@@ -312,7 +312,7 @@ def test_the_oldest_graphs_are_forgotten(
         room = 2 * max(all_bytes) + kernels
         assert steps.graph_bytes == sum(all_bytes) + kernels > room
         steps.close()  # forgets all
-        monkeypatch.setattr(steps, "_most_bytes", room)
+        monkeypatch.setattr(steps._graphs, "most_bytes", room)
         assert [session_token(session) for _ in range(2)] == [expected] * 2
         kept = [graph.nbytes for graph in steps._graphs.values()]
         assert device.kernel_nbytes == kernels > 0  # they stay loaded

@@ -137,3 +137,7 @@ class Bounded(Epilogue):
 
     def apply(self, y: Array, of: Reference) -> Array:
         return bounded(y, self.softcap, self.clamp)
+
+
+#: What each number of a product may go through before a residual is added, in this order.
+ELEMENTWISE: tuple[type[Epilogue], ...] = (Activated, Scaled)

@@ -9,9 +9,11 @@ from functools import cached_property
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.activation import Activation
-from urdir.ptxgen.kernels.linear.epilogue.activation import Activated, Bounded, Scaled
+from urdir.ptxgen.kernels.linear.epilogue.activation import Activated, Bounded, Gated, Scaled
 from urdir.ptxgen.kernels.linear.epilogue.adapted import Adapted
 from urdir.ptxgen.kernels.linear.epilogue.bias import Bias
+from urdir.ptxgen.kernels.linear.epilogue.residual import Residual
+from urdir.ptxgen.kernels.linear.product import EPILOGUES
 from urdir.ptxgen.kernels.linear.products.gemm_tile import TILE, CtaTile
 from urdir.ptxgen.kernels.linear.spec import LinearSpec, Part, odd_cols, side_by_side
 from urdir.ptxgen.spec import LaunchShape, Tolerance, ceil_div
@@ -38,7 +40,7 @@ class Gemm(LinearSpec):
 
     most_batch = sys.maxsize
     prologues = ()
-    epilogues = (Bias, Adapted, Activated, Scaled, Bounded)
+    epilogues = tuple(kind for kind in EPILOGUES if kind not in (Gated, Residual))
     name = "gemm"
     template = ("urdir.templates", "linear/products/gemm.ptx.j2")
 

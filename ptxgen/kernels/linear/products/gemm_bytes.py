@@ -17,6 +17,7 @@ from urdir.ptxgen.kernels.linear.epilogue.bias import Bias
 from urdir.ptxgen.kernels.linear.epilogue.pack import PackedVectors
 from urdir.ptxgen.kernels.linear.epilogue.residual import Residual
 from urdir.ptxgen.kernels.linear.packed_parts import PackedPart
+from urdir.ptxgen.kernels.linear.product import EPILOGUES
 from urdir.ptxgen.kernels.linear.products.gemm_wgmma import WARPGROUP
 from urdir.ptxgen.kernels.linear.products.packed_tiling import BANDS, PackedTiling
 from urdir.ptxgen.kernels.linear.steps import Reference
@@ -116,7 +117,7 @@ class GemmBytes(PackedTiling):
     of_floats = False
     name = "gemm_bytes"
     template = ("urdir.templates", "linear/products/gemm_bytes.ptx.j2")
-    epilogues = (Bias, Adapted, Gated, Activated, Scaled, Residual, Bounded, PackedVectors)
+    epilogues = (*EPILOGUES, PackedVectors)
 
     def __post_init__(self) -> None:
         takes = eights.are_e4m3 if self.of_floats else eights.can_be_bytes

@@ -19,6 +19,7 @@ from urdir.ptxgen.kernels.linear.epilogue.bias import Bias
 from urdir.ptxgen.kernels.linear.epilogue.self_adapted import SelfAdapted
 from urdir.ptxgen.kernels.linear.epilogue.send import Send
 from urdir.ptxgen.kernels.linear.epilogue.then import Continued
+from urdir.ptxgen.kernels.linear.product import EPILOGUES
 from urdir.ptxgen.kernels.linear.products.gemv_examples import gemv_examples
 from urdir.ptxgen.kernels.linear.products.gemv_room import (
     RECORD_NBYTES,
@@ -37,7 +38,6 @@ from urdir.ptxgen.kernels.linear.prologue.sum import (
     NormedAdd,
     RankAdd,
 )
-from urdir.ptxgen.kernels.linear.spec import LinearSpec
 from urdir.ptxgen.spec import Tolerance, ceil_div
 from urdir.ptxgen.weights.formats import Format
 from urdir.ptxgen.weights.layout import TILE_COLS
@@ -62,13 +62,9 @@ class Gemv(TiledSpec):
 
     prologues = (NormedAdd, RankAdd, Gate, OwnVectors, Normed)
     epilogues = (
-        SigmoidScaled,
-        Bias,
-        Adapted,
-        SelfAdapted,
-        *LinearSpec.epilogues[2:],
-        Continued,
-        Send,
+        *(SigmoidScaled, Bias, Adapted, SelfAdapted),
+        *EPILOGUES[2:],
+        *(Continued, Send),
     )
     name = "gemv"
     template = ("urdir.templates", "linear/products/gemv.ptx.j2")

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
-from urdir.ptxgen.kernels.linear.epilogue.activation import Activated, Bounded, Gated, Scaled
-from urdir.ptxgen.kernels.linear.epilogue.adapted import Adapted
-from urdir.ptxgen.kernels.linear.epilogue.bias import Bias
 from urdir.ptxgen.kernels.linear.epilogue.heads import Heads
 from urdir.ptxgen.kernels.linear.epilogue.norm import BeginNorm
 from urdir.ptxgen.kernels.linear.epilogue.pack import PackedVectors
-from urdir.ptxgen.kernels.linear.epilogue.residual import Residual
 from urdir.ptxgen.kernels.linear.epilogue.weighted import Weighted
 from urdir.ptxgen.kernels.linear.packed_parts import (
     Mixture,
@@ -23,7 +19,7 @@ from urdir.ptxgen.kernels.linear.packed_parts import (
     PackedPart,
     takes_packed,
 )
-from urdir.ptxgen.kernels.linear.product import MainLoop
+from urdir.ptxgen.kernels.linear.product import EPILOGUES, MainLoop
 from urdir.ptxgen.kernels.linear.steps import Epilogue, Part, Prologue
 from urdir.ptxgen.spec import Access, ceil_div
 from urdir.ptxgen.weights.formats import Format
@@ -55,19 +51,7 @@ class PackedTiling(MainLoop):
     mixture: Mixture | None = None
 
     packs_many = True
-    epilogues: ClassVar[tuple[type[Epilogue], ...]] = (
-        Bias,
-        Adapted,
-        Gated,
-        Activated,
-        Scaled,
-        Residual,
-        Bounded,
-        Weighted,
-        BeginNorm,
-        PackedVectors,
-        Heads,
-    )
+    epilogues = (*EPILOGUES, Weighted, BeginNorm, PackedVectors, Heads)
 
     def __post_init__(self) -> None:
         cut = self.cut

@@ -194,7 +194,7 @@ def test_it_takes_no_place_of_others(session: Session, monkeypatch: pytest.Monke
     """Nor the last quarter of the memory."""
     monkeypatch.setattr(Device, "kernel_nbytes", 0)
     session.steps.record(SHAPES[:1])
-    monkeypatch.setattr(session.steps, "_most_bytes", session.steps.graph_bytes * 2)
+    monkeypatch.setattr(session.steps._graphs, "most_bytes", session.steps.graph_bytes * 2)
     warm_up = WarmUp(session.steps, SHAPES)
     finish(warm_up)
     assert [session.steps.is_recorded(shape) for shape in SHAPES] == [True, True, False]

@@ -1,0 +1,62 @@
+"""Recorded graphs by the shape of their step, in a bounded room."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from urdir.driver.context import close_all
+from urdir.model.owner import Owner
+
+if TYPE_CHECKING:
+    from urdir.driver.execute import Recorded
+
+Shape = TypeVar("Shape", bound=Hashable)
+
+
+class KeptGraphs(Owner, Generic[Shape]):
+    """Graphs that take about ``most_bytes`` of device memory at most: those that were not used for
+    longest make room. ``nbytes`` are those of all graphs (`RecordedGraph.nbytes`)."""
+
+    def __init__(self, most_bytes: int) -> None:
+        self.most_bytes = most_bytes
+        self.nbytes = 0
+        self._graphs: dict[Shape, Recorded] = {}  # the last one used comes last
+
+    def __iter__(self) -> Iterator[Shape]:
+        """The shapes, in the order of their last use."""
+        return iter(self._graphs)
+
+    def __contains__(self, shape: object) -> bool:
+        return shape in self._graphs
+
+    def values(self) -> tuple[Recorded, ...]:
+        """The graphs, in the order of their last use."""
+        return tuple(self._graphs.values())
+
+    def use(self, shape: Shape) -> Recorded | None:
+        """The graph of a shape, None without it."""
+        if (graph := self._graphs.pop(shape, None)) is not None:
+            self._graphs[shape] = graph
+        return graph
+
+    def keep(self, shape: Shape, graph: Recorded, others: int = 0) -> list[Shape]:
+        """Keep a new graph, beside ``others`` bytes of the same room. Returns the shapes whose
+        graphs are forgotten for it; one that still runs is freed when it is complete."""
+        self._graphs[shape] = graph
+        self.nbytes += graph.nbytes
+        forgotten = []
+        while self.nbytes + others > self.most_bytes and len(self._graphs) > 1:
+            oldest = next(iter(self._graphs))
+            of = self._graphs.pop(oldest)
+            self.nbytes -= of.nbytes
+            forgotten.append(oldest)
+            of.close()
+        return forgotten
+
+    def close(self) -> None:
+        """Free the graphs. Idempotent."""
+        graphs = self.values()
+        self._graphs.clear()
+        self.nbytes = 0
+        close_all(graphs)
