@@ -97,8 +97,11 @@ class Halves:
     def stay_whole(self) -> bool:
         """Whether few vectors are multiplied by the quants unchanged, and the products by scales:
         for half-bytes, with a minimum and a scale, or a factor, per unit. That takes 235
-        instructions for a tile of Q4_K, 281 if each weight is computed."""
+        instructions for a tile of Q4_K, 281 if each weight is computed. And for floats of eight
+        bits, whose factors are those of whole units."""
         fmt = self.format
+        if fmt.arithmetic == "e4m3":
+            return True
         widths = [part.source.width for _, part in fmt.parts("q")]
         numbers = fmt.has("minimum") and fmt.unit_groups == 1
         return numbers and widths == [4] and not fmt.table

@@ -141,9 +141,9 @@ class LinearRequest:
         return is_large and Target.parse(self.limits.target).sm >= 80
 
     @property
-    def has_floats(self) -> bool:
-        """Whether some of the weights or quants are floats."""
-        return any(fmt.arithmetic != "integers" for fmt in self.formats)
+    def are_floats(self) -> bool:
+        """Whether some of the matrices are not quantised."""
+        return any(fmt.is_float for fmt in self.formats)
 
     @property
     def takes_packed(self) -> bool:
@@ -156,7 +156,7 @@ class LinearRequest:
         else:
             serves, fewest = not self.has(Gated) and len(self.matrices) == 1, PACKED_FROM
         fits = serves and self.cols % TILE_COLS == 0
-        several = fits and self.rounds_several and self.batch >= fewest and not self.has_floats
+        several = fits and self.rounds_several and self.batch >= fewest and not self.are_floats
         return several and Target.parse(self.limits.target).sm >= 80
 
     @property

@@ -16,7 +16,14 @@ from urdir.model.memory.weights import Weights
 from urdir.ptxgen.kernels.linear.products.gemm_small import GemmSmall
 
 #: What a type's weights take after a norm: packed in an order, or None.
-ORDERS = {"q4_k": "units", "w4g128": "units", "e2m1g256": "lanes", "nvfp4": "lanes", "q6_k": None}
+ORDERS = {
+    "q4_k": "units",
+    "w4g128": "units",
+    "e4m3r256": "units",
+    "e2m1g256": "lanes",
+    "nvfp4": "lanes",
+    "q6_k": None,
+}
 
 
 @pytest.mark.parametrize("kind", ORDERS)

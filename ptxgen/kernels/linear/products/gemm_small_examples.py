@@ -24,6 +24,7 @@ def gemm_small_examples(cls: type[S]) -> dict[str, S]:
     """Each type, and each way to cut, to begin and to end a product."""
     rms, fine = Norm("rms", 1e-5), Norm("rms", 1e-6)
     quantised = [f for f in FORMATS.values() if f.arithmetic == "integers"]
+    eights = [f for f in FORMATS.values() if f.arithmetic == "e4m3"]
     q8, q4_k, q6_k, q5_0 = (FORMATS[n] for n in ("Q8_0", "Q4_K", "Q6_K", "Q5_0"))
     each = {
         f.name: cls.of(f, 16 + 9 * i, odd_cols(f), *[Bias()] * (i % 2 == 0), batch=1 + i % 8)
@@ -37,7 +38,7 @@ def gemm_small_examples(cls: type[S]) -> dict[str, S]:
     }
     packed = {
         f"{f.name} packed": cls.of(f, 25 + 9 * i, odd_cols(f), PackedInput(), batch=1 + (i + 3) % 8)
-        for i, f in enumerate(quantised)
+        for i, f in enumerate(quantised + eights)
     }
     return {
         "smallest": cls.of(q8, 3, 32, batch=2),
@@ -88,6 +89,19 @@ def gemm_small_examples(cls: type[S]) -> dict[str, S]:
             *(FORMATS["W4G128"], 53, 1280, PackedInput(), begun(fine), Gated()),
             tiles_each=2,
             batch=7,
+        ),
+        "packed gated eights": cls.of(
+            *(FORMATS["E4M3G128"], 53, 1280, PackedInput(), begun(fine), Gated()),
+            split=2,
+            groups=1,
+            tiles_each=2,
+            batch=7,
+        ),
+        "packed eights, cluster": cls.of(
+            *(FORMATS["E4M3R256"], 48, 2304, PackedInput(), Residual(), BeginNorm()),
+            cluster=2,
+            split=2,
+            batch=5,
         ),
         "packed norm, three matrices": cls.of(
             q4_k,
