@@ -302,8 +302,11 @@ class Wave:
     def forget(self) -> None:
         """Free the functions, and with them the registers: functions and their globals refer to
         each other, so that they would stay until the next full collection. It runs no more."""
-        for space in (*(space for _, space in self._bound.values()), self._gathered, self.common):
+        for functions, space in self._bound.values():
+            functions.clear()
             space.clear()
+        self._gathered.clear()
+        self.common.clear()
         self._bound.clear()
         self._scattered.clear()
 
