@@ -74,9 +74,7 @@ def test_least_recently_used_goes_first(tmp_path: Path) -> None:
     assert [cache.get(key) is not None for key in "abcd"] == [True, False, True, True]
 
 
-def test_the_folder_is_listed_now_and_then(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_folder_is_listed_now_and_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A hundred entries, of which half fit: it is listed as it fills, then for each."""
     cache = CubinCache(tmp_path, limit=50 * 132)
     listed = []
