@@ -48,6 +48,8 @@ class CubinCache:
         self._specs = PrivateFolder(self.folder / "specs")
         self._cubins = PrivateFolder(self.folder / "cubins")
         self._has_warned = False
+        #: Bytes that this object may write before it looks at the folder again.
+        self._room = 0
 
     @classmethod
     def open(cls, folder: Path, limit: int = DEFAULT_LIMIT) -> CubinCache | None:
@@ -88,9 +90,16 @@ class CubinCache:
         return cubin
 
     def put(self, cubin_key: str, cubin: bytes) -> None:
-        """Store a cubin, and evict the least recently used ones above the size limit."""
-        self._write(self._cubins, _cubin_name(cubin_key), _sealed(cubin_key, cubin))
-        self._trim()
+        """Store a cubin, and evict the least recently used ones above the size limit.
+
+        The folder is listed only now and then, since it may have thousands of entries: again once
+        half of what was free has been written. Others may write meanwhile.
+        """
+        data = _sealed(cubin_key, cubin)
+        self._write(self._cubins, _cubin_name(cubin_key), data)
+        self._room -= len(data)
+        if self._room <= 0:
+            self._trim()
 
     def discard(self, cubin_key: str, why: str) -> None:
         """Delete an unusable cubin with a warning."""
@@ -129,6 +138,7 @@ class CubinCache:
             warnings.warn(f"kernel cache: {what}", CacheWarning, stacklevel=4)
 
     def _trim(self) -> None:
+        self._room = 0
         entries = []
         abandoned = time.time() - _ABANDONED_SECONDS
         with contextlib.suppress(OSError):
@@ -136,6 +146,7 @@ class CubinCache:
                 if not (name.startswith(NEW) and found.st_mtime > abandoned):
                     entries.append((found.st_mtime_ns, found.st_size, name))
         total = sum(size for _, size, _ in entries)
+        self._room = (self.limit - total) // 2
         for _, size, name in sorted(entries)[:-1]:  # the newest stays, even above the limit
             if total <= self.limit:
                 return

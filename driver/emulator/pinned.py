@@ -21,6 +21,7 @@ from urdir.driver.emulator.machine.memory import (
     MemoryRangeError,
     OutOfMemory,
 )
+from urdir.driver.emulator.machine.zeros import zeros
 
 _PAGE = 4096
 #: Distance between the first addresses of two devices.
@@ -65,7 +66,7 @@ class UnifiedMemory(Memory):
     def allocate_host(self, nbytes: int) -> int:
         """The address of ``nbytes`` zeroed bytes; raises OutOfMemory."""
         try:
-            pages = np.zeros(nbytes + _PAGE, np.uint8)
+            pages = zeros(nbytes + _PAGE)
         except MemoryError as exc:
             raise OutOfMemory(f"the host has no {nbytes} bytes") from exc
         skip = -int(pages.ctypes.data) % _PAGE

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Iterable
 from typing import Any
 
@@ -10,27 +9,23 @@ import numpy as np
 
 from urdir.driver.emulator.copies import Interval
 from urdir.driver.emulator.machine.memory import ELEMENTS, Allocation, Array, Update
+from urdir.driver.emulator.machine.zeros import zeros
 from urdir.driver.emulator.pinned import UnifiedMemory
 
 _PAGE_SHIFT = 12
 _PAGE = 1 << _PAGE_SHIFT
-#: Bytes up to which clearing memory takes less time than mapping it.
-_SMALL = 1 << 18
 _SHIFTS = tuple(np.array(k, np.uint64) for k in range(5))
 _TOUCHED = tuple(np.full(1 << k, 1, np.uint8).view(ELEMENTS[k])[0] for k in range(5))
 
 
 class TouchedBytes:
     """Bytes of one allocation, as flags. Memory is proportional to the accessed pages: a graph has
-    hundreds of kernels, each of which accesses little of a large allocation. The system gives an
-    anonymous map a page when it is first written."""
+    hundreds of kernels, each of which accesses little of a large allocation."""
 
     def __init__(self, nbytes: int) -> None:
         count = -(-nbytes // _PAGE)
         self._pages = np.zeros(count, np.bool_)
-        nbytes = count * _PAGE
-        is_large = nbytes > _SMALL
-        flags = np.frombuffer(mmap.mmap(-1, nbytes) if is_large else bytearray(nbytes), np.uint8)
+        flags = zeros(count * _PAGE)
         self._flags = tuple(flags.view(element) for element in ELEMENTS)
 
     def add(self, index: Array, shift: int) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from urdir.driver.cache import FORMAT, CacheWarning, CubinCache
+from urdir.driver.private_folder import PrivateFolder
 
 Start = Callable[..., Any]
 
@@ -71,6 +72,22 @@ def test_least_recently_used_goes_first(tmp_path: Path) -> None:
     assert cache.get("a") is not None  # used now: b is the oldest
     cache.put("d", b"x" * 100)
     assert [cache.get(key) is not None for key in "abcd"] == [True, False, True, True]
+
+
+def test_the_folder_is_listed_now_and_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hundred entries, of which half fit: it is listed as it fills, then for each."""
+    cache = CubinCache(tmp_path, limit=50 * 132)
+    listed = []
+    entries = PrivateFolder.entries
+    monkeypatch.setattr(PrivateFolder, "entries", lambda self: listed.append(1) or entries(self))
+    for i in range(100):
+        cache.put(f"k{i}", b"x" * 100)
+        os.utime(tmp_path / f"cubins/k{i}.{FORMAT}.cubin", (i, i))
+        kept = [int(path.name[1:].partition(".")[0]) for path in (tmp_path / "cubins").iterdir()]
+        assert sorted(kept) == list(range(max(0, i - 49), i + 1))
+        if i == 40:
+            assert len(listed) < 5
+    assert len(listed) < 65
 
 
 def test_entry_above_the_bound_still_serves_this_run(tmp_path: Path) -> None:

@@ -1,11 +1,11 @@
 """Translation of an entry, block by block, to Python over numpy arrays.
 
 Each block of straight-line code becomes a function. A group that is a range of whole warps runs
-``f<pc>()``, whose names are views of the register file. Any other group runs ``g<pc>(L)``, the same
-text over gathered copies of the registers that it reads, which are written back at its end. Python
-compiles a function when it is first needed; many never are. A function returns the next pc, ``~pc``
-if the scheduler must look at the block's ``ending`` first, or the mask of the lanes that take a
-branch.
+``block()``, whose names are views of the register file. Any other group runs ``block(L)``, the
+same text over gathered copies of the registers that it reads, which are written back at its end.
+Python compiles a text when a block with it first runs; many never do, and many blocks share one. A
+function returns the next pc, ``~pc`` if the scheduler must look at the block's ``ending`` first, or
+the mask of the lanes that take a branch.
 """
 
 from __future__ import annotations
@@ -47,9 +47,13 @@ NEWEST_VERSION = (9, 0)
 
 @dataclass(slots=True, eq=False)
 class Function:
-    """A block as a function of Python: its text, and the PTX line of each of its lines."""
+    """A block as a function of Python: its text, and the PTX line of each of its lines.
+
+    ``names`` maps names of the text to those of the function's globals.
+    """
 
     filename: str
+    names: Mapping[str, str]
     parts: list[str] = field(default_factory=list)
     lines: list[int] = field(default_factory=lambda: [0])
     _code: CodeType | None = None
@@ -61,16 +65,20 @@ class Function:
 
     @property
     def code(self) -> CodeType:
-        """The compiled definition of the function; compiled at first use."""
+        """The compiled function; compiled at first use."""
         if self._code is None:
-            self._code = _compiled("\n".join(self.parts), self.filename)
+            shared = _compiled("\n".join(self.parts))
+            names = tuple(self.names.get(name, name) for name in shared.co_names)
+            self._code = shared.replace(co_filename=self.filename, co_names=names)
         return self._code
 
 
 @functools.lru_cache(maxsize=1 << 14)
-def _compiled(text: str, filename: str) -> CodeType:
-    """Kernels that differ in constants have equal blocks."""
-    return compile(text, filename, "exec")
+def _compiled(text: str) -> CodeType:
+    """The only function of a text. Three fifths of the lines of blocks are another's text too."""
+    module = compile(text, "<emulated>", "exec")
+    (function,) = (each for each in module.co_consts if isinstance(each, CodeType))
+    return function
 
 
 @dataclass(slots=True, eq=False)
@@ -247,8 +255,8 @@ def _translate_whole(
             emitter.sources.append(block.first_line)
         _emit_all(emitter, layout, codes[block.start : block.whole_end])
         terminator = _terminator(emitter, blocks[block.last])
-        function = Function(f"<emulated {layout.entry.name}, whole {pc}>")
-        function.add(f"def whole{pc}():")  # not f2, f4: those are types
+        function = Function(f"<emulated {layout.entry.name}, whole {pc}>", emitter.names)
+        function.add("def block():")
         for line, source in zip(*join_runs(emitter.lines, emitter.sources), strict=True):
             function.add(line, source)
         for line in terminator:
@@ -266,14 +274,14 @@ def _translate_scattered(
 ) -> Function:
     """The function of a block for scattered groups."""
     block = blocks[pc]
-    result = Function(f"<emulated {layout.entry.name}, scattered {pc}>")
     emitter = Emitter(layout, watched)
+    result = Function(f"<emulated {layout.entry.name}, scattered {pc}>", emitter.names)
     if watched:
         emitter.lines.append(f"    watch.block({pc}, {pc}, L)")
         emitter.sources.append(block.first_line)
     _emit_all(emitter, layout, codes[block.start : block.end])
     terminator = _terminator(emitter, block)
-    _gathering(result, emitter, pc, terminator)
+    _gathering(result, emitter, terminator)
     return result
 
 
@@ -294,12 +302,13 @@ def _emit(emitter: Emitter, code: Code) -> None:
 def _terminator(e: Emitter, block: Block) -> list[str]:
     """The return statements of a block."""
     if block.ending is Ending.FALL:
-        return [f"    return {block.next}"]
+        return [f"    return {_pc(e, block.next)}"]
     if block.ending is Ending.BRANCH:
-        taken, after = block.target, block.next
+        taken = _pc(e, block.target)
         spin = "~" if block.spins else ""
         if block.guard is None:
             return [f"    return {spin}{taken}"]
+        after = _pc(e, block.next)
         e.instruction = block.instruction
         mask = e.register(block.guard.name, "b1")
         if block.guard.negated:
@@ -316,25 +325,31 @@ def _terminator(e: Emitter, block: Block) -> list[str]:
         for operand in block.barrier.operands:
             if e.immediate(operand) is None:
                 e.source(operand, "u4")
-    return [f"    return ~{block.next}"]
+    return [f"    return ~{_pc(e, block.next)}"]
 
 
-def _gathering(result: Function, e: Emitter, pc: int, terminator: list[str]) -> None:
+def _pc(e: Emitter, pc: int) -> str:
+    """The name of a pc in the text."""
+    return e.own_name("pc", str(pc))
+
+
+def _gathering(result: Function, e: Emitter, terminator: list[str]) -> None:
     """A block over copies: registers are gathered before and written back after."""
-    result.add(f"def g{pc}(L):")
+    result.add("def block(L):")
     result.add("    n = L.size")
-    for number in sorted(e.used):
+    for number in e.used:
         width = e.layout.width(number)
         own = f"u{width}" if width else "b1"
-        base = f"r{number}_{own}"
+        name, of_all = e.own_name("r", str(number)), e.own_name("R", str(number))
+        base = f"{name}_{own}"
         if number in e.needed:
-            result.add(f"    {base} = R{number}.take(L)")
+            result.add(f"    {base} = {of_all}.take(L)")
         else:
             result.add(f"    {base} = empty(n, {own})")
         for element in sorted(e.used[number] - {own}):
             step = width // int(element[1])
             pick = f"[::{step}]" if step > 1 else ""
-            result.add(f"    r{number}_{element} = {base}.view({element}){pick}")
+            result.add(f"    {name}_{element} = {base}.view({element}){pick}")
     for temp in sorted(e.temps):
         element, _, count = temp.split("_", 1)[1].partition("x")
         shape = f"(n, {count})" if count else "n"
@@ -345,8 +360,10 @@ def _gathering(result: Function, e: Emitter, pc: int, terminator: list[str]) -> 
         result.add("    W = scatter_warps(L)")
     for line, source in zip(*join_runs(e.lines, e.sources), strict=True):
         result.add(line, source)
-    for number in sorted(e.written):
-        width = e.layout.width(number)
-        result.add(f"    R{number}[L] = r{number}_{f'u{width}' if width else 'b1'}")
+    for number in e.used:
+        if number in e.written:
+            width = e.layout.width(number)
+            name, of_all = e.own_name("r", str(number)), e.own_name("R", str(number))
+            result.add(f"    {of_all}[L] = {name}_{f'u{width}' if width else 'b1'}")
     for line in terminator:
         result.add(line)

@@ -1,15 +1,18 @@
 """Emitter of the Python text of a basic block: operands become names of typed numpy views.
 
-``r3_u4`` is register 3 of every lane of the group as uint32, ``r3_f4`` the same bytes as float32,
-``t0_f8`` a scratch array, ``k7`` a constant (0-d array), ``s_tid_x_u4`` a special register, ``n``
-the number of lanes, ``W`` the group's warps, ``L`` its lane numbers. The same text serves a group
-that is a range of lanes (the names are views of the register file) and a scattered one (the names
-are gathered copies), see compile.py.
+``r3_u4`` is the block's fourth register, of every lane of the group, as uint32, ``r3_f4`` the same
+bytes as float32, ``t0_f8`` a scratch array, ``k7`` the block's eighth constant (0-d array),
+``s_tid_x_u4`` a special register, ``pc0`` a pc, ``n`` the number of lanes, ``W`` the group's warps,
+``L`` its lane numbers. The same text serves a group that is a range of lanes (the names are views
+of the register file) and a scattered one (the names are gathered copies), see compile.py.
+Registers, constants and pcs are numbered as a block comes to them, so that many blocks have one
+text; ``Emitter.names`` says what they are in the entry.
 """
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -53,8 +56,10 @@ class Emitter:
         self.watched = watched
         self.lines: list[str] = []
         self.sources: list[int] = []
-        #: Views by register number and element.
+        #: Views by register number and element; registers in the order of their first use.
         self.used: dict[int, set[str]] = {}
+        #: Names of registers, constants and pcs in the text -> those in the entry.
+        self.names: dict[str, str] = {}
         #: Registers whose old values the block needs, and those it writes.
         self.needed: set[int] = set()
         self.written: set[int] = set()
@@ -64,6 +69,8 @@ class Emitter:
         self.indent = "    "
         self._scratch = 0
         self._views: dict[tuple[str, str], tuple[int, str]] = {}
+        self._own: dict[str, str] = {}
+        self._counts: Counter[str] = Counter()
         self._after: list[str] = []
         self._written_now: list[int] = []
         self._mask: str | None = None
@@ -162,7 +169,16 @@ class Emitter:
         elif width < size:
             raise self.fail(f"{name} has {8 * width} bits, {8 * size} are needed")
         self.used.setdefault(number, set()).add(element)
-        return number, f"r{number}_{element}"
+        return number, self.own_name("r", str(number), f"_{element}")
+
+    def own_name(self, kind: str, of: str, suffix: str = "") -> str:
+        """The block's name for what is called ``kind + of + suffix`` in the entry."""
+        own = self._own.get(kind + of)
+        if own is None:
+            own = self._own[kind + of] = f"{kind}{self._counts[kind]}"
+            self._counts[kind] += 1
+        self.names[own + suffix] = kind + of + suffix
+        return own + suffix
 
     def special(self, name: str, element: str) -> str:
         """A special register; a 64-bit name does not imply its low half."""
@@ -218,7 +234,7 @@ class Emitter:
             if array is None:
                 raise self.fail(f"{value} is not a constant of this type")
             name = self.layout.constant_names[key] = self.layout.constant(array)
-        return name
+        return self.own_name("k", name[1:])
 
     def symbol(self, operand: Symbol, element: str) -> str:
         """The address of a variable."""

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from urdir.driver.emulator.machine.faults import AccessFault
+from urdir.driver.emulator.machine.zeros import zeros
 
 Array = npt.NDArray[Any]
 
@@ -126,7 +127,7 @@ class Memory:
                 f"{nbytes} bytes asked for, {self.total - self.used} of {self.total} free"
             )
         try:
-            data, shadow = np.zeros(nbytes, np.uint8), np.zeros(nbytes, np.uint8)
+            data, shadow = zeros(nbytes), zeros(nbytes)
         except MemoryError as exc:
             raise OutOfMemory(f"the host has no {2 * nbytes} bytes for {nbytes}") from exc
         address = self._next

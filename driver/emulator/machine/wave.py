@@ -142,6 +142,7 @@ class Wave:
             **_ARITHMETIC,
             **layout.constant_arrays,
             **layout.kept,
+            **{f"pc{pc}": pc for pc in range(len(self.program.blocks) + 1)},
             **{f"P_{e}": self.params.view(t) for e, t in _TYPES.items() if e[0] != "c"},
             "memory": self.memory,
             "shared": shared,
@@ -312,8 +313,7 @@ class Wave:
 
     def _define(self, functions: Functions, space: dict[str, Any], pc: int) -> Any:
         """Define a block's function, and call it for the first time."""
-        exec(self.program.whole[pc].code, space)  # the translated kernel
-        function = functions[pc] = space[f"whole{pc}"]
+        function = functions[pc] = types.FunctionType(self.program.whole[pc].code, space)
         return function()
 
     def _temp_shape(self, name: str) -> tuple[tuple[int, ...], type[Any]]:
@@ -330,6 +330,5 @@ class Wave:
                 self._gathered |= {f"S_{name}": a for name, a in self.specials.items()}
             code = self.program.scattered(pc)  # it may register more objects
             self._gathered |= self.program.layout.kept
-            exec(code, self._gathered)  # the translated kernel
-            self._scattered[pc] = self._gathered[f"g{pc}"]
+            self._scattered[pc] = types.FunctionType(code, self._gathered)
         return self._scattered[pc]

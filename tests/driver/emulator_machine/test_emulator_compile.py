@@ -109,3 +109,18 @@ def test_program_tells_its_resources() -> None:
     assert not program.uses_dependencies
     with pytest.raises(CompileError, match=r"no entry 'other'.*it has: k"):
         compile_entry(ptx.parse(text), "other", "sm_90")
+
+
+def test_blocks_that_differ_in_names_share_a_text(machine: Any) -> None:
+    """And each has its own registers, constants and next blocks."""
+    block = ".reg .b32 %{0}<4>; add.u32 %{0}1, %{0}2, {1}; mov.u32 %{0}3, %{0}1;"
+    first, other = block.format("a", 5), block.format("b", 7)
+    program = machine.compile(f"{first} bar.sync 0; {other} bar.sync 0; ret;")
+    functions = [program.whole[pc] for pc in sorted(program.whole)][:2]
+    assert functions[0].parts == functions[1].parts
+    assert functions[0].names.keys() == functions[1].names.keys()
+    names = [set(function.code.co_names) for function in functions]
+    common = {"add", "copyto"}
+    assert names[0] - common
+    assert not (names[0] - common) & (names[1] - common)
+    assert functions[0].code.co_filename != functions[1].code.co_filename

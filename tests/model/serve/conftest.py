@@ -289,13 +289,14 @@ class Current:
 @pytest.fixture(scope="module")
 def _shared_server(toy_texts: tuple[Tokenizer, ChatTemplate]) -> Iterator[Running]:
     current: Any = Current(ToyService(_model(*toy_texts)))
-    with running(current) as server:
+    # A pulse is how a server finds that a browser has closed a silent stream.
+    with running(current, OPEN, replace(USUAL, pulse_seconds=1.0)) as server:
         yield server
 
 
 @pytest.fixture
 def server(_shared_server: Running, service: ToyService) -> Iterator[Running]:
-    """A server with the usual limits and a service of its own; its requests end with the test."""
+    """A server with a service of its own; its requests end with the test."""
     shared: Any = _shared_server
     vars(shared.model).update(vars(service.model))
     service.model = shared.model
