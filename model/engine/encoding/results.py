@@ -1,4 +1,4 @@
-"""Results of steps on their way to the host, while the device has the next step."""
+"""Results of steps that are copied to the host while the device has the next step."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class QueuedResults(Owner):
             self._stream.synchronize()
             waiting.made.append(source.download(np.float32, shape))
             return
-        waiting.take_all(but=1)
+        waiting.take_all(left=1)
         self._half = 1 - self._half
         at, event = self._half * _HALF_BYTES, self._events[self._half]
         source.download_async(self._pinned, nbytes, 0, self._stream, at)
@@ -58,9 +58,9 @@ class Waiting:
         self.made: list[npt.NDArray[np.float32]] = []
         self.queued: deque[tuple[Event, npt.NDArray[np.float32]]] = deque()
 
-    def take_all(self, but: int = 0) -> None:
-        """Wait for what is queued, but for so many of the last ones."""
-        while len(self.queued) > but:
+    def take_all(self, left: int = 0) -> None:
+        """Wait for what is queued, except for so many of the last ones."""
+        while len(self.queued) > left:
             event, values = self.queued.popleft()
             event.synchronize()
             self.made.append(values.copy())
