@@ -118,7 +118,7 @@ class TextRows(Owner):
 
     def write(
         self,
-        texts: Sequence[Sequence[int]],
+        texts: Sequence[Sequence[int] | npt.NDArray[np.integer]],
         rows: int,
         count: int,
         *,

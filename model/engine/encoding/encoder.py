@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from urdir.model.engine.budget import GRAPH_BYTES, check_context
 from urdir.model.engine.encoding.budget import EncoderSettings, workspace_of
+from urdir.model.engine.encoding.results import QueuedResults, Waiting
 from urdir.model.engine.text_graphs import TextGraphs
 from urdir.model.engine.text_steps import (
     MOST_TEXTS,
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from urdir.model.engine.runner import Observer
 
 Floats = npt.NDArray[np.float32]
+Tokens = npt.NDArray[np.integer]
 
 
 def check_encodes(config: Config) -> None:
@@ -96,6 +98,7 @@ class Encoder(Owner):
             build = partial(build_plan, self._parts, self._state)
             graphs = TextGraphs(device, self.stream, build, GRAPH_BYTES, observer)
             self._graphs = owners.enter_context(graphs)
+            self._results = owners.enter_context(QueuedResults(device, self.stream))
             self._owners = owners.pop_all()
 
     def encode(self, texts: Sequence[Sequence[int]], pooling: Pooling | None = None) -> Floats:
@@ -108,8 +111,11 @@ class Encoder(Owner):
         """
         chosen = self.chosen_pooling(pooling)
         width = self.check_pooling(chosen)
-        self.check_texts(texts)
-        made = [self._step(some, chosen, width) for some in self._steps(texts)]
+        waiting = Waiting()
+        for some in self._steps(texts, self.check_texts(texts)):
+            self._queue(some, chosen, width, waiting)
+        waiting.take_all()
+        made = waiting.made
         rows = np.concatenate(made) if made else np.zeros((0, width), np.float32)
         scorer = self.embedding.scorer
         if chosen == "rank" and scorer is not None and scorer.softmax:
@@ -122,11 +128,13 @@ class Encoder(Owner):
         Raises UnsupportedError for others, and as `encode`."""
         if not self.config.diffuses:
             raise UnsupportedError(f"'{self.config.architecture}' models make no logits of texts")
-        self.check_texts([text])
+        tokens = self.check_texts([text])
         bucket = row_bucket(len(text))
         shape = EncodeShape(bucket, text_bucket(len(rows), bucket), "logits")
-        self._state.write([text], shape.rows, shape.texts, picked=rows)
-        return self._run(shape, (len(rows), self.config.vocab_size))
+        self._state.write(tokens, shape.rows, shape.texts, picked=rows)
+        self._graphs.launch(shape)
+        self.stream.synchronize()
+        return self._parts.work[RESULT].download(np.float32, (len(rows), self.config.vocab_size))
 
     def chosen_pooling(self, pooling: Pooling | None) -> Pooling:
         """A pooling, or the file's. Raises SettingsError without either."""
@@ -144,11 +152,12 @@ class Encoder(Owner):
         """Values of a result. Raises UnsupportedError for scores of a model without them."""
         return pooled_width(self.embedding, self.config.hidden, pooling)
 
-    def check_texts(self, texts: Sequence[Sequence[int]]) -> None:
-        """Raise ContextFullError or SettingsError for a text that `encode` does not take."""
+    def check_texts(self, texts: Sequence[Sequence[int]]) -> list[Tokens]:
+        """The tokens of each text. Raise ContextFullError or SettingsError for a text that
+        `encode` does not take."""
         vocab, most = self.config.vocab_size, self.settings.context
-        for number, text in enumerate(texts):
-            tokens = np.asarray(text)
+        made = [np.asarray(text) for text in texts]
+        for number, tokens in enumerate(made):
             if tokens.ndim != 1 or (len(tokens) and tokens.dtype.kind not in "iu"):
                 raise SettingsError(f"text {number} is neither a text nor a list of token ids")
             if not len(tokens):
@@ -162,6 +171,7 @@ class Encoder(Owner):
                 raise SettingsError(
                     f"text {number} has a token outside the vocabulary of {vocab} tokens"
                 )
+        return made
 
     def prepare(self, rows: int, texts: int, pooling: Pooling | None = None) -> None:
         """Record the graph of a step of so many rows and texts. Raises DriverError."""
@@ -189,36 +199,37 @@ class Encoder(Owner):
 
     # ---- steps ----
 
-    def _steps(self, texts: Sequence[Sequence[int]]) -> Iterator[list[Sequence[int]]]:
+    def _steps(self, texts: Sequence[Sequence[int]], tokens: list[Tokens]) -> Iterator[_Texts]:
         """The texts of each step, in order, as many as fit."""
-        some: list[Sequence[int]] = []
-        rows = 0
-        for text in texts:
-            if rows + len(text) > self.settings.rows or len(some) == MOST_TEXTS:
-                yield some
-                some, rows = [], 0
-            some.append(text)
-            rows += len(text)
-        if some:
-            yield some
+        seconds = [of.second if isinstance(of, Pair) else len(of) for of in texts]
+        first = rows = 0
+        for number, of in enumerate(tokens):
+            if rows + len(of) > self.settings.rows or number - first == MOST_TEXTS:
+                yield _Texts(tokens[first:number], seconds[first:number], rows)
+                first, rows = number, 0
+            rows += len(of)
+        if tokens:
+            yield _Texts(tokens[first:], seconds[first:], rows)
 
     def _shape(self, rows: int, texts: int, pooling: Pooling) -> EncodeShape:
         bucket = row_bucket(rows)
         return EncodeShape(bucket, text_bucket(texts, bucket), pooling)
 
-    def _step(self, texts: Sequence[Sequence[int]], pooling: Pooling, width: int) -> Floats:
-        """The results of one step."""
-        count = sum(map(len, texts))
+    def _queue(self, some: _Texts, pooling: Pooling, width: int, waiting: Waiting) -> None:
+        """Queue a step. Its rows are put together while the device has the one before."""
+        texts, seconds, count = some
         shape = self._shape(count, len(texts), pooling)
         scorer = self.embedding.scorer
         reads = scorer.reads if pooling == "rank" and scorer is not None else pooling
-        seconds = [of.second if isinstance(of, Pair) else len(of) for of in texts]
         self._state.write(texts, shape.rows, shape.texts, last=reads == "last", seconds=seconds)
-        results = count if pooling == "none" else len(texts)
-        return self._run(shape, (results, width))
-
-    def _run(self, shape: EncodeShape, results: tuple[int, int]) -> Floats:
-        """The results of a step whose rows are written."""
         self._graphs.launch(shape)
-        self.stream.synchronize()
-        return self._parts.work[RESULT].download(np.float32, results)
+        results = count if pooling == "none" else len(texts)
+        self._results.rows(waiting, self._parts.work[RESULT], (results, width))
+
+
+class _Texts(NamedTuple):
+    """The texts of a step: their tokens, where the second text of each begins, and all rows."""
+
+    tokens: list[Tokens]
+    seconds: list[int]
+    rows: int

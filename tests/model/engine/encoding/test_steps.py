@@ -12,12 +12,14 @@ import pytest
 
 from tests.model.tiny_encoder import CONTEXT, HIDDEN, write_encoder
 from urdir.model.engine.encoding import encoder as encoder_module
+from urdir.model.engine.encoding import results
 from urdir.model.engine.encoding.budget import DEFAULT_TEXT, EncoderSettings
 from urdir.model.engine.encoding.encoder import Encoder
 from urdir.model.engine.engine import Engine
 from urdir.model.engine.text_steps import LARGEST_STEP, MOST_TEXTS, text_bucket
 from urdir.model.errors import SettingsError, UnsupportedError
 from urdir.model.families.placement import Placement
+from urdir.model.families.pooling import Pooling
 from urdir.model.memory.draft_settings import DraftSettings
 from urdir.ptxgen.kernels.pool_rows import PoolRows
 
@@ -37,6 +39,24 @@ def test_texts_of_one_token_fill_a_step(engine: Engine, rows: int, texts: int) -
         found = encoder.encode([[5 + number % 2] for number in range(texts)])
     assert found.shape == (texts, HIDDEN)
     np.testing.assert_allclose(found, np.resize(wanted, (texts, HIDDEN)), atol=2e-3)
+
+
+@pytest.mark.parametrize("half", [8, 4 * HIDDEN, 1 << 16])
+@pytest.mark.parametrize("pooling", ["mean", "none"])
+def test_results_of_steps_in_flight_stay_in_order(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, half: int, pooling: Pooling
+) -> None:
+    """Copies of two steps are queued, or none, or (one text fits, two do not) those of some."""
+    monkeypatch.setattr(results, "_HALF_BYTES", half)
+    texts = [[5 + i, *[6] * (3 * i % 7)] for i in range(9)]
+    with Encoder(engine.device, engine.weights, EncoderSettings(CONTEXT, 8)) as encoder:
+        steps = [len(some.tokens) for some in encoder._steps(texts, encoder.check_texts(texts))]
+        assert len(steps) > 3
+        assert len(set(steps)) > 1
+        wanted = [encoder.encode([text], pooling) for text in texts]
+        found = encoder.encode(texts, pooling)
+    np.testing.assert_allclose(found, np.concatenate(wanted), atol=2e-3)
+    assert not np.allclose(wanted[0][0], wanted[1][0], atol=2e-2)  # order would show
 
 
 def test_graphs_that_were_used_last_are_kept(
