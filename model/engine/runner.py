@@ -67,6 +67,8 @@ class Steps(Owner):
             raise SettingsError("steps are looked at launch by launch on one GPU only")
         self.parts = parts
         self.observer = observer
+        #: Called with each new graph: its objects live long.
+        self.on_graph: Callable[[], None] = _nothing
         self._followers = tuple(followers)
         self._build = build
         self._bound: dict[StepShape, BoundPlan] = {}
@@ -125,6 +127,7 @@ class Steps(Owner):
             self._used_bytes -= forgotten.nbytes
             self._bound.pop(oldest, None)
             forgotten.close()
+        self.on_graph()
         return graph
 
     def record(self, shapes: Iterable[StepShape]) -> None:
@@ -291,3 +294,7 @@ class Steps(Owner):
         self._waits.clear()
         self._bound.clear()
         close_all(graphs)
+
+
+def _nothing() -> None:
+    """A graph is new, and that is all."""

@@ -71,7 +71,7 @@ MOST = 256
 #: Up to so many vectors splits as well: a warpgroup alone takes longer than the tiles of two.
 SPLIT_SHAPES, SPLIT_MOST = ((1, 2),), 136
 #: Up to so many vectors four row groups have registers for the sums, which are handed over.
-TALL_SHAPES, TALL_MOST = ((4, 1),), 104
+TALL_SHAPES, TALL_MOST = ((4, 1),), 120
 #: Of more vectors than a CTA's, in how many tiles they may be, and how wide these are else.
 TILES, WIDTHS = range(1, 5), (128, 176, 192, 208, 256)
 #: The most stages of weights, of CTAs that are to have an SM each.
@@ -260,5 +260,5 @@ def _slices(fmt: Format, groups: int, splits: int, vectors: int) -> tuple[int, .
         return (TILE_SLICES,)
     if splits == 1:
         return (1,)
-    is_measured = vectors <= TALL_MOST and not fmt.is_float
+    is_measured = vectors <= SPLIT_MOST and not fmt.is_float
     return (TILE_SLICES, 2, 1) if is_measured else (TILE_SLICES,)
