@@ -1,15 +1,14 @@
 """How many of the answers that could go on have a row in the next step: not always all of them.
 
 Products take rows by eight, so a step of 97 rows is computed as one of 104, up to 5 % slower than
-one of 96 for 1 % more tokens; and where products of more rows are cut in another way, a full step
-may be slower, too. Where steps of fewer rows give more tokens/s, answers take turns.
+one of 96 for 1 % more tokens. Where steps of fewer rows give more tokens/s, answers take turns.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from statistics import median
 
 from urdir.model.memory.buckets import ROWS, row_bucket
@@ -21,20 +20,13 @@ _TIMED, _TRIED, _AGAIN = 6, 24, 2048
 _GAIN = 1.005
 #: All of so many answers always have a row: memory bounds their steps.
 _FEW = 8
-#: So many that fill their bucket do, too: full steps of up to 64 rows, which products take in one
-#: tile, gave more tokens/s than those of fewer wherever they were measured.
-_FULL = 64
-#: The bucket after the next smaller one is timed as well where that gives this share of the
-#: tokens/s of all answers.
-_NEAR = 0.95
 
 
 class PacedRows:
     """Chooses the rows of steps by what they take, in seconds. Where a step of all answers leaves
-    rows of its bucket unused, or has more than 64, some are timed, then some of the next smaller
-    `buckets`; from then on the timed bucket with the most tokens/s is chosen. Fewer rows are chosen
-    if ``is_ready`` says that such a step takes no preparation; ``wished`` are those that would be
-    timed, 0 if none."""
+    rows of its bucket unused, some are timed, then some of the next smaller bucket; from then on
+    the timed bucket with the most tokens/s is chosen. Fewer rows are chosen if ``is_ready`` says
+    that such a step takes no preparation; ``wished`` are those that would be timed, 0 if none."""
 
     def __init__(self) -> None:
         self.is_ready: Callable[[int], bool] = _always
@@ -44,18 +36,16 @@ class PacedRows:
         self._tried = Counter[int]()
 
     @staticmethod
-    def buckets(answers: int) -> Sequence[int]:
-        """The row buckets that steps of so many answers may be better in than in theirs, the
-        largest first; none where all have a row anyway."""
-        if answers <= _FEW or (answers <= _FULL and answers == row_bucket(answers)):
-            return ()
-        at = bisect_left(ROWS, answers)
-        return [rows for rows in ROWS[at - 1 : at - 3 : -1] if rows >= _FEW]
+    def fewer(answers: int) -> int:
+        """The rows that so many answers may take turns in, a row bucket; 0 where all have one."""
+        if answers <= _FEW or answers == row_bucket(answers):
+            return 0
+        return ROWS[bisect_left(ROWS, answers) - 1]
 
     def choose(self, answers: int) -> int:
         """Rows of the next step for ``answers``, all of which could have one."""
         self.wished = 0
-        if not (buckets := self.buckets(answers)):
+        if not (fewer := self.fewer(answers)):
             return answers
         self._steps += 1
         if self._steps >= _AGAIN:
@@ -64,16 +54,13 @@ class PacedRows:
         timed = {rows: median(of) for rows, of in self._seconds.items() if len(of) == _TIMED}
         if (seconds := timed.get(row_bucket(answers))) is None:
             return answers
-        for fewer in buckets:
-            if fewer not in timed and self._tried[fewer] < _TRIED:
-                if self.is_ready(fewer):
-                    self._tried[fewer] += 1
-                    return fewer
-                self.wished = fewer
-                break
-            if fewer not in timed or fewer * seconds < _NEAR * answers * timed[fewer]:
-                break
-        if not any(rows < answers for rows in timed):
+        if fewer not in timed:
+            if self._tried[fewer] >= _TRIED:
+                return answers
+            if self.is_ready(fewer):
+                self._tried[fewer] += 1
+                return fewer
+            self.wished = fewer
             return answers
         best = max((rows for rows in timed if rows < answers), key=lambda rows: rows / timed[rows])
         is_faster = best * seconds > _GAIN * answers * timed[best]

@@ -32,7 +32,6 @@ from urdir.model.engine.requests.step_plan import Chosen, Outcome, StepPlan
 from urdir.model.engine.requests.storage import Storage
 from urdir.model.engine.requests.task import Task
 from urdir.model.engine.requests.tasks import Counts, Tasks
-from urdir.model.engine.requests.turns import Turns
 from urdir.model.engine.speculation.drafting import Drafting
 from urdir.model.errors import ModelError
 
@@ -64,7 +63,7 @@ class Scheduler:
         self.context = min(context, storage.most_tokens)
         self.drafting = drafting
         self.paced: PacedRows | None = None
-        self._turns = Turns()
+        self._turn = 0  # of the answers that have no row in a step, the first one's place
         self._rest = None if drafting is None else drafting.rest
         shares = limits.share_prefixes
         self.tasks = Tasks(storage, slots, share_prefixes=shares, rest=self._rest)
@@ -271,7 +270,10 @@ class Scheduler:
         is_alone = len(tasks) == len(self.tasks.running) and not self.tasks.waiting
         if self.paced is None or not is_alone:
             return tasks
-        return self._turns.of(tasks, self.paced.choose(len(tasks)))
+        count = len(tasks)
+        left_out = count - self.paced.choose(count)
+        first, self._turn = self._turn, (self._turn + left_out) % max(1, count)
+        return [task for at, task in enumerate(tasks) if (at - first) % count >= left_out]
 
     def _drafts(self, rows: Sequence[Task]) -> tuple[int, ...]:
         """Drafts for the rows of a step, where there is room without preempting others; empty where
