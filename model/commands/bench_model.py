@@ -18,7 +18,7 @@ from urdir.model.commands.bench_conditions import (
     model_source,
 )
 from urdir.model.commands.bench_printers import Printer, printer
-from urdir.model.commands.opening import engine_options, open_engine
+from urdir.model.commands.opening import collect_no_graphs, engine_options, open_engine
 from urdir.model.progress import Progress
 
 if TYPE_CHECKING:
@@ -112,6 +112,7 @@ class _ModelRun:
             self.printing.add(self.conditions, self.section, failed)
             return
         with engine, Progress("measuring", len(part.tests)) as progress:
+            collect_no_graphs(engine.session)
             rates = self.rates = self.rates or device_rates(engine.device)
             link = LinkUse.of(engine.session) if engine.weights.streamed else None
             for row in progress.over(bench(engine.session, engine.file, rates, part)):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
@@ -96,7 +95,7 @@ class Loading(Owner):
                 shapes += shape.halves if revised and chooses else (shape,)
             session.steps.record(shapes)
 
-    def warm_up(self, on_graph: Callable[[], None], **likely: Any) -> WarmUp:
+    def warm_up(self, **likely: Any) -> WarmUp:
         """What records the steps of a first request, and the likeliest others, now or later;
         ``likely`` is for `likely_shapes`."""
         from urdir.model.engine.batch import Output
@@ -108,7 +107,7 @@ class Loading(Owner):
         shapes = likely_shapes(session.shapes, **likely, divided=divided)
         first = likely.get("outputs", (Output.SAMPLE,))[0]
         needed = first_shapes(session.shapes, first, divided)
-        return WarmUp(session.steps, shapes, on_graph, needed)
+        return WarmUp(session.steps, shapes, needed)
 
     def finish(self) -> tuple[EngineParts, ExitStack]:
         """Wait for the weights: all parts, and what closes them. It can be done once."""

@@ -35,10 +35,17 @@ class PacedRows:
         self._seconds: dict[int, deque[float]] = {}
         self._tried = Counter[int]()
 
+    @staticmethod
+    def fewer(answers: int) -> int:
+        """The rows that so many answers may take turns in, a row bucket; 0 where all have one."""
+        if answers <= _FEW or answers == row_bucket(answers):
+            return 0
+        return ROWS[bisect_left(ROWS, answers) - 1]
+
     def choose(self, answers: int) -> int:
         """Rows of the next step for ``answers``, all of which could have one."""
         self.wished = 0
-        if answers <= _FEW or answers == row_bucket(answers):
+        if not (fewer := self.fewer(answers)):
             return answers
         self._steps += 1
         if self._steps >= _AGAIN:
@@ -47,7 +54,6 @@ class PacedRows:
         timed = {rows: median(of) for rows, of in self._seconds.items() if len(of) == _TIMED}
         if (seconds := timed.get(row_bucket(answers))) is None:
             return answers
-        fewer = ROWS[bisect_left(ROWS, answers) - 1]
         if fewer not in timed:
             if self._tried[fewer] >= _TRIED:
                 return answers

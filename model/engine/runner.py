@@ -67,6 +67,8 @@ class Steps(Owner):
             raise SettingsError("steps are looked at launch by launch on one GPU only")
         self.parts = parts
         self.observer = observer
+        #: Called with each new graph: its objects live long.
+        self.on_graph: Callable[[], None] = _nothing
         self._followers = tuple(followers)
         self._build = build
         self._bound: dict[StepShape, BoundPlan] = {}
@@ -115,6 +117,7 @@ class Steps(Owner):
         """Keep a new graph beside the device's kernels; plans of those that are forgotten go."""
         for forgotten in self._graphs.keep(shape, graph, self.parts.device.kernel_nbytes):
             self._bound.pop(forgotten, None)
+        self.on_graph()
         return graph
 
     def record(self, shapes: Iterable[StepShape]) -> None:
@@ -278,3 +281,7 @@ class Steps(Owner):
         self._waits.clear()
         self._bound.clear()
         self._graphs.close()
+
+
+def _nothing() -> None:
+    """A graph is new, and that is all."""

@@ -240,7 +240,10 @@ class _Bench:
         length, spread = len(before) + 1, _spread(count, test.drafts)
         end = min(length + generate + spread, self.session.context)
         steps, graphs = AT_ONCE if count <= FEW else 1, self.session.graphs
-        graphs.prepare_all(count, Output.GREEDY, length, end, steps)
+        paced = self.session.paced
+        for rows in (count, 0 if paced is None else paced.fewer(count)):
+            if rows:
+                graphs.prepare_all(rows, Output.GREEDY, length, end, steps)
         if test.drafts is not None:
             most = min(count * (1 + test.drafts.most), self.session.parts.state.rows)
             for rows in (rows for rows in row_buckets(most) if rows > count):

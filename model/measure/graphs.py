@@ -47,7 +47,8 @@ def time_graphs(
                 opened = time.perf_counter() - start
                 yield f"opened, {state}", opened, "weights are being loaded"
                 loading.device.begin_compilers()
-                warm_up = loading.warm_up(gc.freeze)
+                loading.session.steps.on_graph = gc.freeze
+                warm_up = loading.warm_up()
                 wanted = warm_up.left
                 warm_up.run(0.0)
                 yield f"graphs of a first request, {state}", time.perf_counter() - start, ""

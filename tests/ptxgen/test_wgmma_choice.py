@@ -70,6 +70,13 @@ def test_the_estimate_follows_what_was_measured(name: str) -> None:
         ("gate_up", 2048, WgmmaCut(2, 176, 1, 1, 3, 4, 1)),
         ("gate_up", 65, WgmmaCut(4, 72, 1, 1, 3, 2, 4)),  # by the estimate: not in the sweep
         ("gate_up", 104, WgmmaCut(4, 104, 1, 1, 3, 2, 4)),
+        ("gate_up", 112, WgmmaCut(4, 112, 1, 1, 3, 2, 4)),
+        ("gate_up", 120, WgmmaCut(4, 120, 1, 1, 2, 2, 4)),
+        ("qkv", 112, WgmmaCut(1, 112, 2, 1, 2, 3, 2)),
+        ("qkv", 128, WgmmaCut(1, 128, 2, 1, 2, 4, 1)),
+        ("down", 112, WgmmaCut(1, 112, 2, 2, 2, 3, 2)),
+        ("down", 120, WgmmaCut(1, 120, 2, 2, 2, 4, 1)),
+        ("down", 128, WgmmaCut(1, 128, 2, 2, 2, 4, 1)),
     ],
 )
 def test_the_fastest_way_is_chosen(name: str, vectors: int, cut: WgmmaCut) -> None:

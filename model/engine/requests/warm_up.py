@@ -12,7 +12,7 @@ import logging
 import time
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice
 
 from urdir.driver.errors import DriverError
@@ -39,8 +39,8 @@ _LOOK = 0.001
 
 
 class WarmUp:
-    """Records graphs of ``steps`` for the first ``shapes`` in their order; calls ``on_graph`` after
-    each. A service is not ready before those of the ``needed`` shapes are recorded.
+    """Records graphs of ``steps`` for the first ``shapes`` in their order. A service is not
+    ready before those of the ``needed`` shapes are recorded.
 
     It ends when three quarters of the memory for graphs are full, or when one cannot be made: the
     step that needs it tries again, and its requests end with the error.
@@ -50,13 +50,11 @@ class WarmUp:
         self,
         steps: Steps,
         shapes: Iterable[StepShape],
-        on_graph: Callable[[], None] = lambda: None,
         needed: Iterable[StepShape] = (),
     ) -> None:
         self._steps = steps
         self._needed = set(first := dict.fromkeys(needed))
         self._shapes = deque(islice(dict.fromkeys(chain(first, shapes)), MOST_GRAPHS))
-        self._on_graph = on_graph
         self._begun = time.monotonic()
         #: Graphs that are recorded.
         self.recorded = 0
@@ -102,7 +100,6 @@ class WarmUp:
                 self._shapes.remove(shape)
                 self._needed.discard(shape)
                 self.recorded += 1
-                self._on_graph()
         except DriverError:
             self._shapes.clear()
         except Exception:

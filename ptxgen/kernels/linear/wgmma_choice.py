@@ -23,7 +23,13 @@ with none on another: 96 vectors of down took 36.4 so. More stages than two have
 (`_alone_on_sm`: 29.7). A warpgroup that has an SM alone takes 1.2 to 1.4 times what its tiles need
 (1.43 with 88 vectors, 1.2 with 128). Two splits, whose stages have half a tile of activations or a
 quarter, take 4 to 6 us less of down and 2 to 4 of Q, K and V (96 and 104 vectors, in a step); four
-row groups 4 of gate and up and 77 of the output (104 vectors; 2026-11-29).
+row groups 4 of gate and up and 77 of the output (104 vectors; 2026-11-29). One by one (2026-11-29):
+
+| vectors | 6144 x 4096, one split, two | 4096 x 14336 | 2 x 14336 x 4096, two row groups, four |
+|---|---|---|---|
+| 112 | 16.1, 12.5 | 31.3, 25.0 | 42.9, 41.6 |
+| 120 | 16.0, 14.9 | 32.1, 28.0 | 44.3, 43.9 |
+| 128 | 16.3, 14.4 | 33.8, 28.9 | 45.9, - |
 
 Two CTAs that shared their activations, each copying half of them to both (`cp.async.bulk` with
 `multicast`), took twice as long with every width.
@@ -70,8 +76,10 @@ MANY_SHAPES = ((2, 1), (1, 1))
 MOST = 256
 #: Up to so many vectors splits as well: a warpgroup alone takes longer than the tiles of two.
 SPLIT_SHAPES, SPLIT_MOST = ((1, 2),), 136
+#: Up to so many, stages of splits may have a part of a tile of activations: more are not measured.
+SLICED_MOST = 128
 #: Up to so many vectors four row groups have registers for the sums, which are handed over.
-TALL_SHAPES, TALL_MOST = ((4, 1),), 104
+TALL_SHAPES, TALL_MOST = ((4, 1),), 120
 #: Of more vectors than a CTA's, in how many tiles they may be, and how wide these are else.
 TILES, WIDTHS = range(1, 5), (128, 176, 192, 208, 256)
 #: The most stages of weights, of CTAs that are to have an SM each.
@@ -88,8 +96,9 @@ MADE, PLANES, MULTIPLIED, FLOATS = (0.245, 0.0033), 0.07, (0.045, 0.00475), (0.3
 HANDED, HANDED_FROM = 1.12, 8
 #: How much longer they take where two CTAs may be on an SM, none on another, by CTAs of a cluster.
 PAIRED = {1: 1.4, 2: 2.0}
-#: How much longer a warpgroup takes that has an SM alone, for each vector below so many.
-LONE, LONE_MOST = 0.005, 120
+#: How much longer a warpgroup takes that has an SM alone, up to `SLICED_MOST` vectors: for each
+#: vector below so many, and at least.
+LONE, LONE_MOST, LONE_LEAST = 0.005, 120, 0.08
 #: us of the same of a warpgroup alone, and of one that makes weights between products.
 ALONE, ALONE_PER_VECTOR, APART_PER_VECTOR = 0.42, 0.0007, 0.0061
 #: Registers that a thread has beside those that it must have: of a pair's CTAs, so that with up to
@@ -139,8 +148,8 @@ def estimate(product: GemmWgmma, sms: int) -> float:
     on_sm = each * tiles * cut.row_groups * _tile(product.format, cut.vectors)
     on_sm *= PAIRED[cut.cluster] if each == 1 and _together(product) > 1 else 1
     is_lone = each * cut.warpgroups * _together(product) == 1
-    if is_lone and FEW < cut.vectors < LONE_MOST:
-        longer = 1 + LONE * (LONE_MOST - cut.vectors)
+    if is_lone and FEW < cut.vectors <= SLICED_MOST:
+        longer = 1 + max(LONE * (LONE_MOST - cut.vectors), LONE_LEAST)
         alone, on_sm = longer * alone, longer * on_sm
     is_slow = cut.hands_over and each > HANDED_FROM and not product.format.is_float
     on_sm *= HANDED if is_slow else 1
@@ -244,6 +253,8 @@ def _deepest(
     for weights, activations, slices in RINGS:
         if slices not in _slices(product.format, groups, splits, vectors):
             continue
+        if splits > 1 and slices == 1 and weights > 2:  # 1 to 2 % slower (112 to 128 vectors)
+            continue
         try:
             cut = WgmmaCut(groups, vectors, splits, cluster, weights, activations, slices, resident)
             replace(product, cut=cut)
@@ -255,10 +266,10 @@ def _deepest(
 
 def _slices(fmt: Format, groups: int, splits: int, vectors: int) -> tuple[int, ...]:
     """How many slices of activations a stage may have. Splits of floats and of more than
-    `TALL_MOST` vectors are not measured."""
+    `SLICED_MOST` vectors are not measured."""
     if vectors <= FEW or (splits == 1 and groups > 2):
         return (TILE_SLICES,)
     if splits == 1:
         return (1,)
-    is_measured = vectors <= TALL_MOST and not fmt.is_float
+    is_measured = vectors <= SLICED_MOST and not fmt.is_float
     return (TILE_SLICES, 2, 1) if is_measured else (TILE_SLICES,)

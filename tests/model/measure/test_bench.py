@@ -28,6 +28,7 @@ from urdir.model.commands.values import number_list
 from urdir.model.engine.batch import Output, StepShape
 from urdir.model.engine.engine import Engine
 from urdir.model.engine.options import EngineOptions
+from urdir.model.engine.paced_rows import PacedRows
 from urdir.model.engine.session import Session
 from urdir.model.families.config import Config
 from urdir.model.families.synthetic import SyntheticModel
@@ -51,6 +52,7 @@ from urdir.model.measure.kernels import bench_gemv
 from urdir.model.measure.paper_device import paper_device
 from urdir.model.measure.product_rate import product_rate
 from urdir.model.measure.profile import ProfileRow, plot_roofline, summarise
+from urdir.model.measure.timed_answers import Timing
 from urdir.model.memory.cache_shape import CacheShape
 from urdir.model.memory.session_settings import SessionSettings
 from urdir.model.memory.weights import Weights
@@ -184,6 +186,27 @@ def test_rows_agree_with_themselves(engine: Engine) -> None:
     cache = engine.session.parts.cache.shape
     needed = bytes_per_step(engine.file, engine.config, cache, 3, 3)
     assert three.bytes_per_token == round(needed / 3)
+
+
+@pytest.mark.slow
+def test_steps_of_fewer_rows_are_recorded_before(
+    nano: Path, device_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that answers may take in turns: none is recorded in what is timed."""
+    case = BenchCase((0,), (2,), repeats=1, sequences=(9,))
+    with Engine.open(str(nano), device=device_name, context=case.context, sequences=9) as engine:
+        session, recorded = engine.session, list[bool]()
+        session.paced = PacedRows()
+
+        def decoded(session: Session, *_: object) -> Timing:
+            shapes = [session.shapes.decode(rows, 2, Output.GREEDY) for rows in (8, 9)]
+            recorded.append(all(session.steps.is_recorded(shape) for shape in shapes))
+            return Timing(18, 1.0, 0.5)
+
+        monkeypatch.setattr(bench_module, "time_decoding", decoded)
+        (row,) = bench(session, engine.file, Rates(1e9, 1e12), case)
+    assert isinstance(row, BenchRow)
+    assert recorded == [True, True]
 
 
 @pytest.mark.slow

@@ -156,6 +156,17 @@ def test_it_takes_the_time_it_is_given(session: Session) -> None:
     assert warm_up.left == 0
 
 
+def test_each_graph_is_told_once(session: Session) -> None:
+    """However it is made: those of a warm-up, and those of steps that come by."""
+    told: list[int] = []
+    session.steps.on_graph = lambda: told.append(len(session.steps.graphs))
+    before = len(session.steps.graphs)
+    finish(WarmUp(session.steps, SHAPES[:1]))
+    session.steps.make_ready(SHAPES[1])
+    session.steps.make_ready(SHAPES[0])
+    assert told == [before + 1, before + 2]
+
+
 def test_what_a_first_request_needs_takes_the_time_it_needs(session: Session) -> None:
     needed, done = [SHAPES[2], SHAPES[1], SHAPES[2]], list[tuple[int, int]]()
     warm_up = WarmUp(session.steps, SHAPES, needed=needed)
