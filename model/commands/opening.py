@@ -113,7 +113,8 @@ def collect_no_graphs(session: Session) -> None:
     they are recorded: the collector stops all threads while it scans them. Half a million, of the
     graphs of a service, took 0.27 s on a core of a cloud Xeon; the 80,000 of a program with an 8B
     model and few graphs take 28 ms, as long as nine steps of 80 rows. None of them is in a cycle;
-    garbage of that moment would stay, so it is done for `MOST_GRAPHS` graphs at most.
+    garbage of that moment would stay, so it is done for `MOST_GRAPHS` graphs at most, and what is
+    garbage before is collected first.
     """
     from urdir.model.engine.requests.warm_up import MOST_GRAPHS
 
@@ -123,6 +124,8 @@ def collect_no_graphs(session: Session) -> None:
         if next(graphs, None) is not None:
             gc.freeze()
 
+    gc.unfreeze()  # of a model before
+    gc.collect()
     gc.freeze()
     session.steps.on_graph = freeze
 

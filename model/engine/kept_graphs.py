@@ -40,18 +40,17 @@ class KeptGraphs(Owner, Generic[Shape]):
             self._graphs[shape] = graph
         return graph
 
-    def keep(self, shape: Shape, graph: Recorded, others: int = 0) -> list[Shape]:
-        """Keep a new graph, beside ``others`` bytes of the same room. Returns the shapes whose
-        graphs are forgotten for it; one that still runs is freed when it is complete."""
+    def keep(self, shape: Shape, graph: Recorded, others: int = 0) -> dict[Shape, Recorded]:
+        """Keep a new graph, beside ``others`` bytes of the same room. Returns the graphs that are
+        forgotten for it, which the caller closes; one that still runs is freed when it is complete.
+        """
         self._graphs[shape] = graph
         self.nbytes += graph.nbytes
-        forgotten = []
+        forgotten = {}
         while self.nbytes + others > self.most_bytes and len(self._graphs) > 1:
             oldest = next(iter(self._graphs))
-            of = self._graphs.pop(oldest)
-            self.nbytes -= of.nbytes
-            forgotten.append(oldest)
-            of.close()
+            forgotten[oldest] = self._graphs.pop(oldest)
+            self.nbytes -= forgotten[oldest].nbytes
         return forgotten
 
     def close(self) -> None:

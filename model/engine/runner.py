@@ -9,6 +9,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, Protocol
 
 from urdir.driver import execute
+from urdir.driver.context import close_all
 from urdir.driver.graph import RecordedGraph
 from urdir.driver.group import launch_together
 from urdir.driver.parallel import Job, Work, completed, elsewhere
@@ -67,7 +68,8 @@ class Steps(Owner):
             raise SettingsError("steps are looked at launch by launch on one GPU only")
         self.parts = parts
         self.observer = observer
-        #: Called with each new graph: its objects live long.
+        #: Called with each new graph of this rank (those of followers may come after): its objects
+        #: live long.
         self.on_graph: Callable[[], None] = _nothing
         self._followers = tuple(followers)
         self._build = build
@@ -115,9 +117,11 @@ class Steps(Owner):
 
     def _keep(self, shape: StepShape, graph: Recorded) -> Recorded:
         """Keep a new graph beside the device's kernels; plans of those that are forgotten go."""
-        for forgotten in self._graphs.keep(shape, graph, self.parts.device.kernel_nbytes):
-            self._bound.pop(forgotten, None)
+        forgotten = self._graphs.keep(shape, graph, self.parts.device.kernel_nbytes)
+        for oldest in forgotten:
+            self._bound.pop(oldest, None)
         self.on_graph()
+        close_all(forgotten.values())
         return graph
 
     def record(self, shapes: Iterable[StepShape]) -> None:

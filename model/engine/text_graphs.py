@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from urdir.driver import execute
+from urdir.driver.context import close_all
 from urdir.driver.parallel import completed
 from urdir.model.engine.kept_graphs import KeptGraphs
 from urdir.model.engine.text_steps import EncodeShape
@@ -61,7 +62,7 @@ class TextGraphs(Owner):
             self._device.load_all(plan.kernels())
             programmatic = shape.rows <= EARLY_ROWS
             graph = completed(execute.recording(plan, self._device, programmatic=programmatic))
-            self._graphs.keep(shape, graph)
+            close_all(self._graphs.keep(shape, graph).values())
         return graph
 
     def close(self) -> None:

@@ -196,7 +196,7 @@ def _append_gemm(
 
 _RUN = " ".join(["product", *(f"{end.word}?" for end in ENDS)])
 _SUMS = ("norm add scale_by? norm?", "all_reduce add scale_by? norm?")
-_ENDS = (
+_AFTER = (
     "product beside gate",
     "product scale? gate? add norm?",
     "product scale? gate",
@@ -206,7 +206,7 @@ _ENDS = (
 def _rules() -> list[Rule]:
     found: list[Rule] = []
     for before in (*_SUMS, "gate", "gated_norm", "norm?"):
-        for ends in _ENDS:
+        for ends in _AFTER:
             found += variants(f"{before} {ends}", lower_products)
         found += [
             Rule(f"{rule.takes} ( beside )* {then}", lower_products)

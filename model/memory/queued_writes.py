@@ -52,9 +52,10 @@ class QueuedWrites(Owner):
 
     def _turn(self) -> None:
         """Switch to the other half, once all copies from it are done."""
+        other = 1 - self._half
         self._stream.record(self._events[self._half])
-        self._half, self._used = 1 - self._half, 0
-        self._events[self._half].synchronize()
+        self._events[other].synchronize()
+        self._half, self._used = other, 0  # not before: a wait may be interrupted
 
     def close(self) -> None:
         """Free the memory. Idempotent."""
