@@ -139,14 +139,15 @@ class CubinCache:
 
     def _trim(self) -> None:
         self._room = 0
-        entries = []
+        entries, is_listed = [], False
         abandoned = time.time() - _ABANDONED_SECONDS
         with contextlib.suppress(OSError):
             for name, found in self._cubins.entries():
                 if not (name.startswith(NEW) and found.st_mtime > abandoned):
                     entries.append((found.st_mtime_ns, found.st_size, name))
+            is_listed = True
         total = sum(size for _, size, _ in entries)
-        self._room = (self.limit - total) // 2
+        self._room = (self.limit - total) // 2 if is_listed else 0
         for _, size, name in sorted(entries)[:-1]:  # the newest stays, even above the limit
             if total <= self.limit:
                 return

@@ -278,7 +278,7 @@ class Wave:
         key = (start, stop)
         if key not in self._bound:
             if len(self._bound) > 64:
-                self._bound.clear()
+                self._unbind()
             self._bound[key] = self._bind(start, stop)
         return self._bound[key][0]
 
@@ -303,13 +303,17 @@ class Wave:
     def forget(self) -> None:
         """Free the functions, and with them the registers: functions and their globals refer to
         each other, so that they would stay until the next full collection. It runs no more."""
+        self._unbind()
+        self._gathered.clear()
+        self.common.clear()
+        self._scattered.clear()
+
+    def _unbind(self) -> None:
+        """Free the functions of whole warps, none of which runs."""
         for functions, space in self._bound.values():
             functions.clear()
             space.clear()
-        self._gathered.clear()
-        self.common.clear()
         self._bound.clear()
-        self._scattered.clear()
 
     def _define(self, functions: Functions, space: dict[str, Any], pc: int) -> Any:
         """Define a block's function, and call it for the first time."""
