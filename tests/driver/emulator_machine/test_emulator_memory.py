@@ -497,8 +497,10 @@ def test_functions_of_many_groups_of_lanes_are_not_all_kept(machine: Any) -> Non
     assert execution.run(alone=True) is Status.DONE
     ((wave,),) = execution.program.idle.values()
     groups = [(i, j) for i in range(32, 1024, 32) for j in range(i + 32, 1025, 32)][:200]
-    spaces = [wave.bind(*group)[0].args[1] for group in groups]
-    lanes = [weakref.ref(space["L"]) for space in spaces]
-    del spaces
     gc.collect()
+    gc.disable()  # they are freed at once
+    try:
+        lanes = [weakref.ref(wave.bind(*group)[0].args[1]["L"]) for group in groups]
+    finally:
+        gc.enable()
     assert sum(each() is not None for each in lanes) <= 65
