@@ -28,6 +28,13 @@ pytestmark = [
 ASKED = {"prompt": "By the old mill", "max_tokens": 1, "temperature": 0}
 
 
+def _is_tracker(folder: Path) -> bool:
+    """Whether a process of /proc is multiprocessing's own."""
+    with suppress(OSError):
+        return b"resource_tracker" in (folder / "cmdline").read_bytes()
+    return False
+
+
 class Served:
     """`urdir serve` with these flags."""
 
@@ -53,7 +60,7 @@ class Served:
         parents = {}
         for folder in Path("/proc").glob("[0-9]*"):
             with suppress(OSError):
-                if b"resource_tracker" not in (folder / "cmdline").read_bytes():
+                if not _is_tracker(folder):
                     stat = (folder / "stat").read_text().rpartition(")")[2].split()
                     if stat[0] != "Z":
                         parents[int(folder.name)] = int(stat[1])
@@ -83,7 +90,8 @@ def serve() -> Iterator[Callable[..., Served]]:
 
 
 def alive(pids: list[int]) -> list[int]:
-    return [pid for pid in pids if _is_alive(pid)]
+    """Those that live, but for trackers, which look like their parents before they execute."""
+    return [pid for pid in pids if _is_alive(pid) and not _is_tracker(Path(f"/proc/{pid}"))]
 
 
 def _is_alive(pid: int) -> bool:
