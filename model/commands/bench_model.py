@@ -18,7 +18,7 @@ from urdir.model.commands.bench_conditions import (
     model_source,
 )
 from urdir.model.commands.bench_printers import Printer, printer
-from urdir.model.commands.opening import collect_no_graphs, engine_options, open_engine
+from urdir.model.commands.opening import engine_options, open_engine
 from urdir.model.progress import Progress
 
 if TYPE_CHECKING:
@@ -96,6 +96,7 @@ class _ModelRun:
         tests become failed rows. Raises ModelError and DriverError if the model cannot be opened
         at all, DriverError if the device is lost."""
         from urdir.driver.errors import DriverError
+        from urdir.model.engine.requests.warm_up import collect_no_graphs
         from urdir.model.errors import ModelError
         from urdir.model.measure.bench import FailedRow, bench, time_step
         from urdir.model.measure.profile import summarise
@@ -112,7 +113,7 @@ class _ModelRun:
             self.printing.add(self.conditions, self.section, failed)
             return
         with engine, Progress("measuring", len(part.tests)) as progress:
-            collect_no_graphs(engine.session)
+            collect_no_graphs(engine.session.steps)
             rates = self.rates = self.rates or device_rates(engine.device)
             link = LinkUse.of(engine.session) if engine.weights.streamed else None
             for row in progress.over(bench(engine.session, engine.file, rates, part)):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import gc
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
     from urdir.model.engine.options import EngineOptions
     from urdir.model.engine.requests.warm_up import WarmUp
     from urdir.model.engine.runner import Observer
-    from urdir.model.engine.session import Session
     from urdir.model.families.placement import Placement
     from urdir.model.families.synthetic import SyntheticModel
 
@@ -108,40 +106,19 @@ def open_engine(wanted: EngineOptions) -> Engine:
         return Engine(loading)
 
 
-def collect_no_graphs(session: Session) -> None:
-    """Exclude what lives now from garbage collection (`gc.freeze`), and the objects of graphs when
-    they are recorded: the collector stops all threads while it scans them. Half a million, of the
-    graphs of a service, took 0.27 s on a core of a cloud Xeon; the 80,000 of a program with an 8B
-    model and few graphs take 28 ms, as long as nine steps of 80 rows. None of them is in a cycle;
-    garbage of that moment would stay, so it is done for `MOST_GRAPHS` graphs at most, and what is
-    garbage before is collected first.
-    """
-    from urdir.model.engine.requests.warm_up import MOST_GRAPHS
-
-    graphs = iter(range(MOST_GRAPHS))
-
-    def freeze() -> None:
-        if next(graphs, None) is not None:
-            gc.freeze()
-
-    gc.unfreeze()  # of a model before
-    gc.collect()
-    gc.freeze()
-    session.steps.on_graph = freeze
-
-
 def begin_warm_up(loading: Loading, seconds: float, **likely: Any) -> WarmUp | None:
     """Record graphs of the likeliest steps, with progress, for at most ``seconds``.
 
     Returns None on the emulator, whose steps take longer than their graphs. ``likely`` are the
     arguments of `likely_shapes`. See `collect_no_graphs`.
     """
+    from urdir.model.engine.requests.warm_up import collect_no_graphs
     from urdir.model.progress import Progress
 
     if loading.device.is_emulated:
         return None
     loading.device.begin_compilers()
-    collect_no_graphs(loading.session)
+    collect_no_graphs(loading.session.steps)
     warm_up = loading.warm_up(**likely)
     with Progress("recording graphs", warm_up.left) as progress:
         warm_up.run(seconds, progress.reach)

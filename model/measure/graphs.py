@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import tempfile
 import time
 from collections.abc import Iterator
@@ -13,7 +12,11 @@ from typing import TYPE_CHECKING
 from urdir.driver import execute
 from urdir.driver.parallel import completed
 from urdir.model.engine.engine import Engine
-from urdir.model.engine.requests.warm_up import MOST_GRAPHS, likely_shapes
+from urdir.model.engine.requests.warm_up import (
+    MOST_GRAPHS,
+    collect_no_graphs,
+    likely_shapes,
+)
 from urdir.model.engine.step import KnownLayers, building
 
 if TYPE_CHECKING:
@@ -47,7 +50,7 @@ def time_graphs(
                 opened = time.perf_counter() - start
                 yield f"opened, {state}", opened, "weights are being loaded"
                 loading.device.begin_compilers()
-                loading.session.steps.on_graph = gc.freeze
+                collect_no_graphs(loading.session.steps)
                 warm_up = loading.warm_up()
                 wanted = warm_up.left
                 warm_up.run(0.0)

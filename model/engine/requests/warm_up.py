@@ -8,6 +8,7 @@ recorded before a service is ready.
 
 from __future__ import annotations
 
+import gc
 import logging
 import time
 from bisect import bisect_left
@@ -36,6 +37,29 @@ _AHEAD = 96
 _FIRST_CHUNKS = (64, 256)
 #: Seconds between looks at what other threads and processes do.
 _LOOK = 0.001
+
+
+def collect_no_graphs(steps: Steps) -> None:
+    """Exclude what lives now from garbage collection (`gc.freeze`), and the objects of graphs of
+    ``steps`` when they are recorded: the collector stops all threads while it scans them. Half a
+    million, of the graphs of a service, took 0.27 s on a core of a cloud Xeon; the 80,000 of a
+    program with an 8B model and few graphs take 28 ms, as long as nine steps of 80 rows. None of
+    them is in a cycle; garbage of that moment would stay, so it is done for `MOST_GRAPHS` graphs
+    at most, and what is garbage before is collected first. Nothing is done on the emulator, whose
+    steps take longer than a collection.
+    """
+    if steps.parts.device.is_emulated:
+        return
+    graphs = iter(range(MOST_GRAPHS))
+
+    def freeze() -> None:
+        if next(graphs, None) is not None:
+            gc.freeze()
+
+    gc.unfreeze()  # of a model before
+    gc.collect()
+    gc.freeze()
+    steps.on_graph = freeze
 
 
 class WarmUp:

@@ -42,7 +42,7 @@ class PoolKeys(PooledKeys):
             raise PtxgenError(f"pool_keys: {self.rows} rows, pools of {self.pool} tokens")
 
     @property
-    def layout(self) -> KvLayout:  # type: ignore[override]
+    def layout(self) -> KvLayout:  # type: ignore[override]  # a field of others
         """The layout of pools' keys."""
         return replace(self.raw, head_dim=self.raw.head_dim // 2)
 

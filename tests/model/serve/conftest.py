@@ -296,7 +296,7 @@ def _shared_server(toy_texts: tuple[Tokenizer, ChatTemplate]) -> Iterator[Runnin
 
 @pytest.fixture
 def server(_shared_server: Running, service: ToyService) -> Iterator[Running]:
-    """A server with a service of its own; its requests end with the test."""
+    """A server whose service is for one test, which waits for its requests to end."""
     shared: Any = _shared_server
     vars(shared.model).update(vars(service.model))
     service.model = shared.model
