@@ -58,7 +58,10 @@ class Context:
                 )
             self.make_current()
             what = f"cuCtxEnablePeerAccess of {self.name} to {peer.name}"
-            check(self.api, self.api.cuCtxEnablePeerAccess(peer.handle, 0), what)
+            result = self.api.cuCtxEnablePeerAccess(peer.handle, 0)
+            # Another open group of this process may have the same primary contexts.
+            if result[0] != self.api.CUresult.CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED:
+                check(self.api, result, what)
             self._peers.add(peer)
         self._in_group = True
 

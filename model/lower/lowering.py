@@ -130,8 +130,9 @@ class Lowering:
         return self._places.of(tensor)
 
     def share(self, tensor: Tensor, of: Tensor) -> None:
-        """A tensor lies where another one does, which nothing reads any more."""
-        self._places.alias(tensor, self.place(of))
+        """A tensor lies where another one does, which nothing reads any more, unless it has a
+        fixed place."""
+        self._places.share(tensor, of)
 
     def move(self, tensor: Tensor, place: Slice) -> None:
         """A tensor is made elsewhere than it would be."""

@@ -39,6 +39,10 @@ class Places:
         self._places[tensor] = found
         return found
 
+    def share(self, tensor: Tensor, of: Tensor) -> None:
+        """A tensor without a place lies where another one does."""
+        self._places.setdefault(tensor, self.of(of))
+
     def alias(self, tensor: Tensor, place: Slice) -> None:
         """A tensor lies where another one does."""
         self._places[tensor] = place

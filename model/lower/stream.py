@@ -84,12 +84,12 @@ def lower_added_vector(at: Lowering, ops: Sequence[Op]) -> bool:
 
 
 def lower_scale(at: Lowering, ops: Sequence[Op]) -> bool:
-    """Multiply with a number, in place."""
+    """Multiply with a number, in place if the result may lie anywhere."""
     (of,) = ops
     assert isinstance(of, Scale)
-    place = at.place(of.x)
+    kernel = _rescale(of.y.rows * of.y.width, scale=of.factor)
     at.share(of.y, of.x)
-    at.launch(_rescale(of.y.rows * of.y.width, scale=of.factor), of.label, x=place, y=place)
+    at.launch(kernel, of.label, x=at.place(of.x), y=at.place(of.y))
     return True
 
 

@@ -120,6 +120,22 @@ def test_devices_that_cannot_reach_each_other_are_refused() -> None:
     assert api.live() == {}
 
 
+def test_two_groups_may_have_the_same_devices(device_name: str, needs_gpus: Any) -> None:
+    needs_gpus(2)
+    api = emulated(device_count=2) if device_name.startswith("emulator") else None
+    values = np.arange(16, dtype=np.uint32)
+    with Group.open(device_name, 2, api=api) as first:
+        for _ in range(2):
+            with Group.open(device_name, 2, api=api) as second:
+                source, target = second[0].allocate(64, "source"), second[1].allocate(64, "target")
+                source.upload(values)
+                target.copy_from(source)
+                assert (target.download(np.uint32) == values).all()
+        target = first[1].allocate(64, "target")
+        target.copy_from(words(first[0], "source", 1, 2, 3, 4).slice(0, 16))
+        assert target.download(np.uint32)[:4].tolist() == [1, 2, 3, 4]
+
+
 @pytest.mark.sanitizer
 @pytest.mark.parametrize("queued", [True, False])
 def test_bytes_are_copied_from_device_to_device(any_group: Group, queued: bool) -> None:

@@ -123,6 +123,7 @@ QUICK_FAMILIES = (
     ("tensors", "minicpm3-dense", 2),
     ("tensors", "gpt-oss-moe", 2),
     ("layers", "gpt2-dense", 2),
+    ("layers", "gemma4-d", 2),  # the last operation of a layer would work in place
 )
 #: Learned positions, latent attention, states, several networks side by side.
 BY_LAYERS = (
