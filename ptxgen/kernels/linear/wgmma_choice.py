@@ -89,6 +89,8 @@ RINGS = (
     *((4, 3, 4), (3, 2, 4), (2, 3, 2), (2, 2, 4)),
     *((3, 4, 1), (2, 4, 1), (2, 3, 1), (1, 3, 1)),
 )
+#: Stages of weights of a row group, and of activations, of CTAs that take turns.
+TURN_RINGS = ((3, 8), (3, 5), (3, 4), (3, 3), (2, 3))
 #: us of a tile of 64 rows and 256 columns of an SM, and of each vector: the more of weights that
 #: are made (of quants in two planes for longer), or of products; and of floats.
 MADE, PLANES, MULTIPLIED, FLOATS = (0.245, 0.0033), 0.07, (0.045, 0.00475), (0.395, 0.0044)
@@ -121,7 +123,20 @@ TILE_NBYTES = 2 * TILE_COLS
 @lru_cache(maxsize=256)
 def choose_wgmma(product: GemmWgmma, sms: int) -> GemmWgmma:
     """The product, cut for a device with ``sms`` SMs; the cut that it has does not matter."""
-    return min(ways(product, sms), key=lambda way: estimate(way, sms))
+    return in_turns(min(ways(product, sms), key=lambda way: estimate(way, sms)), sms)
+
+
+def in_turns(product: GemmWgmma, sms: int) -> GemmWgmma:
+    """The product by a CTA for each SM, if it has more tiles than that and can be so."""
+    if not product.can_take_turns or _ctas(product) <= sms:
+        return product
+    for weights, activations in TURN_RINGS:
+        try:
+            rings = {"weight_stages": weights, "x_stages": activations}
+            return replace(product, cut=replace(product.cut, **rings, ctas=sms))
+        except PtxgenError:
+            continue
+    return product
 
 
 def ways(product: GemmWgmma, sms: int) -> list[GemmWgmma]:
