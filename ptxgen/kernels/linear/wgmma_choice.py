@@ -123,25 +123,25 @@ TILE_NBYTES = 2 * TILE_COLS
 @lru_cache(maxsize=256)
 def choose_wgmma(product: GemmWgmma, sms: int) -> GemmWgmma:
     """The product, cut for a device with ``sms`` SMs; the cut that it has does not matter."""
-    return in_turns(min(ways(product, sms), key=lambda way: estimate(way, sms)), sms)
-
-
-def in_turns(product: GemmWgmma, sms: int) -> GemmWgmma:
-    """The product by a CTA for each SM, if it has more tiles than that and can be so."""
-    if not product.can_take_turns or _ctas(product) <= sms:
-        return product
-    for weights, activations in TURN_RINGS:
-        try:
-            rings = {"weight_stages": weights, "x_stages": activations}
-            return replace(product, cut=replace(product.cut, **rings, ctas=sms))
-        except PtxgenError:
-            continue
-    return product
+    return min(ways(product, sms), key=lambda way: estimate(way, sms))
 
 
 def ways(product: GemmWgmma, sms: int) -> list[GemmWgmma]:
     """The product with each cut that may be the best one; `tests/product_cuts.py` measures them."""
-    return [replace(product, cut=cut) for cut in _cuts(product, sms)]
+    return [_in_turns(replace(product, cut=cut), sms) for cut in _cuts(product, sms)]
+
+
+def _in_turns(way: GemmWgmma, sms: int) -> GemmWgmma:
+    """With a CTA for each SM, if there are more tiles than that and the product can take turns."""
+    if not way.can_take_turns or _ctas(way) <= sms:
+        return way
+    for weights, activations in TURN_RINGS:
+        try:
+            rings = {"weight_stages": weights, "x_stages": activations}
+            return replace(way, cut=replace(way.cut, **rings, ctas=sms))
+        except PtxgenError:
+            continue
+    return way
 
 
 def any_cut(batch: int) -> WgmmaCut:
@@ -177,7 +177,8 @@ def estimate(product: GemmWgmma, sms: int) -> float:
     apart += SPLIT * cut.splits * cut.vectors / FEW if cut.splits > 1 else 0.0
     together = math.sqrt(math.hypot(*(us * us for us in at_once)))  # the longest, or some more
     end = NEXT + END * min(max(0, cut.vectors - FEW), FEW)
-    return LAUNCH + waves * end + together + apart
+    ends = 1 if product.takes_turns else waves
+    return LAUNCH + ends * end + together + apart
 
 
 def _tile(fmt: Format, vectors: int) -> float:
@@ -257,8 +258,8 @@ def _widths(whole: int) -> list[int]:
 
 
 def _ctas(product: GemmWgmma) -> int:
-    grid = product.launch_shape.grid
-    return grid[0] * grid[1]
+    """Its tiles of y, in parts of the columns."""
+    return product.cut.cluster * product.row_ctas * product.tiles
 
 
 def _deepest(

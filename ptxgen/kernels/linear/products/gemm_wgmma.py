@@ -299,14 +299,6 @@ def _examples(cls: type[GemmWgmma]) -> Iterator[tuple[str, GemmWgmma]]:
     adds = (Residual(), BeginNorm(), packed)
     yield "begins norm", cls.of(q4_k, 256, 288 * 8, 19, WgmmaCut(2, 24), Bias(), *adds)
     several = WgmmaCut(1, 24, 2, 2, x_slices=4, x_stages=2)
-    turns = WgmmaCut(2, 24, weight_stages=3, x_stages=2, ctas=3)
-    bf16 = FORMATS["BF16"]
-    yield "turns", cls.of(f16, 260, 600, 69, turns, Bias(), Residual())
-    gelu = Activated(Activation("gelu_erf"))
-    yield "turns, packed", cls.of(bf16, 330, 290, 45, turns, Bias(), gelu, packed)
-    gated = WgmmaCut(2, 48, weight_stages=3, x_stages=2, ctas=3)
-    yield "turns, gated", cls.of(bf16, 200, 290, 101, gated, Bias(), Gated(), packed)
-    yield "turns, three", cls.of(f16, 132, 300, 70, turns, Bias(), others=((bf16, 36), (f16, 200)))
     yield "cluster begins norm", cls.of(q6_k, 512, 1280, 40, several, *adds)
     parts = WgmmaCut(1, 16, 4, 2, 1, 2, x_slices=4)
     yield "few parts begin norm", cls.of(q8, 256, 2304, 13, parts, *adds)
@@ -337,3 +329,16 @@ def _examples(cls: type[GemmWgmma]) -> Iterator[tuple[str, GemmWgmma]]:
     yield "experts down, splits and cluster", split
     each = cls.of(q4_k, 32, 256, 1, wide, Weighted(), mixture=Mixture(12, 4, 16))
     yield "experts with one row each", each
+    yield from _turn_examples(cls)
+
+
+def _turn_examples(cls: type[GemmWgmma]) -> Iterator[tuple[str, GemmWgmma]]:
+    """Products whose CTAs take tiles of y in turns."""
+    f16, bf16, packed = FORMATS["F16"], FORMATS["BF16"], PackedVectors()
+    cut = WgmmaCut(2, 24, weight_stages=3, x_stages=2, ctas=3)
+    yield "turns", cls.of(f16, 260, 600, 69, cut, Bias(), Residual())
+    gelu = Activated(Activation("gelu_erf"))
+    yield "turns, packed", cls.of(bf16, 330, 290, 45, cut, Bias(), gelu, packed)
+    yield "turns, three", cls.of(f16, 132, 300, 70, cut, Bias(), others=((bf16, 36), (f16, 200)))
+    cut = WgmmaCut(2, 40, weight_stages=2, x_stages=2, ctas=2)
+    yield "turns, gated", cls.of(bf16, 200, 290, 101, cut, Bias(), Gated(), packed)
