@@ -147,8 +147,15 @@ class PackedTiling(MainLoop):
         """Rows of y of a CTA."""
         return GROUP_ROWS * self.cut.row_groups // self.pair
 
-    #: Whether a warp has neighbouring rows (`PackedPart`).
-    has_neighbours = False
+    @property
+    def takes_turns(self) -> bool:
+        """Whether a CTA makes several tiles of y."""
+        return False
+
+    @property
+    def has_neighbours(self) -> bool:
+        """Whether a warp has neighbouring rows (`PackedPart`)."""
+        return False
 
     @cached_property
     def parts(self) -> tuple[PackedPart, ...]:
