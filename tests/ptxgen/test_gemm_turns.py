@@ -29,6 +29,7 @@ CASES: dict[str, GemmWgmma] = {
     "plain": GemmWgmma(F16, 136, 70, 33, TURNS),
     "ends": GemmWgmma.of(BF16, 20, 1400, 129, TURNS, Bias(), Scaled(0.3), Bounded(softcap=4.0)),
     "residual": GemmWgmma.of(F16, 260, 290, 79, TURNS, Bias(), GELU, Residual(0.5)),
+    "whole tiles": GemmWgmma.of(F16, 256, 260, 72, TURNS, Bias(), Residual()),
     "packed": GemmWgmma.of(BF16, 133, 513, 75, TURNS, Bias(), GELU, PACKED),
     "packed groups": GemmWgmma.of(F16, 256, 300, 96, TURNS, PACKED),
     "gated": GemmWgmma.of(F16, 131, 300, 93, TURNS, Bias(), Gated(), PACKED),
