@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, cast
@@ -101,9 +101,10 @@ class Encoder(Owner):
             self._results = owners.enter_context(QueuedResults(device, self.stream))
             self._owners = owners.pop_all()
 
-    def encode(self, texts: Sequence[Sequence[int]], pooling: Pooling | None = None) -> Floats:
+    def encode(self, texts: Iterable[Sequence[int]], pooling: Pooling | None = None) -> Floats:
         """What is made of texts: embeddings (n, width), of a ranking model the scores (n, labels),
-        or with the pooling "none" the states of all tokens, text after text. Not normalised.
+        or with the pooling "none" the states of all tokens, text after text. Not normalised. Texts
+        are asked for while the device has those before.
 
         ``pooling`` replaces the file's. Raises SettingsError for a pooling that is not known,
         UnsupportedError for scores of a model without them, ContextFullError for a text that is too
@@ -112,9 +113,11 @@ class Encoder(Owner):
         chosen = self.chosen_pooling(pooling)
         width = self.check_pooling(chosen)
         waiting = Waiting()
-        for some in self._steps(texts, self.check_texts(texts)):
-            self._queue(some, chosen, width, waiting)
-        waiting.take_all()
+        try:
+            for some in self._steps(texts):
+                self._queue(some, chosen, width, waiting)
+        finally:
+            waiting.take_all()  # a text that is refused leaves no step behind
         made = waiting.made
         rows = np.concatenate(made) if made else np.zeros((0, width), np.float32)
         scorer = self.embedding.scorer
@@ -155,23 +158,7 @@ class Encoder(Owner):
     def check_texts(self, texts: Sequence[Sequence[int]]) -> list[Tokens]:
         """The tokens of each text. Raise ContextFullError or SettingsError for a text that
         `encode` does not take."""
-        vocab, most = self.config.vocab_size, self.settings.context
-        made = [np.asarray(text) for text in texts]
-        for number, tokens in enumerate(made):
-            if tokens.ndim != 1 or (len(tokens) and tokens.dtype.kind not in "iu"):
-                raise SettingsError(f"text {number} is neither a text nor a list of token ids")
-            if not len(tokens):
-                raise SettingsError(f"text {number} has no tokens")
-            if len(tokens) > most:
-                raise ContextFullError(
-                    f"text {number} has {len(tokens)} tokens, {most} fit: shorten it, or open the "
-                    f"model with a larger context (it takes {self.config.context_length})"
-                )
-            if not 0 <= tokens.min() <= tokens.max() < vocab:
-                raise SettingsError(
-                    f"text {number} has a token outside the vocabulary of {vocab} tokens"
-                )
-        return made
+        return [self._checked(number, text) for number, text in enumerate(texts)]
 
     def prepare(self, rows: int, texts: int, pooling: Pooling | None = None) -> None:
         """Record the graph of a step of so many rows and texts. Raises DriverError."""
@@ -199,17 +186,38 @@ class Encoder(Owner):
 
     # ---- steps ----
 
-    def _steps(self, texts: Sequence[Sequence[int]], tokens: list[Tokens]) -> Iterator[_Texts]:
+    def _steps(self, texts: Iterable[Sequence[int]]) -> Iterator[_Texts]:
         """The texts of each step, in order, as many as fit."""
-        seconds = [of.second if isinstance(of, Pair) else len(of) for of in texts]
-        first = rows = 0
-        for number, of in enumerate(tokens):
-            if rows + len(of) > self.settings.rows or number - first == MOST_TEXTS:
-                yield _Texts(tokens[first:number], seconds[first:number], rows)
-                first, rows = number, 0
+        tokens, seconds, rows = list[Tokens](), list[int](), 0
+        for number, text in enumerate(texts):
+            of = self._checked(number, text)
+            if rows + len(of) > self.settings.rows or len(tokens) == MOST_TEXTS:
+                yield _Texts(tokens, seconds, rows)
+                tokens, seconds, rows = [], [], 0
+            tokens.append(of)
+            seconds.append(text.second if isinstance(text, Pair) else len(of))
             rows += len(of)
         if tokens:
-            yield _Texts(tokens[first:], seconds[first:], rows)
+            yield _Texts(tokens, seconds, rows)
+
+    def _checked(self, number: int, text: Sequence[int]) -> Tokens:
+        """The tokens of a text; raises as `check_texts`."""
+        vocab, most = self.config.vocab_size, self.settings.context
+        tokens = np.asarray(text)
+        if tokens.ndim != 1 or (len(tokens) and tokens.dtype.kind not in "iu"):
+            raise SettingsError(f"text {number} is neither a text nor a list of token ids")
+        if not len(tokens):
+            raise SettingsError(f"text {number} has no tokens")
+        if len(tokens) > most:
+            raise ContextFullError(
+                f"text {number} has {len(tokens)} tokens, {most} fit: shorten it, or open the "
+                f"model with a larger context (it takes {self.config.context_length})"
+            )
+        if not 0 <= tokens.min() <= tokens.max() < vocab:
+            raise SettingsError(
+                f"text {number} has a token outside the vocabulary of {vocab} tokens"
+            )
+        return tokens
 
     def _shape(self, rows: int, texts: int, pooling: Pooling) -> EncodeShape:
         bucket = row_bucket(rows)
