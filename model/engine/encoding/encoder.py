@@ -32,6 +32,7 @@ from urdir.model.memory.weights import Weights
 from urdir.model.memory.workspace import Workspace
 from urdir.model.owner import Owner
 from urdir.model.text.pair import Pair
+from urdir.ptxgen.kernels.attention.short_texts import MOST_TOKENS
 
 if TYPE_CHECKING:
     from urdir.driver.device import Device
@@ -160,13 +161,13 @@ class Encoder(Owner):
         `encode` does not take."""
         return [self._checked(number, text) for number, text in enumerate(texts)]
 
-    def prepare(self, rows: int, texts: int, pooling: Pooling | None = None) -> None:
-        """Record the graph of a step of so many rows and texts. Raises DriverError."""
-        self._graphs.make_ready(self._shape(rows, texts, self.chosen_pooling(pooling)))
+    def prepare(self, lengths: Sequence[int], pooling: Pooling | None = None) -> None:
+        """Record the graph of a step of texts of so many tokens each. Raises DriverError."""
+        self._graphs.make_ready(_shape(lengths, self.chosen_pooling(pooling)))
 
-    def plan(self, rows: int, texts: int, pooling: Pooling | None = None) -> Plan:
-        """The launches of a step of so many rows and texts."""
-        shape = self._shape(rows, texts, self.chosen_pooling(pooling))
+    def plan(self, lengths: Sequence[int], pooling: Pooling | None = None) -> Plan:
+        """The launches of a step of texts of so many tokens each."""
+        shape = _shape(lengths, self.chosen_pooling(pooling))
         return build_plan(self._parts, self._state, shape)
 
     @property
@@ -219,20 +220,23 @@ class Encoder(Owner):
             )
         return tokens
 
-    def _shape(self, rows: int, texts: int, pooling: Pooling) -> EncodeShape:
-        bucket = row_bucket(rows)
-        return EncodeShape(bucket, text_bucket(texts, bucket), pooling)
-
     def _queue(self, some: _Texts, pooling: Pooling, width: int, waiting: Waiting) -> None:
         """Queue a step. Its rows are put together while the device has the one before."""
         texts, seconds, count = some
-        shape = self._shape(count, len(texts), pooling)
+        shape = _shape([len(text) for text in texts], pooling)
         scorer = self.embedding.scorer
         reads = scorer.reads if pooling == "rank" and scorer is not None else pooling
         self._state.write(texts, shape.rows, shape.texts, last=reads == "last", seconds=seconds)
         self._graphs.launch(shape)
         results = count if pooling == "none" else len(texts)
         self._results.rows(waiting, self._parts.work[RESULT], (results, width))
+
+
+def _shape(lengths: Sequence[int], pooling: Pooling) -> EncodeShape:
+    """The step of texts of so many tokens each."""
+    rows = row_bucket(sum(lengths))
+    texts = text_bucket(len(lengths), rows)
+    return EncodeShape(rows, texts, pooling, short=max(lengths) <= MOST_TOKENS)
 
 
 class _Texts(NamedTuple):

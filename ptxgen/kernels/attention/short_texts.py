@@ -49,20 +49,27 @@ class ShortTexts(KernelSpec):
 
     name = "short_texts"
     template = ("urdir.templates", "attention/short_texts.ptx.j2")
+    #: Values of a head.
+    DIMS = frozenset({32, 64})
 
     def __post_init__(self) -> None:
         if self.kv_heads < 1 or self.heads < 1 or self.heads % self.kv_heads:
             raise PtxgenError(
                 f"{self.heads} query heads are not a multiple of {self.kv_heads} KV heads"
             )
-        if self.head_dim not in (32, 64):
+        if self.head_dim not in self.DIMS:
             raise PtxgenError(f"attention of short texts: heads of {self.head_dim}, not 32 or 64")
         if not 1 <= self.texts <= 65535 or not 1 <= self.rows <= 65535:
             raise PtxgenError(f"{self.rows} rows of {self.texts} texts: 1 to 65535")
-        if self.rope and (self.rope.rotary_dim, self.rope.style) != (self.head_dim, "half"):
+        if self.rope and not self.rotates(self.rope, self.head_dim):
             raise PtxgenError("attention of short texts rotates whole heads, half and half")
         if self.packs and not self.can_pack:
             raise PtxgenError(f"packed rows are multiples of {TILE_COLS} values")
+
+    @staticmethod
+    def rotates(rope: Rotation, head_dim: int) -> bool:
+        """Whether the kernel rotates heads so."""
+        return (rope.rotary_dim, rope.style) == (head_dim, "half")
 
     @property
     def can_pack(self) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -111,8 +111,8 @@ class Numbered:
     def __init__(self, texts: list[list[int]]) -> None:
         self.texts = texts
 
-    def encode_whole(self, text: str) -> list[int]:
-        return self.texts[int(text)]
+    def encode_each(self, texts: Sequence[str]) -> list[list[int]]:
+        return [self.texts[int(text)] for text in texts]
 
     def encode_pair(self, query: str, document: str) -> list[int]:
         return self.texts[int(query + document)]
