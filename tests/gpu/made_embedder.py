@@ -26,7 +26,7 @@ from tokenizers import trainers as tt
 _SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 _ONSETS = [*"bcdfghjklmnprstvwz", "br", "ch", "st", "tr", "sh", "pl"]
 _VOWELS = [*"aeiou", "ai", "ou", "ee"]
-_WORDS, _LEARNT_FROM = 60_000, 600_000
+_WORDS, _LEARNT_FROM = 60_000, 300_000
 #: Standard deviation of a matrix's values times the square root of its columns. With the 0.02 of
 #: BERT's own start all texts have nearly the same embedding.
 _SPREAD = 1.2
