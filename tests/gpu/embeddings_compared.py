@@ -1,9 +1,9 @@
-"""Embeddings by sentence-transformers and by urdir, of the same folder and texts in one run.
+"""Embeddings by sentence-transformers and by urdir, of the same folders and texts in one run.
 
-    PYTHONPATH=.src python -m tests.gpu.embeddings_compared bge-large
+    PYTHONPATH=.src python -m tests.gpu.embeddings_compared bge-large modernbert-large
     PYTHONPATH=.src python -m tests.gpu.embeddings_compared tiny-bert --texts 8 -dev emulator
 
-The folder has random weights in F16 and a made vocabulary (`made_embedder`). Both start with texts
+A folder has random weights in F16 and a made vocabulary (`made_embedder`). Both start with texts
 on the host and end with vectors of unit length there; of the repeats after a run to warm up the
 median and the best are printed. "Batches alone" are the model's own calls with tokens on the device
 and one state of each text copied back: no tokenising, sorting, pooling and normalising. Exit code
@@ -130,31 +130,37 @@ def agree(ours: Floats, theirs: Floats) -> bool:
     return bool(same.min() > _LEAST_COSINE)
 
 
-def main() -> int:
-    """Make the folder, time both, and print."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("shape", choices=EMBEDDERS)
-    parser.add_argument("--texts", type=int, default=512)
-    parser.add_argument("--tokens", type=int, default=128)
-    parser.add_argument("-r", "--repeats", type=int, default=5)
-    parser.add_argument("-dev", "--device", default="auto", help="urdir's device")
-    chosen = parser.parse_args()
+def compare(shape: str, chosen: argparse.Namespace) -> bool:
+    """Make the folder of a shape, time both, and print. Whether the vectors agree."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         device = "cpu" if chosen.device.startswith("emulator") else "cuda"
-        tokenizer, words = write_embedder(folder, EMBEDDERS[chosen.shape], device)
+        tokenizer, words = write_embedder(folder, EMBEDDERS[shape], device)
         texts = texts_of(tokenizer, words, chosen.texts, chosen.tokens)
         ids = [made.ids for made in tokenizer.encode_batch(texts)]
         rows = dict(of_sentence_transformers(folder, texts, ids, chosen.repeats))
         rows |= of_urdir(folder, texts, ids, chosen.repeats, chosen.device)
-    print(f"{chosen.shape}, {chosen.texts} texts of {chosen.tokens} tokens:")
+    print(f"{shape}, {chosen.texts} texts of {chosen.tokens} tokens:")
     print_table(rows, chosen.texts * chosen.tokens)
     ours = rows["urdir, texts"].made
     equal = np.array_equal(ours, rows["urdir, token ids"].made)
     if not equal:
         print("vectors of texts and of their tokens differ")
     default = rows[f"sentence-transformers, batches of {_BATCHES[0]}"].made
-    return 0 if agree(ours, default) and equal else 1
+    return agree(ours, default) and equal
+
+
+def main() -> int:
+    """Compare every shape."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("shapes", nargs="+", choices=EMBEDDERS)
+    parser.add_argument("--texts", type=int, default=512)
+    parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("-r", "--repeats", type=int, default=5)
+    parser.add_argument("-dev", "--device", default="auto", help="urdir's device")
+    chosen = parser.parse_args()
+    agreeing = [compare(shape, chosen) for shape in chosen.shapes]
+    return 0 if all(agreeing) else 1
 
 
 if __name__ == "__main__":

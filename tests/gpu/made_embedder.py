@@ -80,16 +80,18 @@ def write_embedder(folder: Path, shape: EmbedderShape, device: str) -> tuple[Tok
 def texts_of(tokenizer: Tokenizer, words: Sequence[str], texts: int, tokens: int) -> list[str]:
     """Different texts of exactly so many tokens, the special ones at both ends included."""
     rng = np.random.default_rng(texts)
-    marked = [f" {word}{mark}" for mark in ("", ",", ".") for word in words]
-    lengths = [len(made) for made in tokenizer.encode_batch(marked, add_special_tokens=False)]
-    short = next(i for i, length in enumerate(lengths) if length == 1)
+    cut = tokenizer.encode_batch([f" {word}" for word in words], add_special_tokens=False)
+    lengths = [len(of) for of in cut]
+    short = lengths.index(1)
+    drawn = np.reshape(_drawn(rng, len(words), texts * tokens), (texts, tokens))
+    marks = rng.choice(["", ",", "."], drawn.shape, p=(0.85, 0.1, 0.05))
     made: list[str] = []
-    while len(made) < texts:
+    for chosen, mark_of in zip(drawn.tolist(), marks.tolist(), strict=True):
         left, text = tokens - len(tokenizer.encode("")), ""
-        for word in _drawn(rng, len(words), tokens):
-            chosen = word + len(words) * int(rng.choice(3, p=(0.85, 0.1, 0.05)))
-            chosen = chosen if lengths[chosen] <= left else short
-            text, left = text + marked[chosen], left - lengths[chosen]
+        for word, mark in zip(chosen, mark_of, strict=True):
+            length = lengths[word] + len(mark)  # a mark is a token
+            word, mark, length = (word, mark, length) if length <= left else (short, "", 1)
+            text, left = f"{text} {words[word]}{mark}", left - length
             if not left:
                 break
         made.append(text)
