@@ -115,24 +115,29 @@ def test_cuts_without_turns(fields: dict[str, int]) -> None:
         replace(TURNS, weight_stages=1)
 
 
+PACKS = (Bias(), GELU, PACKED)
+
+
 @pytest.mark.parametrize(
-    ("steps", "rows"),
-    [((Bias(), GELU, PACKED), 4096), ((Residual(),), 1024), ((Gated(), PACKED), 2624)],
+    ("steps", "rows", "cols", "batch", "has_turns"),
+    [
+        (PACKS, 4096, 1024, 8192, True),
+        (PACKS, 4096, 1024, 1024, False),  # 128 tiles
+        (PACKS, 65536, 1024, 511, False),
+        ((Gated(), PACKED), 2624, 1024, 2043, True),
+        ((Residual(),), 1024, 4096, 8192, True),
+        ((Residual(),), 1024, 1024, 8192, False),  # the end takes the longest
+        ((Residual(),), 4096, 4096, 2048, False),  # its order of tiles is as good
+    ],
 )
-def test_there_are_turns_where_there_are_more_tiles_than_sms(
-    steps: tuple[Any, ...], rows: int
+def test_there_are_turns_where_they_pay(
+    steps: tuple[Any, ...], rows: int, cols: int, batch: int, has_turns: bool
 ) -> None:
-    """Of float weights alone, whose products leave registers for that end."""
-    for batch in (1, 33, 129, 512, 2048, 8192):
-        for name in ("F16", "BF16", "Q8_0", "Q4_K"):
-            fmt = FORMATS[name]
-            product = GemmWgmma.of(fmt, rows, 1024, batch, any_cut(batch), *steps)
-            chosen = choose_wgmma(product, 132)
-            tiles = chosen.tiles * chosen.row_ctas
-            if chosen.takes_turns:
-                assert fmt.is_float
-                assert tiles > 132
-                assert chosen.launch_shape.grid == (132, 1, 1)
-            else:
-                takes_some = chosen.cut.row_groups == 2 and chosen.cut.cluster == 1
-                assert not (fmt.is_float and takes_some and tiles > 132)
+    """Of float weights alone."""
+    for name in ("F16", "BF16", "Q8_0", "Q4_K"):
+        product = GemmWgmma.of(FORMATS[name], rows, cols, batch, any_cut(batch), *steps)
+        chosen = choose_wgmma(product, 132)
+        assert chosen.takes_turns == (has_turns and FORMATS[name].is_float)
+        if chosen.takes_turns:
+            assert chosen.tiles * chosen.row_ctas > 132
+            assert chosen.launch_shape.grid == (132, 1, 1)

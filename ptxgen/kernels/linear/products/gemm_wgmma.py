@@ -178,7 +178,8 @@ class GemmWgmma(PackedProduct):
     @property
     def overlaps(self) -> bool:
         """Whether the weights of a slice are made while the products of the slice before run. Float
-        weights are only loaded, and their activations have few stages: one more in use costs more.
+        weights are only loaded, and their activations have few stages: one more in use costs more,
+        unless a row group multiplies alone while the other ends a tile.
         """
         floats = any(fmt.is_float for fmt in self.formats)
         return self.cut.may_overlap and (self.takes_turns or not floats)
