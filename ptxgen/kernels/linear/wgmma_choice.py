@@ -38,8 +38,8 @@ Four warpgroups take nearly all registers of an SM: the CTAs of the next launch,
 packing, start after them. A step of 32 rows of an 8B Q4_K_M model takes 2.19 ms with four splits
 of attention output and down, which are in clusters, with two 2.10.
 
-CTAs that take tiles of y in turns (`_in_turns`), F16, us beside a tile of each CTA (2026-11-29, both
-in one call; "packed" with GELU, gated 2 x; + a residual):
+CTAs that take tiles of y in turns (`_in_turns`), F16, us, and with a tile of each CTA (2026-11-29,
+both in one call; "packed" with GELU, gated 2 x; + a residual):
 
 | vectors | 3 x 1024 x 1024 | 4096 x 1024, packed | + 1024 x 1024 | + 1024 x 4096 |
 |---|---|---|---|---|
