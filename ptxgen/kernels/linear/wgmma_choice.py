@@ -89,6 +89,8 @@ RINGS = (
     *((4, 3, 4), (3, 2, 4), (2, 3, 2), (2, 2, 4)),
     *((3, 4, 1), (2, 4, 1), (2, 3, 1), (1, 3, 1)),
 )
+#: Stages of weights of a row group, and of activations, of CTAs that take turns.
+TURN_RINGS = ((3, 8), (3, 5), (3, 4), (3, 3), (2, 3))
 #: us of a tile of 64 rows and 256 columns of an SM, and of each vector: the more of weights that
 #: are made (of quants in two planes for longer), or of products; and of floats.
 MADE, PLANES, MULTIPLIED, FLOATS = (0.245, 0.0033), 0.07, (0.045, 0.00475), (0.395, 0.0044)
@@ -126,7 +128,20 @@ def choose_wgmma(product: GemmWgmma, sms: int) -> GemmWgmma:
 
 def ways(product: GemmWgmma, sms: int) -> list[GemmWgmma]:
     """The product with each cut that may be the best one; `tests/product_cuts.py` measures them."""
-    return [replace(product, cut=cut) for cut in _cuts(product, sms)]
+    return [_in_turns(replace(product, cut=cut), sms) for cut in _cuts(product, sms)]
+
+
+def _in_turns(way: GemmWgmma, sms: int) -> GemmWgmma:
+    """With a CTA for each SM, if there are more tiles than that and the product can take turns."""
+    if not way.can_take_turns or _ctas(way) <= sms:
+        return way
+    for weights, activations in TURN_RINGS:
+        try:
+            rings = {"weight_stages": weights, "x_stages": activations}
+            return replace(way, cut=replace(way.cut, **rings, ctas=sms))
+        except PtxgenError:
+            continue
+    return way
 
 
 def any_cut(batch: int) -> WgmmaCut:
@@ -162,7 +177,8 @@ def estimate(product: GemmWgmma, sms: int) -> float:
     apart += SPLIT * cut.splits * cut.vectors / FEW if cut.splits > 1 else 0.0
     together = math.sqrt(math.hypot(*(us * us for us in at_once)))  # the longest, or some more
     end = NEXT + END * min(max(0, cut.vectors - FEW), FEW)
-    return LAUNCH + waves * end + together + apart
+    ends = 1 if product.takes_turns else waves
+    return LAUNCH + ends * end + together + apart
 
 
 def _tile(fmt: Format, vectors: int) -> float:
@@ -242,8 +258,8 @@ def _widths(whole: int) -> list[int]:
 
 
 def _ctas(product: GemmWgmma) -> int:
-    grid = product.launch_shape.grid
-    return grid[0] * grid[1]
+    """Its tiles of y, in parts of the columns."""
+    return product.cut.cluster * product.row_ctas * product.tiles
 
 
 def _deepest(
