@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from urdir.driver.kernel import Kernel
     from urdir.driver.launch import Argument
     from urdir.driver.memory import Slice
+    from urdir.model.lower.experts.parts import Parted
     from urdir.model.lower.registers import Registers
     from urdir.model.lower.sheet import Sheet
 
@@ -47,8 +48,9 @@ class Lowering:
     What rules leave for those after them is kept here: tensors whose values lie ``packed`` for the
     product that reads them; norms that are ``begun``, or that each reader computes (``unmade``);
     parts of sums that are ``sent`` to the other ranks; A x of adapters that the product itself may
-    compute (``pending``); routers that have made logits alone (``unselected``); and the last norm
-    that is ``completed``, in ``work["normed"]``.
+    compute (``pending``); routers that have made logits alone (``unselected``), and those whose
+    logits are there in parts (``parted``); and the last norm that is ``completed``, in
+    ``work["normed"]``.
     """
 
     def __init__(
@@ -74,6 +76,7 @@ class Lowering:
         self.pending: dict[Tensor, Adapt] = {}
         self.unmade: dict[Tensor, Norm] = {}
         self.unselected: dict[Tensor, Selection] = {}
+        self.parted: dict[Tensor, Parted] = {}
         self.completed: tuple[Tensor, Normalization] | None = None
 
     def restore(

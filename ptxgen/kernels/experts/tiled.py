@@ -82,6 +82,8 @@ class ExpertsSpec(CutOptions, ExpertsShape):
                 f"{self.name}: two tiles of {cut.warps} warps and the activations of "
                 f"{self.cut.columns.blocks} blocks are more than {self.shared} bytes"
             )
+        if self.logit_parts is not None and 4 * cut.warps * self.experts > self.activations_nbytes:
+            raise PtxgenError(f"{self.name}: the logits of {cut.warps} warps have no room")
 
     @property
     def has_warp_sums(self) -> bool:
@@ -121,6 +123,11 @@ class ExpertsSpec(CutOptions, ExpertsShape):
         return RECORD_NBYTES[self.activations]
 
     @property
+    def activations_nbytes(self) -> int:
+        """Bytes of all activations; before these, of the sums of logits of each warp."""
+        return self.record_nbytes * TILE_UNITS * self.blocks
+
+    @property
     def lane_blocks(self) -> int:
         """Blocks whose activations a warp prepares, eight of each block in a lane."""
         return ceil_div(self.blocks, self.cut.warps)
@@ -137,7 +144,7 @@ class ExpertsSpec(CutOptions, ExpertsShape):
             tile=self.layout.tile_nbytes,
             sums=4 * TILE_ROWS,
             warp_squares=8 if self.norm_first else 4,
-            activations=self.record_nbytes * TILE_UNITS * self.blocks,
+            activations=self.activations_nbytes,
             tables=entries_nbytes(self.shared_grids, self.grid_entries) + self.choice_nbytes,
             warps=WARPS if self.blocks % EVEN_WARPS else EVEN_WARPS,
         )
