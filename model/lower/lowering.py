@@ -18,6 +18,7 @@ from urdir.model.lower.places import Places
 from urdir.model.lower.rows import OutputRows, Rows
 from urdir.model.memory.norms import NormLayer
 from urdir.model.memory.weights import Matrix
+from urdir.ptxgen.kernels.experts.parts import LogitParts
 from urdir.ptxgen.kernels.experts.selection import Selection
 from urdir.ptxgen.kernels.linear.choice import takes_gemm
 
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from urdir.driver.kernel import Kernel
     from urdir.driver.launch import Argument
     from urdir.driver.memory import Slice
-    from urdir.model.lower.experts.parts import Parted
     from urdir.model.lower.registers import Registers
     from urdir.model.lower.sheet import Sheet
 
@@ -39,6 +39,15 @@ class Begun:
     scaled: Slice
     summary: Slice
     packed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Parted:
+    """Logits that the launch which made their input has left in ``parts``, and the arguments of the
+    launches that add them up."""
+
+    parts: LogitParts
+    arguments: Mapping[str, Slice]
 
 
 class Lowering:

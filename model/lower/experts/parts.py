@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -10,7 +10,7 @@ from urdir.model.graph.experts import Experts, Route
 from urdir.model.graph.ops import Norm, Product
 from urdir.model.lower.arguments import without_none
 from urdir.model.lower.chain import Chain
-from urdir.model.lower.lowering import Lowering
+from urdir.model.lower.lowering import Lowering, Parted
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.experts.parts import TAKEN, LogitParts
 from urdir.ptxgen.kernels.linear.epilogue.router import RouterParts
@@ -19,14 +19,6 @@ from urdir.ptxgen.kernels.linear.products.gemv import Gemv
 if TYPE_CHECKING:
     from urdir.driver.memory import Slice
     from urdir.ptxgen.kernels.linear.spec import LinearSpec
-
-
-@dataclass(frozen=True, slots=True)
-class Parted:
-    """Logits in parts, and the arguments of the launches that add them up."""
-
-    parts: LogitParts
-    arguments: dict[str, Slice]
 
 
 def router_after(at: Lowering, chain: Chain) -> Route | None:

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from urdir.model.lower.arguments import without_none
 from urdir.model.lower.experts.layer import MixtureLayer
-from urdir.model.lower.experts.parts import Parted
-from urdir.model.lower.lowering import Lowering
+from urdir.model.lower.lowering import Lowering, Parted
 from urdir.model.lower.requests import alike, biases
 from urdir.model.memory.norms import NormLayer
 from urdir.model.memory.weights import Matrix
@@ -133,7 +132,7 @@ class ExpertProducts:
         if call.selection is None:
             return {"expert": self.work[call.mixture.number]}
         if call.parted is not None:
-            return call.parted.arguments
+            return dict(call.parted.arguments)
         return {"logits": self.work["router logits"]}
 
     def append_activated(self, call: MixtureCall, multiply: Multiply) -> None:

@@ -82,8 +82,6 @@ class ExpertsSpec(CutOptions, ExpertsShape):
                 f"{self.name}: two tiles of {cut.warps} warps and the activations of "
                 f"{self.cut.columns.blocks} blocks are more than {self.shared} bytes"
             )
-        if self.logit_parts is not None and 4 * cut.warps * self.experts > self.activations_nbytes:
-            raise PtxgenError(f"{self.name}: the logits of {cut.warps} warps have no room")
 
     @property
     def has_warp_sums(self) -> bool:
@@ -124,8 +122,14 @@ class ExpertsSpec(CutOptions, ExpertsShape):
 
     @property
     def activations_nbytes(self) -> int:
-        """Bytes of all activations; before these, of the sums of logits of each warp."""
-        return self.record_nbytes * TILE_UNITS * self.blocks
+        """Bytes of all activations; before these, of each warp's sums of logits in parts."""
+        sums = 0 if self.logit_parts is None else 4 * self.experts * self.most_warps
+        return max(self.record_nbytes * TILE_UNITS * self.blocks, sums)
+
+    @property
+    def most_warps(self) -> int:
+        """Warps of a CTA, at most."""
+        return WARPS if self.blocks % EVEN_WARPS else EVEN_WARPS
 
     @property
     def lane_blocks(self) -> int:
@@ -146,7 +150,7 @@ class ExpertsSpec(CutOptions, ExpertsShape):
             warp_squares=8 if self.norm_first else 4,
             activations=self.activations_nbytes,
             tables=entries_nbytes(self.shared_grids, self.grid_entries) + self.choice_nbytes,
-            warps=WARPS if self.blocks % EVEN_WARPS else EVEN_WARPS,
+            warps=self.most_warps,
         )
 
     @property

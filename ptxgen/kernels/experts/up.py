@@ -27,8 +27,8 @@ class ExpertsUp(ExpertsSpec):
     """y[b, s] = W x[b], then the steps, with the matrix W of the expert that row b has in slot s;
     `Gated` is f(W x) * (U x).
 
-    With a ``selection`` x is that of its router, too: it is read before the wait, unless logits come
-    in parts, from the launch that makes x.
+    With a ``selection`` x is that of its router, too: it is read before the wait, unless logits
+    come in parts, from the launch that makes x.
 
     ``in_turn``: there is no ``expert``, row b has number b % experts: heads with matrices of their
     own.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -13,9 +13,6 @@ from urdir.ptxgen.kernels.linear.steps import Epilogue, Product, Reference
 from urdir.ptxgen.spec import Access, Array, Param, ceil_div
 from urdir.ptxgen.weights.formats import FORMATS
 from urdir.ptxgen.weights.layout import Layout
-
-if TYPE_CHECKING:
-    from urdir.ptxgen.kernels.linear.cut import Cut
 
 #: Registers of a thread for the router's weights, at most.
 MOST_WEIGHTS = 16
@@ -46,20 +43,20 @@ class RouterParts(Epilogue):
             raise PtxgenError(f"{product.name}: router_parts is for one vector with a residual")
         if product.cluster > 1 or product.passes > 1:
             raise PtxgenError(f"{product.name}: router_parts is for one CTA's rows of one pass")
-        cut = _cut(product)
-        quads, threads = cut.own_rows // 4, 32 * cut.warps
-        if cut.own_rows & (cut.own_rows - 1) or quads > 32 or product.rows % cut.own_rows:
+        rows = product.cta_rows
+        if rows & (rows - 1) or rows > 128 or product.rows % rows:
             raise PtxgenError(
-                f"{product.name}: router_parts of {product.rows} rows, {cut.own_rows} a CTA: "
+                f"{product.name}: router_parts of {product.rows} rows, {rows} a CTA: "
                 "a power of two, 128 at most, of which the rows are a multiple"
             )
-        if cut.columns.warps < 2 or threads % quads or self.weights(product) > MOST_WEIGHTS:
+        if product.column_warps < 2:
+            raise PtxgenError(f"{product.name}: router_parts needs the room of two sums a row")
+        if self.weights(product) > MOST_WEIGHTS:
             raise PtxgenError(f"{product.name}: router_parts of {self.experts} experts: too many")
 
     def weights(self, product: Product) -> int:
         """Weights of the router in a thread's registers."""
-        cut = _cut(product)
-        return 4 * ceil_div(self.experts * cut.own_rows // 4, 32 * cut.warps)
+        return 4 * ceil_div(self.experts * product.cta_rows // 4, 32 * product.cta_warps)
 
     def layout(self, product: Product) -> Layout:
         """How the router lies in memory."""
@@ -67,7 +64,7 @@ class RouterParts(Epilogue):
 
     def count(self, product: Product) -> int:
         """CTAs with rows."""
-        return product.rows // _cut(product).own_rows
+        return product.rows // product.cta_rows
 
     def params(self, product: Product) -> tuple[Param, ...]:
         count = self.count(product)
@@ -92,8 +89,3 @@ class RouterParts(Epilogue):
             squares = (rows**2).reshape(count, -1).sum(axis=1)
             of.outputs["square_parts"] = squares.astype(np.float32)
         return y
-
-
-def _cut(product: Product) -> Cut:
-    cut: Cut = product.cut  # type: ignore[attr-defined]  # of a product in tiles
-    return cut
