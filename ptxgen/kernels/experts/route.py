@@ -20,6 +20,8 @@ from urdir.ptxgen.weights.layout import Layout
 
 #: Vectors of four columns that a thread has registers for: weights, norm and activations.
 MOST_VECTORS = 6
+#: Vectors of weights of several experts that a thread has registers for.
+MOST_SEVERAL = 16
 
 
 @dataclass(frozen=True)
@@ -27,8 +29,8 @@ class RouteExperts(KernelSpec):
     """The experts of each row and their weights, from x and the router's weights (experts, cols).
 
     The weights are F32, repacked. ``norm``: x is RMS-normalised first. The products, times
-    ``scale``, plus ``bias`` (experts,), are ``logits`` (rows, experts). A CTA has one expert of a
-    row; the last one to arrive selects, unless products choose for themselves (``selects``).
+    ``scale``, plus ``bias`` (experts,), are ``logits`` (rows, experts). A CTA has ``each`` experts
+    of a row; the last one to arrive selects, unless products choose for themselves (``selects``).
     ``arrived`` (rows,) is 0 before and after.
     """
 
@@ -39,6 +41,7 @@ class RouteExperts(KernelSpec):
     bias: bool = False
     scale: float = 1.0
     selects: bool = True
+    each: int = 1
 
     name = "route_experts"
     template = ("urdir.templates", "experts/route.ptx.j2")
@@ -50,6 +53,15 @@ class RouteExperts(KernelSpec):
             raise PtxgenError(
                 f"route_experts: {self.cols} columns, {self.norm}: a multiple of 4 and "
                 f"{MOST_VECTORS * 4096} at most, and no norm but of the root mean square, unbiased"
+            )
+
+        if self.each == 1:
+            return
+        most = MOST_SEVERAL // self.vectors
+        if self.selects or self.selection.experts % self.each or self.each > most:
+            raise PtxgenError(
+                f"route_experts: {self.each} of {self.selection.experts} experts a CTA: a divisor, "
+                f"{most} at most of {self.cols} columns, of which products choose"
             )
 
     @staticmethod
@@ -69,6 +81,11 @@ class RouteExperts(KernelSpec):
         """Threads of a CTA: a multiple of a tile's 64 vectors of four columns."""
         choices = (128, 256, 512, 1024)
         return next(t for t in choices if self.cols <= 4 * MOST_VECTORS * t)
+
+    @property
+    def ctas(self) -> int:
+        """CTAs of a row."""
+        return self.selection.experts // self.each
 
     @property
     def vectors(self) -> int:
@@ -98,7 +115,7 @@ class RouteExperts(KernelSpec):
 
     @property
     def launch_shape(self) -> LaunchShape:
-        grid = (self.selection.experts, self.rows, 1)
+        grid = (self.ctas, self.rows, 1)
         return LaunchShape(grid=grid, block=(self.threads, 1, 1))
 
     @property
@@ -149,6 +166,10 @@ class RouteExperts(KernelSpec):
             "llama 4": cls(2, 3076, llama4, norm=Norm("rms", 1e-5, weight=False), scale=0.5),
             "wide": cls(1, 12292, Selection(5, 2), norm=Norm("rms", 1e-5)),
             "choice bias": cls(2, 68, biased, bias=True),
+            "several": cls(
+                3, 2052, Selection(12, 3), Norm("rms", 1e-6), bias=True, selects=False, each=3
+            ),
+            "several, no norm": cls(2, 580, Selection(8, 2), scale=0.5, selects=False, each=4),
             "logits": cls(2, 260, softmax, Norm("rms", 1e-6), scale=0.5, selects=False),
         }
 
