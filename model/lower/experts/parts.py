@@ -53,7 +53,7 @@ def with_router(
     at: Lowering, chain: Chain, kernel: LinearSpec
 ) -> tuple[LinearSpec, dict[str, Slice]] | None:
     """The product of a chain with the parts of the logits that follow it, and what it takes for
-    these; None where there are none, or it does not serve."""
+    these. None without a router, and where the product cannot serve it."""
     of = router_after(at, chain)
     made = None if of is None else _with_parts(kernel, of.selection.experts)
     if of is None or made is None:
@@ -76,5 +76,5 @@ def _with_parts(kernel: LinearSpec, experts: int) -> Gemv | None:
         return None
     try:
         return replace(kernel, epilogue=(*kernel.epilogue, RouterParts(experts)))
-    except PtxgenError:  # too many experts, rows that are no power of two a CTA
+    except PtxgenError:  # the CTAs' rows do not fit, or too many experts
         return None
