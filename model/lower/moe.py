@@ -129,7 +129,9 @@ def lower_route(at: Lowering, ops: Sequence[Op]) -> bool:
         at.launch(select, f"{of.label}.select", logits=logits, **chosen)
         return True
     has_bias, selects = matrix.bias is not None, bool(norms) or not _products_choose(at, of)
-    kernel = _route(rows, matrix.cols, router.selection, computed, has_bias, router.scale, selects)
+    sizes = rows, matrix.cols, router.selection
+    each = 1 if selects else RouteExperts.each_of(*sizes)
+    kernel = _route(*sizes, computed, has_bias, router.scale, selects, each)
     at.launch(
         kernel,
         of.label,

@@ -20,6 +20,8 @@ from urdir.ptxgen.weights.layout import Layout
 
 #: Vectors of four columns that a thread has registers for: weights, norm and activations.
 MOST_VECTORS = 6
+#: CTAs, at least, of which each makes several logits. Each reads a row and its norm's weights again.
+CTAS = 256
 #: Vectors of weights of several experts that a thread has registers for.
 MOST_SEVERAL = 16
 
@@ -70,6 +72,13 @@ class RouteExperts(KernelSpec):
         may follow the product."""
         fits = cols % 4 == 0 and 4 <= cols <= MOST_VECTORS * 4096
         return fits and (norm is None or (norm.kind == "rms" and not norm.bias))
+
+    @classmethod
+    def each_of(cls, rows: int, cols: int, selection: Selection) -> int:
+        """How many logits a CTA should make where products choose: so many that `CTAS` are left."""
+        vectors = cls(1, cols, selection).vectors
+        most = min(MOST_SEVERAL // vectors, max(1, rows * selection.experts // CTAS))
+        return next(n for n in (4, 2, 1) if n <= most and selection.experts % n == 0)
 
     @cached_property
     def layout(self) -> Layout:
