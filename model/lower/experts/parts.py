@@ -20,10 +20,6 @@ if TYPE_CHECKING:
     from urdir.driver.memory import Slice
     from urdir.ptxgen.kernels.linear.spec import LinearSpec
 
-#: Bytes of the parts of logits, at most, that CTAs leave apart: each CTA of two launches reads all
-#: of them. On an H200 those of qwen3-30b-a3b are 64 KB, 8 KB in clusters of eight.
-MOST_NBYTES = 16 << 10
-
 
 def router_after(at: Lowering, chain: Chain) -> Route | None:
     """The router that reads the norm of a chain's result, where experts can be chosen by its logits
@@ -59,7 +55,7 @@ def with_router(
     """The product of a chain with the parts of the logits that follow it, and what it takes for
     these. None without a router, and where the product cannot serve it."""
     of = router_after(at, chain)
-    made = None if of is None else _with_parts(kernel, of.selection.experts, at.limits.cluster)
+    made = None if of is None else _with_parts(kernel, of.selection.experts)
     if of is None or made is None:
         return None
     norm, router = at.following(), at.matrix(of.router.linear)
@@ -75,23 +71,10 @@ def with_router(
 
 
 @lru_cache(maxsize=64)
-def _with_parts(kernel: LinearSpec, experts: int, most: int) -> Gemv | None:
-    """The product with parts, of clusters of at most ``most`` CTAs where those of CTAs are large;
-    None where it cannot have them."""
+def _with_parts(kernel: LinearSpec, experts: int) -> Gemv | None:
     if not isinstance(kernel, Gemv):
         return None
-    made = _parts_of(kernel, RouterParts(experts))
-    if made is None or 4 * experts * made.rows // made.cta_rows <= MOST_NBYTES:
-        return made
-    # where a CTA takes less than half of an SM, a cluster finds room for two on one
-    apart = kernel.recut(fill=False, least_shared=0)
-    sizes = (size for size in (8, 4, 2) if size <= most)
-    clustered = (_parts_of(apart, RouterParts(experts, cluster=size)) for size in sizes)
-    return next((found for found in clustered if found is not None), made)
-
-
-def _parts_of(kernel: Gemv, step: RouterParts) -> Gemv | None:
     try:
-        return replace(kernel, epilogue=(*kernel.epilogue, step))
+        return replace(kernel, epilogue=(*kernel.epilogue, RouterParts(experts)))
     except PtxgenError:  # the CTAs' rows do not fit, or too many experts
         return None

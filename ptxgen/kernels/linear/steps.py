@@ -129,11 +129,6 @@ class Epilogue(Step):
         return 0
 
     @property
-    def cta_cluster(self) -> int:
-        """CTAs of a cluster that it takes, each with rows of its own."""
-        return 1
-
-    @property
     def nonlinearity(self) -> Activation | None:
         """The nonlinearity that it is."""
         return None

@@ -25,19 +25,13 @@ class RouterParts(Epilogue):
     RMSNorm between (``normed``) y is multiplied with its weights ``next_norm`` (rows,) first, and
     ``square_parts`` (CTAs,) has the sums of the squares of y.
 
-    Who needs the logits adds up the parts (`LogitParts`): the router has no launch of its own. The
-    CTAs of a ``cluster`` (1, 2, 4 or 8) add up theirs.
+    Who needs the logits adds up the parts (`LogitParts`): the router has no launch of its own.
     """
 
     experts: int
     normed: bool = True
-    cluster: int = 1
 
     stem = "router_parts"
-
-    @property
-    def cta_cluster(self) -> int:
-        return self.cluster
 
     @property
     def text(self) -> str:
@@ -55,22 +49,10 @@ class RouterParts(Epilogue):
                 f"{product.name}: router_parts of {product.rows} rows, {rows} a CTA: "
                 "a power of two, 128 at most, of which the rows are a multiple"
             )
-        if self.normed and product.column_warps < 2:
+        if product.column_warps < 2:
             raise PtxgenError(f"{product.name}: router_parts needs the room of two sums a row")
-        if self.cluster > 1:
-            self._check_cluster(product)
         if self.weights(product) > MOST_WEIGHTS:
             raise PtxgenError(f"{product.name}: router_parts of {self.experts} experts: too many")
-
-    def _check_cluster(self, product: Product) -> None:
-        ctas, threads = product.rows // product.cta_rows, 32 * product.cta_warps
-        whole = self.cluster in (2, 4, 8) and product.launch_shape.grid[0] == ctas
-        divides = ctas % self.cluster == 0 and self.experts % self.cluster == 0
-        if not whole or not divides or self.experts + self.cluster > threads:
-            raise PtxgenError(
-                f"{product.name}: router_parts of {self.experts} experts in clusters of "
-                f"{self.cluster} of {ctas} CTAs: 2, 4 or 8, a divisor of both; a thread an expert"
-            )
 
     def weights(self, product: Product) -> int:
         """Weights of the router in a thread's registers."""
@@ -81,8 +63,8 @@ class RouterParts(Epilogue):
         return Layout(FORMATS["F32"], self.experts, product.rows)
 
     def count(self, product: Product) -> int:
-        """Parts: CTAs, or clusters, with rows."""
-        return product.rows // (product.cta_rows * self.cluster)
+        """CTAs with rows."""
+        return product.rows // product.cta_rows
 
     def params(self, product: Product) -> tuple[Param, ...]:
         count = self.count(product)

@@ -139,12 +139,6 @@ def _of_ends(cls: type[S]) -> dict[str, S]:
         "router parts, idle CTA": i16(
             *(Q4_K, 288, 1024, Residual(), RouterParts(70)), tiles_each=2, sms=10, fill=True
         ),
-        "router parts, clusters": i16(
-            *(Q4_K, 256, 2048, Bias(), Residual(), RouterParts(96, cluster=8)), tiles_each=1
-        ),
-        "router parts, pairs, unnormed": cls.of(
-            *(Q8, 128, 1056, Residual(), RouterParts(20, normed=False, cluster=2)), tiles_each=2
-        ),
         "router parts f32, unnormed": cls.of(
             Q8, 64, 288, Residual(0.22), RouterParts(5, normed=False), tiles_each=4
         ),

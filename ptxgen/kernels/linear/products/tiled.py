@@ -120,19 +120,14 @@ class TiledSpec(LinearSpec):
 
     @property
     def targets(self) -> tuple[str, ...]:
-        return since(CLUSTERS_SINCE) if self.launch_cluster > 1 else super().targets
-
-    @property
-    def launch_cluster(self) -> int:
-        """CTAs of a cluster, with the same rows or others."""
-        return max(self.cluster, *(step.cta_cluster for step in self.epilogue), 1)
+        return since(CLUSTERS_SINCE) if self.cluster > 1 else super().targets
 
     @property
     def launch_shape(self) -> LaunchShape:
         return LaunchShape(
             grid=(self.cluster * self.cut.rows.clusters, 1, 1),
             block=(32 * self.cut.warps, 1, 1),
-            cluster=(self.launch_cluster, 1, 1),
+            cluster=(self.cluster, 1, 1),
             shared_bytes=max(
                 with_entries(self.cut.memory.nbytes, self.shared_grids, self.grid_entries),
                 self.options.least_shared,
