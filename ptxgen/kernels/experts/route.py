@@ -21,7 +21,7 @@ from urdir.ptxgen.weights.layout import Layout
 #: Vectors of four columns that a thread has registers for: weights, norm and activations.
 MOST_VECTORS = 6
 #: CTAs, at least, of which each makes several logits of a row that it reads. On an H200 a step of
-#: eight rows of qwen3-30b-a3b takes 2,034 us with four logits a CTA, 2,036 with two, 2,051 with one.
+#: eight rows of qwen3-30b-a3b takes 2,034 us with four logits a CTA, 2,051 with one.
 CTAS = 256
 #: Vectors of weights of several experts that a thread has registers for.
 MOST_SEVERAL = 16
