@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from urdir.ptxgen.weights.fields import Plane
 from urdir.ptxgen.weights.format import E2M1, UNIT, Format
+from urdir.ptxgen.weights.layout import TILE_UNITS
 from urdir.ptxgen.weights.packed_few import Order
 
 #: Quads of a unit, and of half a unit, converted together.
@@ -60,6 +61,14 @@ class Halves:
     def are_floats(self) -> bool:
         """Whether quants are codes of floats of four bits: their bits are those of f16 numbers."""
         return self.format.table == E2M1
+
+    @property
+    def factors_are_exact(self) -> bool:
+        """Whether an f16 number holds a quant times its group's factor: floats of four bits, and
+        factors of eight. What else multiplies them is the same in a row of a tile."""
+        fmt = self.format
+        of_rows = not fmt.has_singles or fmt.factors.units == TILE_UNITS
+        return self.are_floats and fmt.has_e4m3_factors and of_rows
 
     @property
     def raised(self) -> int:

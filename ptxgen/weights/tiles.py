@@ -132,7 +132,7 @@ class Run:
 @dataclass(frozen=True)
 class Tile:
     """The tiles of a matrix of that layout; as ``halves`` (`weights/_halves.j2`) all pieces keep
-    their places, and the powers of a tile's rows follow it."""
+    their places, and the powers of a tile's rows follow it, if they are needed."""
 
     layout: Layout
     as_halves: bool = False
@@ -152,9 +152,20 @@ class Tile:
         return 8 * Run(plane, 0).row_nbytes
 
     @property
+    def exact(self) -> bool:
+        """Whether weights as halves are as the type says, but for a factor of their row."""
+        return self.as_halves and self.halves.factors_are_exact
+
+    @property
+    def has_powers(self) -> bool:
+        """Whether weights as halves are as many times what they should be as their row's power
+        says."""
+        return self.as_halves and not self.exact
+
+    @property
     def nbytes(self) -> int:
         """Bytes of a tile in shared memory."""
-        return self.layout.tile_nbytes + (4 * TILE_ROWS if self.as_halves else 0)
+        return self.layout.tile_nbytes + (4 * TILE_ROWS if self.has_powers else 0)
 
     @cached_property
     def runs(self) -> tuple[Run, ...]:
