@@ -153,7 +153,7 @@ class Tile:
 
     @property
     def exact(self) -> bool:
-        """Whether weights as halves are as the type says, but for a factor of their row."""
+        """Whether weights as halves lack only a factor of their row, if the type has one."""
         return self.as_halves and self.halves.factors_are_exact
 
     @property
