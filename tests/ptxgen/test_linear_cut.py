@@ -124,7 +124,7 @@ def test_shared_memory_is_what_a_cta_may_have(fmt: Format, cols: int, cluster: i
 
 @pytest.mark.parametrize("cols", [4096, 8192, 14336])
 def test_rows_of_e4m3_get_eight_warps(cols: int) -> None:
-    """Also beside activations of 128 bytes for 32 columns; partial sums find room in what is left."""
+    """Also beside activations of 128 bytes for 32 columns; partial sums find room beside them."""
     least, most = H200.shared(larger=True)
     for steps in ((Residual(),), (Gated(),)):
         spec = Gemv.of(
