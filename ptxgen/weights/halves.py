@@ -16,7 +16,6 @@ from dataclasses import dataclass
 
 from urdir.ptxgen.weights.fields import Plane
 from urdir.ptxgen.weights.format import E2M1, UNIT, Format
-from urdir.ptxgen.weights.layout import TILE_UNITS
 from urdir.ptxgen.weights.packed_few import Order
 
 #: Quads of a unit, and of half a unit, converted together.
@@ -65,9 +64,9 @@ class Halves:
     @property
     def factors_are_exact(self) -> bool:
         """Whether an f16 number holds a quant times its group's factor: floats of four bits, and
-        factors of eight. What else multiplies them is the same in a row of a tile."""
+        factors of eight. What else multiplies them is the same in a row."""
         fmt = self.format
-        of_rows = not fmt.has_singles or fmt.factors.units == TILE_UNITS
+        of_rows = fmt.of_rows or not fmt.has_singles
         return self.are_floats and fmt.has_e4m3_factors and of_rows
 
     @property

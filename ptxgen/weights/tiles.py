@@ -157,6 +157,12 @@ class Tile:
         return self.as_halves and self.halves.factors_are_exact
 
     @property
+    def rows_apart(self) -> bool:
+        """Whether that factor, which is the same in every tile of the row, stays in global memory and
+        multiplies sums."""
+        return self.exact and self.format.has_singles
+
+    @property
     def has_powers(self) -> bool:
         """Whether weights as halves are as many times what they should be as their row's power
         says."""
@@ -165,14 +171,21 @@ class Tile:
     @property
     def nbytes(self) -> int:
         """Bytes of a tile in shared memory."""
-        return self.layout.tile_nbytes + (4 * TILE_ROWS if self.has_powers else 0)
+        return self.copied_nbytes + (4 * TILE_ROWS if self.has_powers else 0)
+
+    @property
+    def copied_nbytes(self) -> int:
+        """Bytes of its planes there."""
+        return sum(run.nbytes for run in self.runs)
 
     @cached_property
     def runs(self) -> tuple[Run, ...]:
         """A run of each plane."""
         at = self.layout.offsets
         return tuple(
-            Run(plane, at[plane.name], self.as_halves) for plane in self.format.tile_planes
+            Run(plane, at[plane.name], self.as_halves)
+            for plane in self.format.tile_planes
+            if not self.rows_apart or plane is not self.format.factors
         )
 
     @cached_property
@@ -222,7 +235,7 @@ class Tile:
     @property
     def rest_pieces(self) -> int:
         """Pieces of these runs."""
-        return (self.layout.tile_nbytes - self.rest) // PIECE
+        return (self.copied_nbytes - self.rest) // PIECE
 
     @property
     def has_plain_pieces(self) -> bool:

@@ -279,7 +279,7 @@ def test_packed_vectors_of_any_size_are_multiplied(
     compare(spec, run_kernel(device, spec, inputs), spec.reference(**inputs))
 
 
-@pytest.mark.parametrize("name", ["NVFP4", "E2M1G256"])
+@pytest.mark.parametrize("name", ["NVFP4", "E2M1G256", "E2M1G64"])
 def test_floats_of_four_bits_are_exact_with_every_factor(device: Device, name: str) -> None:
     """E4M3 numbers from the smallest to the largest, beside each other."""
     check_every_factor(device, FORMATS[name])
@@ -299,6 +299,10 @@ def check_every_factor(device: Device, fmt: Format) -> None:
     plane, _ = next(fmt.parts("factor" if fmt.has("factor") else "d"))
     factors = layout.plane_of(inputs["weights"], plane)
     factors[:] = np.arange(factors.size, dtype=np.uint32).reshape(factors.shape) * 37 % 127
+    if fmt.has_singles:  # the same in a row of all tiles
+        singles = layout.plane_of(inputs["weights"], fmt.factors).view(np.float32)
+        of_rows = np.geomspace(1e-6, 1e3, layout.bands * 16).reshape(-1, 1, 16, 1)
+        singles.reshape(layout.bands, layout.row_tiles, 16, -1)[:] = of_rows
     compare(spec, run_kernel(device, spec, inputs), spec.reference(**inputs))
 
 
