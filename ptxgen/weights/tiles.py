@@ -158,7 +158,7 @@ class Tile:
 
     @property
     def rows_apart(self) -> bool:
-        """Whether that factor, which is the same in every tile of the row, stays in global memory and
+        """Whether that factor, the same in every tile of the row, stays in global memory and
         multiplies sums."""
         return self.exact and self.format.has_singles
 
