@@ -4,7 +4,7 @@ matrices, and the vectors of a mixture of experts."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
 
@@ -65,6 +65,9 @@ class PackedPart:
     ctas: int
     experts: int = 1
     neighbours: bool = False
+
+    #: Sums are over many tiles, so that weights have all factors.
+    exact: ClassVar[bool] = False
 
     @property
     def format(self) -> Format:
