@@ -6,6 +6,7 @@ import sys
 from typing import Any, cast
 
 import pytest
+
 from urdir.model.commands.opening import load
 from urdir.model.engine import loading
 from urdir.model.turns import TURN_SECONDS
