@@ -170,6 +170,7 @@ class LayerAttention:
     def launch(self, plan: Launches, kernel: KernelSpec, label: str, **outputs: Region) -> None:
         """Append a launch of ``kernel``, which takes what it needs of all that is here by name."""
         given = {**self.caches, **self.rows.arguments, **self.constants, **outputs}
+        given["count"] = self.rows.count
         for name in (param.name for param in kernel.params):
             if name not in given:
                 given[name] = self.work[PARTIAL.get(name, name)]
