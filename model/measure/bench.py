@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 log = logging.getLogger("urdir.bench")
 Run = TypeVar("Run")
 _PROFILED = 6  # runs of a step that is profiled
+#: Untimed runs, at most: until one begins no graph, whose making would hold up those that are
+#: timed.
+_UNTIMED = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +192,8 @@ def bench(
     """Time ``case`` on a session with room for it. Raises DriverError, after the row of the test
     that met it, where the device is lost.
 
-    One untimed run of each comes first: modules are loaded and graphs recorded in it.
+    Untimed runs of each come first: modules are loaded and graphs recorded in them, also those
+    that a service records beside its steps.
     """
     bench = _Bench(session, gguf, rates, case.repeats)
     for test in case.tests:
@@ -266,7 +270,10 @@ class _Bench:
         return [int(t) for t in np.random.default_rng(count).integers(0, vocab, count)]
 
     def _timed(self, run: Callable[[], Run]) -> list[Run]:
-        run()
+        for _ in range(_UNTIMED):
+            run()
+            if self.session.parts.device.is_emulated or not self.session.steps.finish():
+                break
         return [run() for _ in range(self.repeats)]
 
     def _row(
