@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from statistics import mean, median, stdev
@@ -30,9 +31,9 @@ if TYPE_CHECKING:
 log = logging.getLogger("urdir.bench")
 Run = TypeVar("Run")
 _PROFILED = 6  # runs of a step that is profiled
-#: Untimed runs, at most: until one begins no graph, whose making would hold up those that are
-#: timed.
-_UNTIMED = 4
+#: Untimed runs take so many seconds at least: an H200 holds its clocks back half a second after a
+#: load begins, when its power reaches the cap.
+_UNTIMED_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,8 +193,8 @@ def bench(
     """Time ``case`` on a session with room for it. Raises DriverError, after the row of the test
     that met it, where the device is lost.
 
-    Untimed runs of each come first: modules are loaded and graphs recorded in them, also those
-    that a service records beside its steps.
+    Untimed runs of each come first, until one leaves no graph to be made: modules are loaded and
+    graphs recorded in them, also those that a service records beside its steps.
     """
     bench = _Bench(session, gguf, rates, case.repeats)
     for test in case.tests:
@@ -270,10 +271,13 @@ class _Bench:
         return [int(t) for t in np.random.default_rng(count).integers(0, vocab, count)]
 
     def _timed(self, run: Callable[[], Run]) -> list[Run]:
-        for _ in range(_UNTIMED):
-            run()
-            if self.session.parts.device.is_emulated or not self.session.steps.finish():
+        start = time.perf_counter()
+        run()
+        while not self.session.parts.device.is_emulated:
+            has_begun_some = self.session.steps.finish()
+            if not has_begun_some and time.perf_counter() - start >= _UNTIMED_SECONDS:
                 break
+            run()
         return [run() for _ in range(self.repeats)]
 
     def _row(
