@@ -113,7 +113,7 @@ class PackedPart:
 
     @property
     def powers(self) -> str:
-        """The register, but for the `suffix`, after which P of its rows lie."""
+        """The register, without the `suffix`, after which P of its rows lie."""
         return "weights"
 
     @property
@@ -137,7 +137,7 @@ class PackedRun:
 
     @property
     def layout(self) -> Layout:
-        """That of the first matrix, which the others have but for their rows."""
+        """That of the first matrix: the others differ in their rows alone."""
         return self.parts[0].layout
 
     @property
