@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
@@ -196,6 +197,12 @@ class ShapeBuckets:
         """The buckets of a session with these chunks and room for ``max_len`` tokens."""
         lengths = tuple(length_buckets(max_len))
         return cls(chunks, lengths, rows, alignment, begin_apart, walk, drafts)
+
+    def beside(self, others: Iterable[ShapeBuckets]) -> ShapeBuckets:
+        """The shapes of steps that other ranks run too, with these of their own: segments begin
+        where tiles of queries do on all ranks, whose heads may be groups of other sizes."""
+        alignment = math.lcm(self.alignment, *(of.alignment for of in others))
+        return replace(self, alignment=alignment)
 
     def keys(self, length: int, rows: int = 1) -> int:
         """The length bucket of a step of ``rows`` sequences after which the longest has ``length``

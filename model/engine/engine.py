@@ -87,7 +87,7 @@ class Engine(Owner):
         request, say.
 
             with Engine.opening("model.gguf", text=True) as loading:
-                request = Request(tuple(loading.tokenizer.encode("Once")))
+                request = Request(prompt=tuple(loading.tokenizer.encode("Once")))
                 loading.prepare(request)
                 engine = Engine(loading)
         """

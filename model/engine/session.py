@@ -63,10 +63,11 @@ class Session(Owner):
         self.sequences = settings.sequences
         self.weights = weights
         scope = DraftScope(0 if model is None else model.tokens, _adapts(settings.drafts))
-        self.shapes = replace(SessionBudget.of(weights, settings).shapes, scope=scope)
+        all_weights = (weights, *peers)
+        own, *others = (SessionBudget.of(each, settings).shapes for each in all_weights)
+        self.shapes = replace(own.beside(others), scope=scope)
         self._user = threading.Lock()
         with ExitStack() as owners:
-            all_weights = (weights, *peers)
             lead, self.exchange = open_ranks(owners, all_weights, settings, observer, drafters)
             self.cache, self.source = lead.cache, lead.source
             has_room = weights.config.takes_adapters

@@ -10,8 +10,8 @@ from urdir.model.families.stored import Linear
 from urdir.model.graph.evaluation import Evaluation, Floats
 from urdir.model.graph.experts import Experts, Route
 from urdir.model.graph.graph import Graph
-from urdir.model.graph.op import Op
-from urdir.model.graph.ops import Activate, Bound, Product, Scale
+from urdir.model.graph.op import Elementwise, Op
+from urdir.model.graph.ops import Product
 from urdir.model.graph.tensor import Tensor
 
 
@@ -65,7 +65,7 @@ def _group(ops: Sequence[Op], first: Product) -> Iterator[Product]:
     for op in ops:
         if isinstance(op, Product) and op.x is first.x and op.label == first.label:
             yield op
-        elif not isinstance(op, Activate | Bound | Scale):
+        elif not isinstance(op, Elementwise):
             return
 
 

@@ -66,3 +66,13 @@ class Op:
     def __str__(self) -> str:
         reads = ", ".join(map(str, self.reads))
         return f"{self.label}: {self.word} {reads} -> {self.y}"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Elementwise(Op):
+    """Base: each number of ``y`` is computed from the one of ``x`` at its place."""
+
+    x: Tensor
+
+    def __post_init__(self) -> None:
+        self._check_same(self.x)

@@ -10,7 +10,7 @@ from urdir.model.families.adapters import AdapterRoom
 from urdir.model.families.rope import RopeConfig
 from urdir.model.families.stored import Linear, Normalization, StoredMatrix, StoredVector
 from urdir.model.graph.evaluation import Evaluation, Floats
-from urdir.model.graph.op import Op
+from urdir.model.graph.op import Elementwise, Op
 from urdir.model.graph.tensor import Tensor
 from urdir.ptxgen.kernels.activation import Activation
 
@@ -104,16 +104,12 @@ class Product(Op):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Activate(Op):
+class Activate(Elementwise):
     """y = f(x), divided by ``divisors`` (width,) if these are given (MPT)."""
 
     word = "activate"
-    x: Tensor
     f: Activation
     divisors: StoredVector | None = None
-
-    def __post_init__(self) -> None:
-        self._check_same(self.x)
 
     def evaluate(self, at: Evaluation, *x: Floats) -> Floats:
         y = np.asarray(self.f(x[0]), np.float64)
@@ -145,15 +141,11 @@ class Gate(Op):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Scale(Op):
+class Scale(Elementwise):
     """y = ``factor`` * x."""
 
     word = "scale"
-    x: Tensor
     factor: float
-
-    def __post_init__(self) -> None:
-        self._check_same(self.x)
 
     def evaluate(self, at: Evaluation, *x: Floats) -> Floats:
         return x[0] * self.factor
@@ -176,16 +168,12 @@ class ScaleBy(Op):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Bound(Op):
+class Bound(Elementwise):
     """y = ``softcap`` * tanh(x / softcap), where that is not 0, within +- ``clamp``, likewise."""
 
     word = "bound"
-    x: Tensor
     softcap: float = 0.0
     clamp: float = 0.0
-
-    def __post_init__(self) -> None:
-        self._check_same(self.x)
 
     def evaluate(self, at: Evaluation, *x: Floats) -> Floats:
         y = self.softcap * np.tanh(x[0] / self.softcap) if self.softcap else x[0]

@@ -10,6 +10,7 @@ import pytest
 
 from tests.model.stepping import loaded_group, logits_of, stepping
 from urdir.driver.device import Device
+from urdir.model.engine.batch import Batch, Output, Segment
 from urdir.model.engine.realizar import EagerSteps
 from urdir.model.engine.session import Session
 from urdir.model.families.config import Config
@@ -493,3 +494,34 @@ def test_logits_on_several_devices_are_the_reference_s(
     assert relative_rms(found, golden[[count - 1 for count in COUNTS]]) <= TOLERANCE
     assert (again == found).all()
     assert relative_rms(after_prompt, golden[20]) <= default_tolerance(config)
+
+
+def test_prompts_beside_each_other_on_devices_with_other_groups(
+    device_name: str,
+    needs_gpus: Callable[[int], None],
+    random_model: Callable[..., Any],
+    reference_model: Any,
+) -> None:
+    """Two of five heads on the first device, whose tiles of queries are of fewer rows than those of
+    the three on the other."""
+    shape, kind = CASES["head_dim 96, groups of 5, biases"]
+    needs_gpus(2)
+    model = random_model(shape, kind)
+    config = Config.of(model)
+    tokens = random_tokens(shape.vocab)
+    prompts = tokens[:20], tokens[5:14]
+    segments = tuple(Segment(i, 0, len(of), chooses=True) for i, of in enumerate(prompts))
+    with (
+        loaded_group(device_name, model, shares_of(config, model, 2)) as (group, weights),
+        Session(
+            group[0], weights[0], SessionSettings(256, sequences=2), peers=weights[1:]
+        ) as session,
+        EagerSteps(session) as eager,
+    ):
+        for sequence, prompt in enumerate(prompts):
+            eager.feed(prompt, sequence)
+        eager.launch(Batch((), segments), Output.LOGITS)
+        found = session.parts.work["logits"].download(np.float32, (2, shape.vocab))
+    reference = reference_model(model, config)
+    golden = np.stack([reference.logits(prompt)[-1] for prompt in prompts])
+    assert relative_rms(found, golden) <= DEFAULT_TOLERANCE
