@@ -31,8 +31,6 @@ _PROGRAM = "urdir.driver.compiler"
 #: What compiles launches nothing. Fourteen contexts that are made at once with one queue each take
 #: 0.5 s, with as many as usual 1.9 s (H200, CUDA 13.0).
 _FEW_QUEUES = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
-#: Priority (nice) of these processes while answers are given.
-_IN_THE_BACKGROUND = 19
 #: The answer for a kernel that is compiled.
 DONE = b"1"
 _LENGTH = struct.Struct("<I")
@@ -79,15 +77,6 @@ class Compilers:
             results = [self._results[key] for key in kernels]
         done = [_succeeded(result) for result in results]
         return all(done)
-
-    def step_back(self) -> None:
-        """Let the processes run where a core is idle, and nowhere else."""
-        if not hasattr(os, "setpriority"):
-            return
-        with self._lock:
-            for process in self._processes:
-                with suppress(OSError):  # it has ended
-                    os.setpriority(os.PRIO_PROCESS, process.pid, _IN_THE_BACKGROUND)
 
     def close(self) -> None:
         """End the processes; what waits for them goes on. Idempotent."""

@@ -287,11 +287,6 @@ class Device:
         """Whether other processes compile all that `compile_beside` gets."""
         return self._modules.compilers is not None
 
-    def compile_in_background(self) -> None:
-        """From now on these processes run on idle cores alone: answers are given meanwhile."""
-        if (compilers := self._modules.compilers) is not None:
-            compilers.step_back()
-
     def end_compilers(self) -> None:
         """End these processes. Idempotent."""
         if (compilers := self._modules.compilers) is not None:

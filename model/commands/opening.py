@@ -124,7 +124,6 @@ def begin_warm_up(loading: Loading, seconds: float, **likely: Any) -> WarmUp | N
     warm_up = loading.warm_up(**likely)
     with Progress("recording graphs", warm_up.left) as progress:
         warm_up.run(seconds, progress.reach)
-    loading.device.compile_in_background()
     return warm_up
 
 

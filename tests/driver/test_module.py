@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Callable
@@ -262,18 +261,6 @@ def test_compilers_that_end_cost_nothing_but_time(tmp_path: Path) -> None:
     assert not compilers.compile(kernels)
     with Compilers("no such device", tmp_path, None, 1) as compilers:
         assert not compilers.compile(kernels)
-
-
-def test_compilers_step_back_and_go_on(tmp_path: Path) -> None:
-    with Compilers("emulator", tmp_path, None, 2) as compilers:
-        compilers.step_back()  # none has started
-        assert compilers.compile({"256": Add(n=256)})
-        running, ended = compilers._processes
-        ended.kill()
-        ended.wait()
-        compilers.step_back()
-        assert os.getpriority(os.PRIO_PROCESS, running.pid) == 19
-        assert compilers.compile({"512": Add(n=512)})
 
 
 def test_closing_compilers_ends_all_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
