@@ -109,9 +109,7 @@ def run_here(
     from urdir.model.engine.engine import Engine
     from urdir.model.measure.load import plan_load
     from urdir.model.measure.load_engine import load_engine
-    from urdir.model.serve.apart.settings import SWITCH_SECONDS
 
-    sys.setswitchinterval(SWITCH_SECONDS)  # as `urdir serve` does
     case = _case(args)
     wanted = changed(service_options(args, source, _context(case)))
     with load(wanted) as loading:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from urdir.model.commands import options
 from urdir.model.environment import Environment, read_environment
+from urdir.model.turns import take_short_turns
 
 #: Of the free memory, what serves many requests without another share.
 MEMORY_SHARE = 0.9
@@ -92,9 +93,10 @@ def service_options(
 
 
 def load(wanted: EngineOptions) -> Loading:
-    """Begin to load a model's weights."""
+    """Begin to load a model's weights, in a process whose threads take short turns."""
     from urdir.model.engine.loading import Loading
 
+    take_short_turns()
     return Loading(wanted)
 
 

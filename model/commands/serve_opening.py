@@ -104,9 +104,7 @@ def open_engine(
     """The engine, the limits of its scheduler, and what is left of its warm-up."""
     from urdir.model.engine.engine import Engine
     from urdir.model.engine.requests.limits import Limits
-    from urdir.model.serve.apart.settings import SWITCH_SECONDS
 
-    sys.setswitchinterval(SWITCH_SECONDS)
     with load(engine_options(args, template)) as loading:
         warm_up = begin_warm_up(loading, _WARM_UP_SECONDS)
         engine = Engine(loading)

@@ -9,13 +9,18 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Callable
+from math import inf
 from statistics import median
 
 from urdir.model.memory.buckets import ROWS, row_bucket
 
-#: Steps of a row bucket that are timed, the latest; steps of fewer rows that are tried for that, as
-#: a step that is read before the next one is planned is not timed; steps until all are timed again.
-_TIMED, _TRIED, _AGAIN = 6, 24, 2048
+#: Steps of a row bucket that follow each other and are timed together; steps of fewer rows that are
+#: tried for that, as a step that is read before the next one is planned is not timed.
+_TIMED, _TRIED = 6, 24
+#: Steps until all are timed again: at first, and in the end, after twice as many each time. Where
+#: a device brakes, steps take up to twice as long, six in a row as well: an H200 does so half a
+#: second after a load begins, for some 65 ms.
+_FIRST_AGAIN, _AGAIN = 128, 2048
 #: How much more tokens/s fewer rows must give: less is noise.
 _GAIN = 1.005
 #: All of so many answers always have a row: memory bounds their steps.
@@ -23,16 +28,18 @@ _FEW = 8
 
 
 class PacedRows:
-    """Chooses the rows of steps by what they take, in seconds. Where a step of all answers leaves
-    rows of its bucket unused, some are timed, then some of the next smaller bucket; from then on
-    the timed bucket with the most tokens/s is chosen. Fewer rows are chosen if ``is_ready`` says
-    that such a step takes no preparation; ``wished`` are those that would be timed, 0 if none."""
+    """Chooses the rows of steps by the least that they take, in seconds. Where a step of all
+    answers leaves rows of its bucket unused, some are timed, then some of the next smaller bucket;
+    from then on the timed bucket with the most tokens/s is chosen. Fewer rows are chosen if
+    ``is_ready`` says that such a step takes no preparation; ``wished`` are those that would be
+    timed, 0 if none."""
 
     def __init__(self) -> None:
         self.is_ready: Callable[[int], bool] = _always
         self.wished = 0
-        self._steps = 0
+        self._steps, self._again = 0, _FIRST_AGAIN
         self._seconds: dict[int, deque[float]] = {}
+        self._least: dict[int, float] = {}  # medians of as many as are timed together
         self._tried = Counter[int]()
 
     @staticmethod
@@ -48,10 +55,11 @@ class PacedRows:
         if not (fewer := self.fewer(answers)):
             return answers
         self._steps += 1
-        if self._steps >= _AGAIN:
-            self._steps, self._seconds = 0, {}
-            self._tried.clear()
-        timed = {rows: median(of) for rows, of in self._seconds.items() if len(of) == _TIMED}
+        if self._steps >= self._again:
+            self._steps, self._again = 0, min(2 * self._again, _AGAIN)
+            for each in (self._seconds, self._least, self._tried):
+                each.clear()
+        timed = self._least
         if (seconds := timed.get(row_bucket(answers))) is None:
             return answers
         if fewer not in timed:
@@ -68,7 +76,10 @@ class PacedRows:
 
     def learn(self, rows: int, seconds: float) -> None:
         """A step of the row bucket ``rows``, without prompts, took so long."""
-        self._seconds.setdefault(rows, deque(maxlen=_TIMED)).append(seconds)
+        times = self._seconds.setdefault(rows, deque(maxlen=_TIMED))
+        times.append(seconds)
+        if len(times) == _TIMED:
+            self._least[rows] = min(median(times), self._least.get(rows, inf))
 
 
 def _always(rows: int) -> bool:

@@ -215,6 +215,16 @@ class Steps(Owner):
         own = (job := self._waits.get(shape)) is not None and not job.is_done
         return own or any(steps.waits(shape) for steps, _ in self._followers)
 
+    def finish(self) -> bool:
+        """Finish what `prepare` has begun, of all ranks; whether there was anything. Raises
+        DriverError."""
+        had_some = bool(self._begun)
+        for shape in [*self._begun]:
+            self.graph(shape)
+        for steps, _ in self._followers:
+            had_some |= steps.finish()
+        return had_some
+
     def end_compilers(self) -> None:
         """End the processes that compile, if there are any; a thread waits for their end."""
         self._waiting.submit(self.parts.device.end_compilers)

@@ -35,6 +35,7 @@ from urdir.ptxgen.kernels.norm import Norm
 from urdir.ptxgen.kernels.normalise import Normalise
 
 if TYPE_CHECKING:
+    from urdir.driver.launch import Argument
     from urdir.driver.memory import Region
     from urdir.model.families.config import Config
     from urdir.model.lower.sheet import Launches
@@ -198,7 +199,8 @@ class LayerAttention:
 
     def launch(self, plan: Launches, kernel: KernelSpec, label: str, **outputs: Region) -> None:
         """Append a launch of ``kernel``, which takes what it needs of all that is here by name."""
-        given = {**self.caches, **self.rows.arguments, **self.constants, **outputs}
+        arguments = {**self.caches, **self.rows.arguments, **self.constants}
+        given: dict[str, Argument] = {**arguments, **outputs, "count": self.rows.count}
         for name in (param.name for param in kernel.params):
             if name not in given:
                 given[name] = self.work[PARTIAL.get(name, name)]

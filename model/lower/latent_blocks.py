@@ -81,6 +81,7 @@ def append_blocks(
         at.launch(
             kernel,
             of.name("attention.block"),
+            count=rows.count,
             first=key,
             length=walk.blocks.length,
             q=work["q"],

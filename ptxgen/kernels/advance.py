@@ -101,6 +101,10 @@ class Advance(KernelSpec):
         return ceil_div(self.slices, 32)
 
     @property
+    def launch_fields(self) -> frozenset[str]:
+        return frozenset({"rows"} if self.sampling else ())
+
+    @property
     def launch_shape(self) -> LaunchShape:
         if self.sampling:
             return LaunchShape(grid=(self.rows, 1, 1), block=(32, 1, 1))

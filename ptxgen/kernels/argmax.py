@@ -43,6 +43,10 @@ class Argmax(KernelSpec):
             raise PtxgenError(f"argmax: width must be 1024, 2048 or 4096, not {self.width}")
 
     @property
+    def launch_fields(self) -> frozenset[str]:
+        return frozenset({"rows"} if self.rows > 1 else ())
+
+    @property
     def params(self) -> tuple[Param, ...]:
         return (
             Param("logits", "f32", ("rows", "n"), Access.IN),

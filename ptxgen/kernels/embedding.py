@@ -58,6 +58,10 @@ class Embedding(KernelSpec):
                 f"embedding: {self.positions} learned positions, sequences of up to {self.max_len}"
             )
 
+    @property
+    def launch_fields(self) -> frozenset[str]:
+        return frozenset({"rows"})
+
     @cached_property
     def layout(self) -> Layout:
         """The table's layout: that of a weight matrix, so that it can be tied."""

@@ -34,6 +34,10 @@ class Gather(KernelSpec):
             )
 
     @property
+    def launch_fields(self) -> frozenset[str]:
+        return frozenset({"rows"})
+
+    @property
     def params(self) -> tuple[Param, ...]:
         return (
             Param("x", "f32", ("height", "cols"), Access.IN),

@@ -38,6 +38,10 @@ class LogitsRows(KernelSpec):
             raise PtxgenError(f"{self.name}: no {self.rows} rows of {self.sequences} sequences")
 
     @property
+    def launch_fields(self) -> frozenset[str]:
+        return frozenset({"rows"})
+
+    @property
     def vector(self) -> int:
         """Logits per access: four if every row stays 16-byte aligned."""
         return 4 if self.n_vocab % 4 == 0 else 1

@@ -71,7 +71,6 @@ def model_of(args: argparse.Namespace) -> SyntheticModel:
 
 def open_engine(args: argparse.Namespace, post: Any) -> tuple[Engine, Service]:
     model = model_of(args)
-    sys.setswitchinterval(0.0005)
     sizes = {"memory_share": 0.9, "sequences": args.sequences}
     wanted = EngineOptions(model, device=args.device, cache_folder=args.cache, **sizes)
     with load(wanted) as loading:

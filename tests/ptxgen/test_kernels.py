@@ -38,6 +38,9 @@ from urdir.ptxgen.kernels.advance import Advance
 from urdir.ptxgen.kernels.argmax import Argmax, indices
 from urdir.ptxgen.kernels.attention.cached_tokens import CachedTokens
 from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
+from urdir.ptxgen.kernels.attention.prefill_wgmma import PrefillWgmma
+from urdir.ptxgen.kernels.embedding import Embedding
+from urdir.ptxgen.kernels.gather import Gather
 from urdir.ptxgen.kernels.linear.cut import CutOptions
 from urdir.ptxgen.kernels.linear.pack import Pack
 from urdir.ptxgen.kernels.linear.products.gemm_wgmma import GemmWgmma
@@ -46,6 +49,7 @@ from urdir.ptxgen.kernels.norm import Norm
 from urdir.ptxgen.kernels.normalise import Normalise
 from urdir.ptxgen.kernels.rescale import Rescale
 from urdir.ptxgen.kernels.rotation import Rotation
+from urdir.ptxgen.kernels.sample import Sample
 from urdir.ptxgen.kernels.sampling_limits import INVALID_TOKEN
 from urdir.ptxgen.spec import KernelSpec
 from urdir.ptxgen.target import TESTED
@@ -166,6 +170,13 @@ def test_the_key_tells_every_field_and_target_apart(kind):
         (replace(CachedTokens.examples()["latent"], unit=1), "tokens"),
         (Pack(40, 259, room=40), "rows"),
         (replace(GemmWgmma.examples()["heads"], batch=37), "batch"),
+        (Sample(61, 9, rows=40, sequences=4), "rows"),
+        (Advance(20, rows=40, sequences=40, slots=4), "rows"),
+        (Argmax(4100, rows=40), "rows"),
+        (replace(Embedding.smallest_example(), rows=40), "rows"),
+        (Gather(37, 40, rows=40), "rows"),
+        (PrefillWgmma(8, KvLayout(1, 4, 64, 64, "f16"), 65), "rows"),
+        (PrefillWgmma(8, KvLayout(1, 4, 64, 64, "f16"), 80, packs=True), "rows"),
     ],
 )
 def test_fields_of_launches_change_the_grid_alone(longer, field):

@@ -49,8 +49,8 @@ def by_blocks(device: Device, spec: PrefillBlock, parts: list[tuple[dict[str, An
     }
     for first in range(0, end, LENGTH):
         block = {name: in_room(keys[:, :, first : first + LENGTH]) for name, keys in walk.items()}
-        scalars = {"first": np.uint32(first), "length": np.uint32(LENGTH)}
-        inputs = rows | block | carried | scalars
+        scalars = {"first": first, "length": LENGTH, "count": spec.rows}
+        inputs = rows | block | carried | {n: np.uint32(of) for n, of in scalars.items()}
         outputs = run_kernel(device, spec, inputs)
         compare(spec, outputs, spec.reference(**inputs))
         carried = {name: outputs[name] for name in carried}

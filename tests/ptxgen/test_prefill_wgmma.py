@@ -140,6 +140,7 @@ def test_a_row_has_the_same_bits_in_every_chunk(device: Device, fields: dict[str
         position[:live] = inputs["position"][at : at + live]
         some = {
             **inputs,
+            "count": np.uint32(rows),
             "q": np.resize(inputs["q"][at : at + live], (rows, *inputs["q"].shape[1:])),
             "sequence": inputs["sequence"][:rows],
             "position": position,
@@ -205,6 +206,8 @@ def test_sequences_share_a_launch(device: Device, kind: type[PromptAttention], g
     for place in places:
         alone = kind(group, layout, place.stop - place.start)
         own = {**inputs, **{n: inputs[n][place] for n in ("q", "sequence", "position")}}
+        if "count" in own:
+            own["count"] = np.uint32(alone.rows)
         np.testing.assert_array_equal(run(device, alone, own), out[place])
 
 
@@ -215,6 +218,7 @@ def test_idle_rows_read_nothing(device: Device) -> None:
     """Neither q, nor the caches, nor the table: here all are NaN or out of range."""
     spec = prefill(rows=20, page_len=16, max_len=64, pages=4)
     inputs: Inputs = {
+        "count": np.uint32(20),
         "q": np.full((20, 2, 64), np.nan, np.float32),
         "k_cache": spec.layout.empty(),
         "v_cache": spec.layout.empty(),

@@ -34,7 +34,7 @@ _LEFT = 1 / 4
 #: side by side.
 _AHEAD = 96
 #: Rows of the prompts whose graphs a first request may need.
-_FIRST_CHUNKS = (64, 256)
+_FIRST_CHUNKS = (64, 128, 256)
 #: Seconds between looks at what other threads and processes do.
 _LOOK = 0.001
 

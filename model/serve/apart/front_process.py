@@ -17,12 +17,13 @@ from urdir.model.engine.requests.device_lost import DeviceLostError
 from urdir.model.errors import ModelError
 from urdir.model.serve.apart import wire
 from urdir.model.serve.apart.link import EngineLink
-from urdir.model.serve.apart.settings import CANNOT_SERVE, SWITCH_SECONDS, Front
+from urdir.model.serve.apart.settings import CANNOT_SERVE, Front
 from urdir.model.serve.connections import room
 from urdir.model.serve.counts import Counts
 from urdir.model.serve.loops import run_in_loop
 from urdir.model.serve.served_model import EngineModel, NamedTexts, warm_up
 from urdir.model.serve.server import Server
+from urdir.model.turns import take_short_turns
 
 
 def run_front(
@@ -35,7 +36,7 @@ def run_front(
     for number in (signal.SIGINT, signal.SIGTERM):  # the engine's process says when to end
         signal.signal(number, signal.SIG_IGN)
     front.logs.begin()
-    sys.setswitchinterval(SWITCH_SECONDS)
+    take_short_turns()
     counts = Counts(np.frombuffer(table).reshape(-1, Counts.WIDTH), own)
     with ExitStack() as owners:
         try:

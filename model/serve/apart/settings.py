@@ -17,9 +17,6 @@ if TYPE_CHECKING:
     from urdir.model.serve.limits import Limits
     from urdir.model.serve.served_model import NamedTexts
 
-#: The longest that a thread runs while others wait (default 5 ms): rendering a kernel, recording a
-#: graph or tokenising must not delay the threads that serve requests.
-SWITCH_SECONDS = 0.0005
 #: Exit code of a front end that another one in its place would have, too.
 CANNOT_SERVE = 3
 

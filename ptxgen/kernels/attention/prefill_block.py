@@ -60,6 +60,7 @@ class PrefillBlock(PrefillWgmma):
     @property
     def params(self) -> tuple[Param, ...]:
         return (
+            Param("count", "u32"),
             Param("first", "u32"),
             Param("length", "u32"),
             *self.input_params,

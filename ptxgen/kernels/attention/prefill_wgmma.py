@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.attention.cache_examples import with_caches
@@ -12,9 +15,9 @@ from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
 from urdir.ptxgen.kernels.attention.kv_types import KvDtype
 from urdir.ptxgen.kernels.attention.prompt import PromptAttention
 from urdir.ptxgen.kernels.attention.scores import Scores
-from urdir.ptxgen.spec import LaunchShape, Tolerance, ceil_div
+from urdir.ptxgen.spec import Array, LaunchShape, Param, Tolerance, ceil_div
 from urdir.ptxgen.weights.layout import TILE_COLS
-from urdir.ptxgen.weights.packed import GROUP
+from urdir.ptxgen.weights.packed import GROUP, packed_shape
 
 #: Threads of a warpgroup, and the queries that it multiplies: the height of a wgmma.
 WARPGROUP, WARPGROUP_QUERIES = 128, 64
@@ -82,8 +85,10 @@ class PrefillWgmma(PromptAttention):
     See PromptAttention; for most caches and heads of 64 to 256 values (`serves`). FlashAttention-3
     (Shah et al. 2024, arXiv 2407.08608) without tensor maps: a cache is gathered row by row.
 
-    With ``packs`` the output has the form that the next product takes: rows of heads * value_dim
-    values as packed f16 (`weights.packed`). Only for heads that fill their places (`can_pack`).
+    The number of rows is the argument ``count``, not a constant of the text: one serves prompts of
+    all lengths. With ``packs`` the output has the form that the next product takes: rows of heads *
+    value_dim values as packed f16 (`weights.packed`). Only for heads that fill their places
+    (`can_pack`).
     """
 
     packs: bool = False
@@ -108,6 +113,35 @@ class PrefillWgmma(PromptAttention):
                 f"attention packs parts of heads that are multiples of 32 values, of rows that are "
                 f"multiples of {TILE_COLS}: not {self.heads} heads of {self.value_dim}"
             )
+
+    @property
+    def launch_fields(self) -> frozenset[str]:
+        return frozenset({"rows"})
+
+    @property
+    def params(self) -> tuple[Param, ...]:
+        return (Param("count", "u32"), *super().params)
+
+    @property
+    def out_param(self) -> Param:
+        usual = super().out_param
+        if not self.packs:
+            return usual
+        slices, _, *matrix = packed_shape(1, self.heads * self.value_dim)
+        return replace(usual, shape=(slices, "packed_groups", *matrix))
+
+    def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
+        return {"count": np.uint32(self.rows), **super().make_inputs(rng)}
+
+    def inputs_at(
+        self,
+        rng: np.random.Generator,
+        positions: list[int],
+        sequences: list[int],
+        block_table: Array | None = None,
+    ) -> dict[str, Any]:
+        made = super().inputs_at(rng, positions, sequences, block_table)
+        return {"count": np.uint32(self.rows), **made}
 
     @property
     def positions(self) -> int:

@@ -104,6 +104,78 @@ class PackedPart:
         """What follows the names of its parameters: nothing for the first one."""
         return str(self.number or "")
 
+    @property
+    def parts(self) -> tuple[PackedPart, ...]:
+        """The matrices that its text multiplies with: see `PackedRun`."""
+        return (self,)
+
+    @property
+    def first_cta_of(self) -> int | str:
+        """Operand: the first CTA of the matrix of a CTA."""
+        return self.first_cta
+
+    @property
+    def last_band(self) -> int | str:
+        """Operand: the last band of that matrix."""
+        return self.bands - 1
+
+    @property
+    def powers(self) -> str:
+        """The register, without the `suffix`, after which P of its rows lie."""
+        return "weights"
+
+    @property
+    def powers_at(self) -> int:
+        """How far after."""
+        return self.layout.tiles_nbytes
+
+
+@dataclass(frozen=True, slots=True)
+class PackedRun:
+    """Matrices of one type, one after the other in the grid, whose products have one text, that of
+    the first: what a CTA multiplies with is in registers. Assembling a text takes more than twice
+    as long as assembling its half."""
+
+    parts: tuple[PackedPart, ...]
+
+    @property
+    def number(self) -> int:
+        """That of the first matrix."""
+        return self.parts[0].number
+
+    @property
+    def layout(self) -> Layout:
+        """That of the first matrix: the others differ in their rows alone."""
+        return self.parts[0].layout
+
+    @property
+    def first_cta(self) -> int:
+        """The first CTA of all."""
+        return self.parts[0].first_cta
+
+    @property
+    def format(self) -> Format:
+        """The type of all weights."""
+        return self.layout.format
+
+    @property
+    def halves(self) -> Halves:
+        """How quants become halves."""
+        return self.parts[0].halves
+
+    @property
+    def stride(self) -> int:
+        """See `PackedPart`."""
+        return self.parts[0].stride
+
+    def second_row(self, plane: Plane) -> int:
+        """See `PackedPart`."""
+        return self.parts[0].second_row(plane)
+
+    suffix, neighbours, exact = "_of", False, False
+    first_cta_of, last_band = "%first_cta_of", "%last_band"
+    powers, powers_at = "powers", 0
+
 
 @dataclass(frozen=True, slots=True)
 class Mixture:

@@ -270,6 +270,18 @@ def test_a_graph_prepared_in_pieces_is_the_same(device: Device, weights: Weights
         assert at_once.node_count == len(session.steps.bound(shape))
 
 
+def test_what_has_begun_is_finished_at_once(device: Device, weights: Weights) -> None:
+    shapes = [StepShape(1, 256, Output.GREEDY), StepShape(1, 256, Output.LOGITS)]
+    with Session(device, weights, SessionSettings(20)) as session:
+        assert not session.steps.finish()
+        for shape in shapes:
+            assert session.steps.prepare(shape)
+        assert session.steps.finish()
+        assert all(session.steps.is_recorded(shape) for shape in shapes)
+        assert not session.steps.is_waiting
+        assert not session.steps.finish()
+
+
 @pytest.mark.slow
 def test_a_failed_preparation_may_be_tried_again(
     device: Device, weights: Weights, monkeypatch: pytest.MonkeyPatch

@@ -638,3 +638,30 @@ def test_lists_of_numbers() -> None:
 def test_read_bandwidth_is_measured(device_name: str) -> None:
     with Device.open(device_name) as device:
         assert read_bandwidth(device) > 1e6
+
+
+@pytest.mark.parametrize(("graphs", "timed"), [(0, [6, 7]), (3, [8, 9]), (1000, [22, 23])])
+def test_untimed_runs_load_a_gpu_and_leave_no_graph(
+    graphs: int, timed: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second of them after the last one that left a graph to be made, and not for ever."""
+    runs, left = itertools.count(1), graphs
+    now = 0.0
+    clock = types.SimpleNamespace(perf_counter=lambda: now)
+    monkeypatch.setattr(bench_module, "time", clock)
+
+    def finish() -> bool:
+        nonlocal left
+        left -= 1
+        return left >= 0
+
+    def run() -> int:
+        nonlocal now
+        now += 0.3
+        return next(runs)
+
+    device = types.SimpleNamespace(is_emulated=False)
+    parts, steps = types.SimpleNamespace(device=device), types.SimpleNamespace(finish=finish)
+    session: Any = types.SimpleNamespace(parts=parts, steps=steps)
+    unused: Any = None
+    assert bench_module._Bench(session, unused, unused, repeats=2)._timed(run) == timed

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import groupby
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.activation import Activation
@@ -14,7 +16,7 @@ from urdir.ptxgen.kernels.linear.epilogue.norm import BeginNorm
 from urdir.ptxgen.kernels.linear.epilogue.pack import PackedVectors
 from urdir.ptxgen.kernels.linear.epilogue.residual import Residual
 from urdir.ptxgen.kernels.linear.epilogue.weighted import Weighted
-from urdir.ptxgen.kernels.linear.packed_parts import Mixture
+from urdir.ptxgen.kernels.linear.packed_parts import Mixture, PackedPart, PackedRun
 from urdir.ptxgen.kernels.linear.products.packed_examples import end_examples, small_examples
 from urdir.ptxgen.kernels.linear.products.packed_product import PackedProduct
 from urdir.ptxgen.kernels.linear.products.packed_tiling import BANDS
@@ -184,6 +186,20 @@ class GemmWgmma(PackedProduct):
         floats = any(fmt.is_float for fmt in self.formats)
         return self.cut.may_overlap and (self.takes_turns or not floats)
 
+    @cached_property
+    def runs(self) -> tuple[PackedPart | PackedRun, ...]:
+        """The matrices, those of one type together; not in turns, where each ends by itself, nor with
+        adapters, which have names of their own."""
+        if self.takes_turns or self.has(Adapted):
+            return self.parts
+        of_type = [tuple(of) for _, of in groupby(self.parts, key=lambda part: part.format)]
+        return tuple(PackedRun(of) if len(of) > 1 else of[0] for of in of_type)
+
+    @property
+    def shares(self) -> bool:
+        """Whether matrices share a text."""
+        return len(self.runs) < len(self.parts)
+
     @property
     def row_ctas(self) -> int:
         """CTAs along the rows of all matrices."""
@@ -307,6 +323,11 @@ def _examples(cls: type[GemmWgmma]) -> Iterator[tuple[str, GemmWgmma]]:
     yield "norm begun", cls.of(q8, 70, 512, 37, replace(small, vectors=24), rms, Bias())
     yield "norm begun, gated", cls.of(q4_k, 96, 768, 30, WgmmaCut(2, 16), rms, Gated(), packed)
     yield "norm begun, three", cls.of(q4_k, 192, 512, 12, wide, rms, others=((q6_k, 33), (f16, 64)))
+    yield "one type, three", cls(q4_k, 200, 512, 12, wide, others=((q4_k, 33), (q4_k, 70)))
+    two = WgmmaCut(2, 24, 2, 2, x_slices=4, x_stages=2)
+    yield "two of one type", cls.of(q4_k, 70, 1280, 20, two, rms, others=((q4_k, 300), (q6_k, 40)))
+    floats = ((f16, 100), (f16, 24), (q8, 17))
+    yield "two types, two each", cls(q8, 33, 288, 37, replace(small, vectors=24), others=floats)
     own = Adapted(2, 16, places=(0, 1), count=2)
     yield "adapted, norm begun", cls.of(q4_k, 96, 768, 30, WgmmaCut(2, 16), rms, own, Gated())
     yield "adapted, begin norm", cls.of(q8, 256, 512, 13, wide, Adapted(2, 8), *adds)

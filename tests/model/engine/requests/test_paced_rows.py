@@ -82,11 +82,31 @@ def test_numbers_of_answers_share_times() -> None:
 
 
 def test_the_best_of_all_timed_rows() -> None:
-    """104 rows of 119 answers, until they take longer than they did."""
+    """104 rows of 119 answers, until they are timed again."""
     paced = PacedRows()
     assert run(paced, 103, {96: 3.60, 104: 3.55})[-1] == 103
     assert run(paced, 119, {104: 3.55, 112: 4.10, 120: 4.14})[-1] == 104
-    assert run(paced, 119, {104: 3.90, 112: 4.10, 120: 4.14})[-1] == 119
+    longer = {104: 3.90, 112: 4.10, 120: 4.14}
+    assert run(paced, 119, longer)[-1] == 104
+    assert run(paced, 119, longer)[-1] == 119
+
+
+def test_a_device_that_brakes_changes_nothing() -> None:
+    """Steps of all rows take half as long again for a while: those of others did not then."""
+    paced, ms = PacedRows(), {80: 3.05, 96: 3.36, 104: 3.41}
+    for _ in range(6):
+        paced.learn(80, 3.05)
+    assert run(paced, 97, ms)[-1] == 97
+    assert set(run(paced, 97, {rows: 1.5 * each for rows, each in ms.items()})) == {97}
+    assert run(paced, 97, ms)[-1] == 97
+
+
+def test_what_is_timed_while_a_device_brakes_is_timed_again_soon() -> None:
+    paced, ms = PacedRows(), {80: 3.05, 96: 3.36, 104: 3.41}
+    for _ in range(6):
+        paced.learn(80, 3.05)
+    assert run(paced, 97, {80: 3.05, 96: 5.0, 104: 6.5})[-1] == 80
+    assert run(paced, 97, ms, steps=140)[-1] == 97
 
 
 def test_times_are_forgotten_after_a_while() -> None:
