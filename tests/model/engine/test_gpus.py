@@ -134,9 +134,12 @@ OTHER_FAMILIES = [
     *(("tensors", name, gpus) for name in FAMILIES for gpus in (2, 4)),
     *(("layers", name, 2) for name in BY_LAYERS),
 ]
-#: No network can be cut: one has heads with ALiBi alone, another has heads too few, a third has
-#: attention to compressed blocks and experts too narrow for four.
-WHOLE = {("refact-moe", 2), ("refact-moe", 4), ("mamba2-dense", 4), ("deepseek4", 4)}
+#: No network can be cut: one has heads with ALiBi alone, another has heads too few.
+WHOLE = {("refact-moe", 2), ("refact-moe", 4), ("mamba2-dense", 4)}
+#: Two heads, or attention to compressed blocks, and networks too narrow for four.
+WHOLE |= {
+    *(("deepseek4", 4), ("grovemoe-moe", 4), ("qwen-dense", 4), ("qwen4exp", 4), ("step35-moe", 4))
+}
 #: Time mixing and norms of inner values are not cut either.
 WHOLE |= {(f"{name}-dense", gpus) for name in ("bitnet", "rwkv6", "rwkv7") for gpus in (2, 4)}
 
