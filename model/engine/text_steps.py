@@ -29,11 +29,12 @@ MOST_TEXTS = 4096
 @dataclass(frozen=True, slots=True)
 class EncodeShape:
     """What a plan is made for: ``rows`` rows of ``texts`` texts, and what becomes of each text; or
-    the logits of so many rows."""
+    the logits of so many rows. Where texts are ``short``, none has more than `MOST_TOKENS` rows."""
 
     rows: int
     texts: int
     pooling: Pooling | Literal["logits"]
+    short: bool = False
 
 
 def row_bucket(rows: int) -> int:
@@ -63,7 +64,7 @@ def rows_of(state: TextRows, shape: EncodeShape) -> tuple[Rows, OutputRows]:
     segment = state["segment"].slice(0, 8 * shape.texts)
     tokens, types = (_words(state, name, count) for name in ("tokens", "types"))
     places = _words(state, "position" if state.shape.padding is None else "place", count)
-    texts = RowsOfTexts(tokens, types, places, segment, kinds, bounds)
+    texts = RowsOfTexts(tokens, types, places, segment, kinds, bounds, shape.short)
     at = _words(state, "sequence", count), _words(state, "position", count)
     rows = Rows(count, state.shape.rows, count, *at, texts=texts)
     picked = _words(state, "picked", shape.texts)

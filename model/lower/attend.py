@@ -30,6 +30,7 @@ from urdir.ptxgen.kernels.attention.own_token import PLAIN_TOKEN, OwnToken
 from urdir.ptxgen.kernels.attention.prefill_wgmma import PrefillWgmma
 from urdir.ptxgen.kernels.attention.prepare_tokens import PrepareTokens
 from urdir.ptxgen.kernels.attention.scores import PLAIN, Scores
+from urdir.ptxgen.kernels.attention.short_texts import ShortTexts
 from urdir.ptxgen.kernels.norm import Norm
 from urdir.ptxgen.kernels.normalise import Normalise
 
@@ -116,6 +117,32 @@ class LayerAttention:
             self.heads, self.layout, rows, self.target, scores=scores, packs=packs
         )
 
+    def short_kernel(self, packs: bool) -> ShortTexts | None:
+        """The kernel of short texts, which takes heads as the products leave them, and needs no
+        cache; None for other rows, and where it does not know what ``scores`` or ``token`` ask
+        for. It leaves packed heads where it can and ``packs`` asks for it."""
+        texts, layout, token = self.rows.texts, self.layout, self.token
+        if texts is None or not texts.short or self.exact or layout.dtype != "f16":
+            return None
+        scores = Scores(scale=self.scores.scale)
+        if replace(self.scores, window=0, chunk=0, causal=True) != scores:
+            return None
+        dims = {layout.head_dim, layout.values_per_head}
+        if token != OwnToken(rope=token.rope) or len(dims) > 1 or not dims <= ShortTexts.DIMS:
+            return None
+        if token.rope is not None and not ShortTexts.rotates(token.rope, layout.head_dim):
+            return None
+        kernel = ShortTexts(
+            self.heads,
+            layout.kv_heads,
+            layout.head_dim,
+            self.rows.count,
+            texts.segment.nbytes // 8,
+            self.scores.scale,
+            token.rope,
+        )
+        return replace(kernel, packs=packs and kernel.can_pack)
+
     def of_rows(self, start: int, rows: Rows) -> LayerAttention:
         """The attention of some of the rows, from number ``start`` on."""
         layout = self.layout
@@ -165,6 +192,8 @@ class LayerAttention:
             return False
         if self.rows.decode:
             return self.decode_kernel(self.fused_token, packs=True).packs
+        if (short := self.short_kernel(packs=True)) is not None:
+            return short.packs
         kernel = self.of_texts().prompt_kernel(packs=True)
         return isinstance(kernel, PrefillWgmma) and kernel.packs
 
@@ -198,6 +227,11 @@ def incremental_attention_into(
         incremental_attention_into(plan, at.of_rows(0, first), out.slice(0, start))
         prompts = replace(at.of_rows(first.count, rest), label=f"{at.label}.prompts")
         incremental_attention_into(plan, prompts, out.slice(start, rest.count * width))
+        return
+    if (short := at.short_kernel(packs)) is not None:
+        assert at.rows.texts is not None
+        out = out.slice(0, nbytes_of(short, "out"))
+        at.of_texts().launch(plan, short, at.label, out=out, segment=at.rows.texts.segment)
         return
     if at.rows.attend_to_each_other:
         append_tokens(plan, at)

@@ -15,6 +15,7 @@ from urdir.model.graph.tensor import Tensor
 from urdir.model.lower.adapters import adapter_arguments, own_adapters
 from urdir.model.lower.arguments import without_none
 from urdir.model.lower.chain import Chain, adapted
+from urdir.model.lower.experts.parts import with_router
 from urdir.model.lower.lowering import Begun, Lowering
 from urdir.model.lower.requests import next_norm, request_of, takes_few_normed
 from urdir.model.lower.states import StateStep, convolution, scan
@@ -111,6 +112,8 @@ def append_few(
         pair = chain.pair is not None
         own = own_adapters(at, chain.products, kernel, pair)
         kernel, more = own or (kernel, adapter_arguments(at, chain.products, first, count, pair))
+        if (routes := with_router(at, chain, kernel)) is not None:
+            kernel, more = routes[0], more | routes[1]
         launch = results.products(kernel, first) | results.epilogue(kernel, first) | more
         launch |= {} if step is None else step.launch(at)
         launch |= {} if exchange is None else exchange.arguments_of(kernel)

@@ -18,6 +18,7 @@ from urdir.model.lower.places import Places
 from urdir.model.lower.rows import OutputRows, Rows
 from urdir.model.memory.norms import NormLayer
 from urdir.model.memory.weights import Matrix
+from urdir.ptxgen.kernels.experts.parts import LogitParts
 from urdir.ptxgen.kernels.experts.selection import Selection
 from urdir.ptxgen.kernels.linear.choice import takes_gemm
 
@@ -40,6 +41,15 @@ class Begun:
     packed: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Parted:
+    """Logits that the launch which made their input has left in ``parts``, and the arguments of the
+    launches that add them up."""
+
+    parts: LogitParts
+    arguments: Mapping[str, Slice]
+
+
 class Lowering:
     """The launches of a graph, appended to a sheet (``plan``): ``position`` operations are lowered,
     those up to ``end`` are being lowered.
@@ -47,8 +57,9 @@ class Lowering:
     What rules leave for those after them is kept here: tensors whose values lie ``packed`` for the
     product that reads them; norms that are ``begun``, or that each reader computes (``unmade``);
     parts of sums that are ``sent`` to the other ranks; A x of adapters that the product itself may
-    compute (``pending``); routers that have made logits alone (``unselected``); and the last norm
-    that is ``completed``, in ``work["normed"]``.
+    compute (``pending``); routers that have made logits alone (``unselected``), and those whose
+    logits are there in parts (``parted``); and the last norm that is ``completed``, in
+    ``work["normed"]``.
     """
 
     def __init__(
@@ -74,6 +85,7 @@ class Lowering:
         self.pending: dict[Tensor, Adapt] = {}
         self.unmade: dict[Tensor, Norm] = {}
         self.unselected: dict[Tensor, Selection] = {}
+        self.parted: dict[Tensor, Parted] = {}
         self.completed: tuple[Tensor, Normalization] | None = None
 
     def restore(

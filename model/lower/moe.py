@@ -83,8 +83,9 @@ def lower_shared_norm(at: Lowering, ops: Sequence[Op]) -> bool:
 def lower_route(at: Lowering, ops: Sequence[Op]) -> bool:
     """[norm] route: which experts each row chooses, and their weights.
 
-    One launch where the router is F32 and the norm that of a root mean square, else several;
-    several for many rows too, whose logits stay f32 all the same.
+    None where the product before has left parts of the logits (`with_router`). One launch where the
+    router is F32 and the norm that of a root mean square, else several; several for many rows too,
+    whose logits stay f32 all the same.
     """
     *norms, of = ops
     assert isinstance(of, Route)
@@ -94,6 +95,9 @@ def lower_route(at: Lowering, ops: Sequence[Op]) -> bool:
         assert isinstance(norm, Norm)
         if at.readers(norm.y) != [of]:
             return False
+    if of.y in at.parted:
+        at.unselected[of.y] = of.selection
+        return True
     x, layer = _before_norm(at, of.x, norm)
     work, router, rows = at.work, router_layer(at, of), of.x.rows
     extra = {"choice_bias": router.choice_bias, "expert_scale": router.expert_scale}
@@ -125,7 +129,9 @@ def lower_route(at: Lowering, ops: Sequence[Op]) -> bool:
         at.launch(select, f"{of.label}.select", logits=logits, **chosen)
         return True
     has_bias, selects = matrix.bias is not None, bool(norms) or not _products_choose(at, of)
-    kernel = _route(rows, matrix.cols, router.selection, computed, has_bias, router.scale, selects)
+    sizes = rows, matrix.cols, router.selection
+    each = 1 if selects else RouteExperts.each_of(*sizes)
+    kernel = _route(*sizes, computed, has_bias, router.scale, selects, each)
     at.launch(
         kernel,
         of.label,
@@ -267,7 +273,8 @@ def lower_experts(at: Lowering, ops: Sequence[Op]) -> bool:
     if of.room is not None:
         adapters = ExpertAdapters(at, of, rows_of_tensor(at, of.x), of.room)
     mixture, selection = mixture_layer(at, of), at.unselected.get(of.routing)
-    call = MixtureCall(of.label, mixture, x, layer, residual, at.place(y), adapters, selection)
+    parted, y_at = at.parted.get(of.routing), at.place(y)
+    call = MixtureCall(of.label, mixture, x, layer, residual, y_at, adapters, selection, parted)
     cache = at.parts.weights.expert_caches.get(of.up.matrix)
     if cache is not None:
         call = through_cache(at, of, call, cache)

@@ -39,7 +39,8 @@ class RowsOfTexts:
     """What rows of whole texts side by side have: their ``tokens``, the tokens' ``types`` and
     their ``places`` in a table of positions (rows,) u32; ``segment`` (texts, 2) u32, the bounds of
     each text; and for each kind of attention, as `Scores.bounds` of ``kinds`` have them, the first
-    and last row that each attends to, (rows,) u32."""
+    and last row that each attends to, (rows,) u32. ``short`` texts have `MOST_TOKENS` tokens at
+    most."""
 
     tokens: Slice
     types: Slice
@@ -47,6 +48,7 @@ class RowsOfTexts:
     segment: Slice
     kinds: Sequence[Scores]
     bounds: Sequence[tuple[Slice, Slice]]
+    short: bool = False
 
     def of(self, scores: Scores) -> tuple[Slice, Slice]:
         """Bounds of the keys that each row attends to with these scores."""

@@ -53,7 +53,7 @@ def embed_profile(
     """Time each launch of the first step of so many texts, by role; the median of a few runs."""
     count = max(1, min(texts, encoder.settings.rows // tokens))
     encoder.encode([[0] * tokens] * count, encoder.embedding.pooling or "mean")
-    plan = encoder.plan(count * tokens, count, encoder.embedding.pooling or "mean")
+    plan = encoder.plan([tokens] * count, encoder.embedding.pooling or "mean")
     bound = execute.bind(plan, device)
     timings = execute.profile(bound, device, encoder.stream, repeats=_PROFILED)
     return summarise(plan, timings, bandwidth, count)

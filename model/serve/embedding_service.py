@@ -16,7 +16,7 @@ import numpy as np
 from urdir.driver.errors import loses_device
 from urdir.model.engine.adapters import AdapterScale
 from urdir.model.engine.encoding.encoder import Floats
-from urdir.model.engine.encoding.texts import normalized, pair_tokens
+from urdir.model.engine.encoding.texts import normalized, pair_tokens, tokens_of
 from urdir.model.engine.engine import Engine
 from urdir.model.engine.requests.device_lost import DeviceLostError
 from urdir.model.engine.requests.metrics import Metrics
@@ -121,9 +121,8 @@ class EmbeddingService:
         return np.einsum("ij,ij->i", rows[first], rows[second])[:, None], tokens
 
     def _tokenized(self, asked: Embeds) -> list[Sequence[int]]:
-        engine, made = self._engine, list[Sequence[int]]()
-        for text in asked.texts:
-            made.append(engine.tokenizer.encode_whole(text) if isinstance(text, str) else text)
+        engine = self._engine
+        made = [*tokens_of(lambda: engine.tokenizer, asked.texts)]
         made += pair_tokens(engine.tokenizer, engine.file.metadata, asked.pairs)
         if asked.truncates:
             most, ends = engine.encoder.context, int(engine.tokenizer.adds_eos)

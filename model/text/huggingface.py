@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -50,6 +51,14 @@ class HuggingFaceTokens:
         """Token ids of text without special tokens, at the start of a text."""
         check_text(text, self._growth)
         return list(self._engine.encode(text, add_special_tokens=False).ids)
+
+    def encode_each(self, texts: Sequence[str]) -> list[list[int]]:
+        """`encode` of texts, side by side."""
+        for text in texts:
+            check_text(text, self._growth)
+        return [
+            made.ids for made in self._engine.encode_batch_fast(texts, add_special_tokens=False)
+        ]
 
     def encode_inside(self, text: str, after_special: bool) -> list[int]:
         """Token ids of text without special tokens, after other tokens."""

@@ -37,6 +37,7 @@ class Tokenizer:
         self._model = model
         # only tokenizer.json distinguishes the start of a text from text after a special token
         self._encode_inside = getattr(model, "encode_inside", model.encode)
+        self._encode_each = getattr(model, "encode_each", None)
         self._types = vocabulary.types
         self.vocab_size = len(vocabulary.tokens)
         self.bos_id = vocabulary.bos_id
@@ -50,6 +51,7 @@ class Tokenizer:
         self._separator = [vocabulary.sep_id] if vocabulary.adds_sep else []
         self._shown = vocabulary.shown_ids
         self._specials = _longest_first(vocabulary)
+        self._words = [s for s in self._specials if self._types[s[1]] == TokenType.USER_DEFINED]
         self._controls = {
             text: i for text, i in self._specials if self._types[i] != TokenType.USER_DEFINED
         }
@@ -112,13 +114,11 @@ class Tokenizer:
         """
         _check_unicode(text)
         fragments: list[Span | int] = [(0, len(text))] if text else []
-        for special, token_id in self._specials:
+        for special, token_id in self._specials if parse_special else self._words:
             if special in text:
-                user_defined = self._types[token_id] == TokenType.USER_DEFINED
-                if user_defined or parse_special:
-                    hidden = () if user_defined else opaque
-                    strip = self._strips and special not in _NEVER_STRIP
-                    fragments = _cut(text, fragments, special, token_id, hidden, strip)
+                hidden = () if self._types[token_id] == TokenType.USER_DEFINED else opaque
+                strip = self._strips and special not in _NEVER_STRIP
+                fragments = _cut(text, fragments, special, token_id, hidden, strip)
         ids: list[int] = []
         after_special = True  # SentencePiece: also true at the start
         for index, fragment in enumerate(fragments):
@@ -130,12 +130,7 @@ class Tokenizer:
                 with foreign(_UNCUT, TokenizerError):
                     ids += encode(piece, after_special)
             after_special = isinstance(fragment, int)
-        if add_bos and self.adds_bos and self.bos_id is not None and ids[:1] != [self.bos_id]:
-            ids.insert(0, self.bos_id)
-        closing = self._closing
-        if add_eos and self.adds_eos and closing is not None and ids[-1:] != [closing]:
-            ids.append(closing)
-        return ids
+        return self._enclosed(ids, add_bos, add_eos)
 
     @property
     def ends_texts_with(self) -> int | None:
@@ -146,12 +141,41 @@ class Tokenizer:
         """Token ids of a whole text with what the model wants before and after it."""
         return self.encode(text, add_bos=True, add_eos=True)
 
+    def encode_each(self, texts: Sequence[str]) -> list[list[int]]:
+        """`encode_whole` of each text. The `tokenizers` library, where it cuts the texts of this
+        vocabulary, takes them side by side on all cores. Raises as `encode`."""
+        alone = [
+            self._encode_each is None or not text or any(word in text for word, _ in self._words)
+            for text in texts
+        ]
+        plain = [text for text, is_alone in zip(texts, alone, strict=True) if not is_alone]
+        if len(plain) < 2:
+            return [self.encode_whole(text) for text in texts]
+        for text in plain:
+            _check_unicode(text)
+        assert self._encode_each is not None
+        with foreign(_UNCUT, TokenizerError):
+            made: Iterator[list[int]] = iter(self._encode_each(plain))
+        return [
+            self.encode_whole(text) if is_alone else self._enclosed(next(made), True, True)
+            for text, is_alone in zip(texts, alone, strict=True)
+        ]
+
     def encode_pair(self, first: str, second: str) -> Pair:
         """Token ids of two texts that a model compares, with what it wants around them."""
         between = [of for of in self._separator if of is not None]
         start = self.encode(first, add_bos=True, add_eos=True)
         head = [*start, *between]
         return Pair([*head, *self.encode(second, add_eos=True)], len(head))
+
+    def _enclosed(self, ids: list[int], add_bos: bool, add_eos: bool) -> list[int]:
+        """``ids`` with what is wanted at both ends and is not there."""
+        if add_bos and self.adds_bos and self.bos_id is not None and ids[:1] != [self.bos_id]:
+            ids.insert(0, self.bos_id)
+        closing = self._closing
+        if add_eos and self.adds_eos and closing is not None and ids[-1:] != [closing]:
+            ids.append(closing)
+        return ids
 
     def _strip(self, piece: str, fragments: Sequence[Span | int], index: int) -> str:
         """``piece``, fragment ``index``, without white space that its neighbours absorb."""

@@ -52,7 +52,7 @@ def can_be_bytes(fmt: Format) -> bool:
 def are_e4m3(fmt: Format) -> bool:
     """Whether quants are multiplied as they are with activations as E4M3 numbers: floats of eight
     bits with a scale a row."""
-    return fmt.of_rows
+    return fmt.of_rows and fmt.element == "e4m3"
 
 
 # ---- weights ----

@@ -132,13 +132,13 @@ def _e4m3(group: int, of_rows: bool = False) -> Format:
 
 def _e2m1(block: int) -> Format:
     """NVFP4 of folders: floats of four bits, groups of 16 with a factor of eight (E4M3), times d of
-    the block, f32: d, factors, codes in order of columns. The table is doubled: d is half of it."""
+    the row, f32: d, factors, codes in order of columns. The table is doubled: d is half of it."""
     factors = Field(8, _at(4), tuple(8 << k for k in range(block.bit_length() - 5)))
     at = 4 + block // 16
     codes = Field(4, _at(at), tuple(4 << k for k in range(block.bit_length() - 1)))
     return _quantised(
         f"E2M1G{block}", OWN_TYPES + 256 + block // UNIT, block, at + block // 2,
-        quants=[codes], single=0, factors=factors, table=E2M1, group=16,
+        quants=[codes], single=0, factors=factors, table=E2M1, group=16, of_rows=True,
     )  # fmt: skip
 
 

@@ -62,6 +62,14 @@ class Halves:
         return self.format.table == E2M1
 
     @property
+    def factors_are_exact(self) -> bool:
+        """Whether an f16 number holds a quant times its group's factor: floats of four bits, and
+        factors of eight. What else multiplies them is the same in a row."""
+        fmt = self.format
+        of_rows = fmt.of_rows or not fmt.has_singles
+        return self.are_floats and fmt.has_e4m3_factors and of_rows
+
+    @property
     def raised(self) -> int:
         """By what power of two f16 quants are more than 2^-24 times what the table says."""
         return 9 if self.are_floats else 0

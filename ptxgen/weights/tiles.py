@@ -132,7 +132,7 @@ class Run:
 @dataclass(frozen=True)
 class Tile:
     """The tiles of a matrix of that layout; as ``halves`` (`weights/_halves.j2`) all pieces keep
-    their places, and the powers of a tile's rows follow it."""
+    their places, and the powers of a tile's rows follow it, if they are needed."""
 
     layout: Layout
     as_halves: bool = False
@@ -152,16 +152,40 @@ class Tile:
         return 8 * Run(plane, 0).row_nbytes
 
     @property
+    def exact(self) -> bool:
+        """Whether weights as halves lack only a factor of their row, if the type has one."""
+        return self.as_halves and self.halves.factors_are_exact
+
+    @property
+    def rows_apart(self) -> bool:
+        """Whether that factor, the same in every tile of the row, stays in global memory and
+        multiplies sums."""
+        return self.exact and self.format.has_singles
+
+    @property
+    def has_powers(self) -> bool:
+        """Whether weights as halves are as many times what they should be as their row's power
+        says."""
+        return self.as_halves and not self.exact
+
+    @property
     def nbytes(self) -> int:
         """Bytes of a tile in shared memory."""
-        return self.layout.tile_nbytes + (4 * TILE_ROWS if self.as_halves else 0)
+        return self.copied_nbytes + (4 * TILE_ROWS if self.has_powers else 0)
+
+    @property
+    def copied_nbytes(self) -> int:
+        """Bytes of its planes there."""
+        return sum(run.nbytes for run in self.runs)
 
     @cached_property
     def runs(self) -> tuple[Run, ...]:
         """A run of each plane."""
         at = self.layout.offsets
         return tuple(
-            Run(plane, at[plane.name], self.as_halves) for plane in self.format.tile_planes
+            Run(plane, at[plane.name], self.as_halves)
+            for plane in self.format.tile_planes
+            if not self.rows_apart or plane is not self.format.factors
         )
 
     @cached_property
@@ -211,7 +235,7 @@ class Tile:
     @property
     def rest_pieces(self) -> int:
         """Pieces of these runs."""
-        return (self.layout.tile_nbytes - self.rest) // PIECE
+        return (self.copied_nbytes - self.rest) // PIECE
 
     @property
     def has_plain_pieces(self) -> bool:

@@ -279,6 +279,33 @@ def test_packed_vectors_of_any_size_are_multiplied(
     compare(spec, run_kernel(device, spec, inputs), spec.reference(**inputs))
 
 
+@pytest.mark.parametrize("name", ["NVFP4", "E2M1G256", "E2M1G64"])
+def test_floats_of_four_bits_are_exact_with_every_factor(device: Device, name: str) -> None:
+    """E4M3 numbers from the smallest to the largest, beside each other."""
+    check_every_factor(device, FORMATS[name])
+
+
+def test_floats_of_four_bits_are_exact_on_older_targets() -> None:
+    """Which have no instruction that converts factors."""
+    with Device.open("emulator:sm_80") as device:
+        check_every_factor(device, FORMATS["NVFP4"])
+
+
+def check_every_factor(device: Device, fmt: Format) -> None:
+    spec = GemmSmall.of(fmt, 19, 768, PackedInput(), batch=7)
+    assert spec.tolerance.rtol == 2.0**-14
+    inputs = spec.make_inputs(np.random.default_rng(9))
+    layout = spec.layout
+    plane, _ = next(fmt.parts("factor" if fmt.has("factor") else "d"))
+    factors = layout.plane_of(inputs["weights"], plane)
+    factors[:] = np.arange(factors.size, dtype=np.uint32).reshape(factors.shape) * 37 % 127
+    if fmt.has_singles:  # the same in a row of all tiles
+        singles = layout.plane_of(inputs["weights"], fmt.factors).view(np.float32)
+        of_rows = np.geomspace(1e-6, 1e3, layout.bands * 16).reshape(-1, 1, 16, 1)
+        singles.reshape(layout.bands, layout.row_tiles, 16, -1)[:] = of_rows
+    compare(spec, run_kernel(device, spec, inputs), spec.reference(**inputs))
+
+
 def test_a_lane_s_packed_values_lie_together() -> None:
     """Column 32u + 8p + 4e + b, by units of lane p, else of lane u % 4: its place, in halves."""
     x = np.arange(1.0, 3 * 512 + 1).reshape(3, 512)

@@ -38,7 +38,7 @@ PLAIN, ROUNDED, SCALED, OF_ROWS = 1e-6, 0.82 * UNIT, 1.8 * UNIT, 1.16 * UNIT
 def allowed(fmt: Format) -> float:
     if fmt.element == "f16":
         return PLAIN
-    if fmt.of_rows:
+    if fmt.of_rows and not fmt.has("factor"):
         return OF_ROWS
     return SCALED if fmt.has_minimums else ROUNDED
 

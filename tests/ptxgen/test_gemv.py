@@ -32,6 +32,7 @@ RMS = Norm("rms", 1e-5)
 FINE_RMS = Norm("rms", 1e-6)
 
 Q8_0, Q4_K, Q6_K, Q3_K = (FORMATS[n] for n in ("Q8_0", "Q4_K", "Q6_K", "Q3_K"))
+E4M3R = FORMATS["E4M3R256"]
 QUANTISED = [f for f in FORMATS.values() if f.arithmetic == "integers"]
 
 #: What is multiplied on tensor cores.
@@ -105,6 +106,8 @@ def integer_matrix(fmt: Format, rows: int, cols: int, seed: int) -> tuple[Bytes,
         quants = rng.integers(0, 4, (count, fmt.block)) - min(2, fmt.offset)
         write_numbers(fmt, blocks, "q", quants + fmt.offset)
     terms = {"d": rng.choice([-2, -1, 1, 2], (count, 1)), "m": rng.choice([-2, 1, 2], (count, 1))}
+    if fmt.of_rows:
+        terms["d"] = np.repeat(terms["d"][:rows], cols // fmt.block, axis=0)
     if fmt.name == "NVFP4":
         terms["d"] = rng.choice([1, 2], (count, groups))
         blocks[:, :4] = 56 + 8 * terms["d"]  # E4M3: 2 and 4, of which the table has halves
@@ -201,6 +204,38 @@ def test_activations_of_two_parts_have_the_bits_of_f32_ones(device: Device) -> N
     y = run_kernel(device, spec, {"weights": weights, "x": x[None]})["y"]
     values = spec.layout.unpack(weights).astype(np.float64)
     assert (abs(y[0] - values @ x) <= 2.0**-19 * (abs(values) @ abs(x))).all()
+
+
+@pytest.mark.parametrize(
+    ("rows", "steps", "options"),
+    [
+        (37, (Residual(),), {"tiles_each": 2, "per_pass": 1, "groups": 1}),
+        (53, (Normed(RMS), Bias(), Gated()), {"tiles_each": 3}),
+        (21, (Normed(RMS), Bias()), {"others": ((FORMATS["E4M3G128"], 19), (E4M3R, 35))}),
+        (40, (Residual(),), {"cluster": 2}),
+        (37, (Bias(), Gated()), {"fmt": FORMATS["E2M1G256"]}),
+        (21, (), {"fmt": FORMATS["E2M1G64"], "others": ((Q4_K, 19), (FORMATS["E2M1G256"], 5))}),
+    ],
+    ids=["passes", "gated", "three matrices", "cluster", "E2M1", "with Q4_K"],
+)
+def test_factors_of_rows_multiply_sums(
+    device: Device, rows: int, steps: tuple[Step, ...], options: dict[str, Any]
+) -> None:
+    """Another one in every row, from 2^-20 on."""
+    fmt = (options := {"fmt": E4M3R, **options}).pop("fmt")
+    rounded = "f16" if fmt.element else "i16"
+    spec = Gemv.of(fmt, rows, 768, *steps, activations=rounded, **options)
+    skip_where_missing(spec, device.native_target)
+    inputs = spec.make_inputs(rng := np.random.default_rng(8))
+    layouts = {f"weights{part.number or ''}": part.layout for part in spec.parts}
+    for name in inputs.keys() & {"up", *layouts}:
+        layout = layouts.get(name, spec.layout)
+        if layout.format.of_rows:
+            plane = layout.format.factors
+            items = layout.plane_of(inputs[name], plane).view(np.float32)
+            of_rows = items.reshape(layout.bands, layout.row_tiles, 16, 8 // plane.units)
+            of_rows[:] = 2.0 ** rng.uniform(-20, -4, (layout.bands, 1, 16, 1))
+    compare(spec, run_kernel(device, spec, inputs), spec.reference(**inputs))
 
 
 def test_products_of_integers_are_exact_whatever_is_added_and_beside(device: Device) -> None:

@@ -122,6 +122,22 @@ def test_shared_memory_is_what_a_cta_may_have(fmt: Format, cols: int, cluster: i
             assert 2 <= ring.slots <= MAX_SLOTS
 
 
+@pytest.mark.parametrize("cols", [4096, 8192, 14336])
+def test_rows_of_e4m3_get_eight_warps(cols: int) -> None:
+    """Also beside activations of 128 bytes for 32 columns; partial sums find room beside them."""
+    least, most = H200.shared(larger=True)
+    for steps in ((Residual(),), (Gated(),)):
+        spec = Gemv.of(
+            *(FORMATS["E4M3R256"], 4096, cols, *steps),
+            **{"activations": "f16", "shared": most, "least_shared": least},
+        )
+        memory = spec.cut.memory
+        assert (spec.cut.warps, spec.cut.columns.warp_blocks) == (8, cols // 2048)
+        assert memory.activations % 64 == 0
+        assert memory.squares - memory.activations == cols // 32 * 128
+        assert memory.nbytes <= most
+
+
 @every_format
 @pytest.mark.parametrize("target", TESTED)
 def test_rows_for_which_there_is_room_get_at_least_four_warps(fmt: Format, target: str) -> None:

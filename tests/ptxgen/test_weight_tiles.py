@@ -20,10 +20,14 @@ every_format = pytest.mark.parametrize("fmt", QUANTISED, ids=lambda f: f.name)
 def test_lanes_that_read_together_find_their_pieces_in_different_banks(fmt: Format) -> None:
     """Sixteen bytes each: the first eight lanes (two rows) are served at a time, then the next.
 
-    Records of the activations: eight units are in different banks as well.
+    Records of the activations: eight units are in different banks as well; of f16 both parts of
+    every other unit.
     """
-    for nbytes in RECORD_NBYTES.values():
-        assert len({nbytes * unit % 128 // 16 for unit in range(8)}) == 8
+    for of in ("f32", "i16"):
+        assert len({RECORD_NBYTES[of] * unit % 128 // 16 for unit in range(8)}) == 8
+    for j, first in itertools.product(range(2), range(4)):
+        pieces = {(2 * t + j, 4 * part + (first ^ t)) for t in range(4) for part in range(2)}
+        assert len({(RECORD_NBYTES["f16"] * u // 16 + piece) % 8 for u, piece in pieces}) == 8
     for run in Tile(Layout(fmt, 1, 2048)).runs:
         for j, q in itertools.product(range(2), range(run.chunks)):
             for quarter in range(4):

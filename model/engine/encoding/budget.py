@@ -115,9 +115,10 @@ def workspace_of(weights: Weights, settings: EncoderSettings) -> WorkspaceShape:
     needs = Needs()
     for pooling in poolings:
         for shape in ((8, 1), (8, 4), (rows, 1), (rows, texts)):
-            sheet = Sheet(parts.work)
-            append_step(sheet, parts, state, EncodeShape(*shape, pooling))
-            needs = needs.most(needs_of(sheet))
+            for short in (False, True):
+                sheet = Sheet(parts.work)
+                append_step(sheet, parts, state, EncodeShape(*shape, pooling, short))
+                needs = needs.most(needs_of(sheet))
     needs = needs.for_rows(rows)
     return WorkspaceShape({RESULT: 4 * values}, zeroed=needs.zeroed, room=needs.room)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, cast
@@ -32,6 +32,7 @@ from urdir.model.memory.weights import Weights
 from urdir.model.memory.workspace import Workspace
 from urdir.model.owner import Owner
 from urdir.model.text.pair import Pair
+from urdir.ptxgen.kernels.attention.short_texts import MOST_TOKENS
 
 if TYPE_CHECKING:
     from urdir.driver.device import Device
@@ -101,9 +102,10 @@ class Encoder(Owner):
             self._results = owners.enter_context(QueuedResults(device, self.stream))
             self._owners = owners.pop_all()
 
-    def encode(self, texts: Sequence[Sequence[int]], pooling: Pooling | None = None) -> Floats:
+    def encode(self, texts: Iterable[Sequence[int]], pooling: Pooling | None = None) -> Floats:
         """What is made of texts: embeddings (n, width), of a ranking model the scores (n, labels),
-        or with the pooling "none" the states of all tokens, text after text. Not normalised.
+        or with the pooling "none" the states of all tokens, text after text. Not normalised. Texts
+        are asked for while the device has those before.
 
         ``pooling`` replaces the file's. Raises SettingsError for a pooling that is not known,
         UnsupportedError for scores of a model without them, ContextFullError for a text that is too
@@ -112,9 +114,11 @@ class Encoder(Owner):
         chosen = self.chosen_pooling(pooling)
         width = self.check_pooling(chosen)
         waiting = Waiting()
-        for some in self._steps(texts, self.check_texts(texts)):
-            self._queue(some, chosen, width, waiting)
-        waiting.take_all()
+        try:
+            for some in self._steps(texts):
+                self._queue(some, chosen, width, waiting)
+        finally:
+            waiting.take_all()  # a text that is refused leaves no step behind
         made = waiting.made
         rows = np.concatenate(made) if made else np.zeros((0, width), np.float32)
         scorer = self.embedding.scorer
@@ -155,31 +159,15 @@ class Encoder(Owner):
     def check_texts(self, texts: Sequence[Sequence[int]]) -> list[Tokens]:
         """The tokens of each text. Raise ContextFullError or SettingsError for a text that
         `encode` does not take."""
-        vocab, most = self.config.vocab_size, self.settings.context
-        made = [np.asarray(text) for text in texts]
-        for number, tokens in enumerate(made):
-            if tokens.ndim != 1 or (len(tokens) and tokens.dtype.kind not in "iu"):
-                raise SettingsError(f"text {number} is neither a text nor a list of token ids")
-            if not len(tokens):
-                raise SettingsError(f"text {number} has no tokens")
-            if len(tokens) > most:
-                raise ContextFullError(
-                    f"text {number} has {len(tokens)} tokens, {most} fit: shorten it, or open the "
-                    f"model with a larger context (it takes {self.config.context_length})"
-                )
-            if not 0 <= tokens.min() <= tokens.max() < vocab:
-                raise SettingsError(
-                    f"text {number} has a token outside the vocabulary of {vocab} tokens"
-                )
-        return made
+        return [self._checked(number, text) for number, text in enumerate(texts)]
 
-    def prepare(self, rows: int, texts: int, pooling: Pooling | None = None) -> None:
-        """Record the graph of a step of so many rows and texts. Raises DriverError."""
-        self._graphs.make_ready(self._shape(rows, texts, self.chosen_pooling(pooling)))
+    def prepare(self, lengths: Sequence[int], pooling: Pooling | None = None) -> None:
+        """Record the graph of a step of texts of so many tokens each. Raises DriverError."""
+        self._graphs.make_ready(_shape(lengths, self.chosen_pooling(pooling)))
 
-    def plan(self, rows: int, texts: int, pooling: Pooling | None = None) -> Plan:
-        """The launches of a step of so many rows and texts."""
-        shape = self._shape(rows, texts, self.chosen_pooling(pooling))
+    def plan(self, lengths: Sequence[int], pooling: Pooling | None = None) -> Plan:
+        """The launches of a step of texts of so many tokens each."""
+        shape = _shape(lengths, self.chosen_pooling(pooling))
         return build_plan(self._parts, self._state, shape)
 
     @property
@@ -199,32 +187,56 @@ class Encoder(Owner):
 
     # ---- steps ----
 
-    def _steps(self, texts: Sequence[Sequence[int]], tokens: list[Tokens]) -> Iterator[_Texts]:
+    def _steps(self, texts: Iterable[Sequence[int]]) -> Iterator[_Texts]:
         """The texts of each step, in order, as many as fit."""
-        seconds = [of.second if isinstance(of, Pair) else len(of) for of in texts]
-        first = rows = 0
-        for number, of in enumerate(tokens):
-            if rows + len(of) > self.settings.rows or number - first == MOST_TEXTS:
-                yield _Texts(tokens[first:number], seconds[first:number], rows)
-                first, rows = number, 0
+        tokens, seconds, rows = list[Tokens](), list[int](), 0
+        for number, text in enumerate(texts):
+            of = self._checked(number, text)
+            if rows + len(of) > self.settings.rows or len(tokens) == MOST_TEXTS:
+                yield _Texts(tokens, seconds, rows)
+                tokens, seconds, rows = [], [], 0
+            tokens.append(of)
+            seconds.append(text.second if isinstance(text, Pair) else len(of))
             rows += len(of)
         if tokens:
-            yield _Texts(tokens[first:], seconds[first:], rows)
+            yield _Texts(tokens, seconds, rows)
 
-    def _shape(self, rows: int, texts: int, pooling: Pooling) -> EncodeShape:
-        bucket = row_bucket(rows)
-        return EncodeShape(bucket, text_bucket(texts, bucket), pooling)
+    def _checked(self, number: int, text: Sequence[int]) -> Tokens:
+        """The tokens of a text; raises as `check_texts`."""
+        vocab, most = self.config.vocab_size, self.settings.context
+        tokens = np.asarray(text)
+        if tokens.ndim != 1 or (len(tokens) and tokens.dtype.kind not in "iu"):
+            raise SettingsError(f"text {number} is neither a text nor a list of token ids")
+        if not len(tokens):
+            raise SettingsError(f"text {number} has no tokens")
+        if len(tokens) > most:
+            raise ContextFullError(
+                f"text {number} has {len(tokens)} tokens, {most} fit: shorten it, or open the "
+                f"model with a larger context (it takes {self.config.context_length})"
+            )
+        if not 0 <= tokens.min() <= tokens.max() < vocab:
+            raise SettingsError(
+                f"text {number} has a token outside the vocabulary of {vocab} tokens"
+            )
+        return tokens
 
     def _queue(self, some: _Texts, pooling: Pooling, width: int, waiting: Waiting) -> None:
         """Queue a step. Its rows are put together while the device has the one before."""
         texts, seconds, count = some
-        shape = self._shape(count, len(texts), pooling)
+        shape = _shape([len(text) for text in texts], pooling)
         scorer = self.embedding.scorer
         reads = scorer.reads if pooling == "rank" and scorer is not None else pooling
         self._state.write(texts, shape.rows, shape.texts, last=reads == "last", seconds=seconds)
         self._graphs.launch(shape)
         results = count if pooling == "none" else len(texts)
         self._results.rows(waiting, self._parts.work[RESULT], (results, width))
+
+
+def _shape(lengths: Sequence[int], pooling: Pooling) -> EncodeShape:
+    """The step of texts of so many tokens each."""
+    rows = row_bucket(sum(lengths))
+    texts = text_bucket(len(lengths), rows)
+    return EncodeShape(rows, texts, pooling, short=max(lengths) <= MOST_TOKENS)
 
 
 class _Texts(NamedTuple):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from urdir.model.files.metadata import Metadata
     from urdir.model.text.tokenizer import Tokenizer
 
+#: Characters that are cut into tokens together: half a step's worth of them.
+_TOGETHER = 1 << 14
 #: The template of a query and a document that a ranking model was trained with.
 _TEMPLATE = "tokenizer.chat_template.rerank"
 
@@ -22,7 +24,7 @@ _TEMPLATE = "tokenizer.chat_template.rerank"
 def embeddings(
     encoder: Encoder,
     tokenizer: Callable[[], Tokenizer],
-    texts: str | Sequence[str] | Sequence[Sequence[int]],
+    texts: str | Sequence[str | Sequence[int]],
     pooling: Pooling | None,
     normalize: bool,
 ) -> Floats:
@@ -49,26 +51,39 @@ def scores(
 
 
 def tokens_of(
-    tokenizer: Callable[[], Tokenizer], texts: str | Sequence[str] | Sequence[Sequence[int]]
-) -> list[Sequence[int]]:
-    """The tokens of each text; those that are given stay as they are."""
-    if isinstance(texts, str):
-        texts = [texts]
-    return [tokenizer().encode_whole(text) if isinstance(text, str) else text for text in texts]
+    tokenizer: Callable[[], Tokenizer], texts: str | Sequence[str | Sequence[int]]
+) -> Iterator[Sequence[int]]:
+    """The tokens of each text, made as they are asked for, so that the device works on some while
+    the host cuts the next ones; tokens that are given stay as they are."""
+    waiting, size = list[str](), 0
+    for text in [texts] if isinstance(texts, str) else texts:
+        if isinstance(text, str):
+            waiting.append(text)
+            size += len(text)
+            if size < _TOGETHER:
+                continue
+        if waiting:
+            yield from tokenizer().encode_each(waiting)
+            waiting, size = [], 0
+        if not isinstance(text, str):
+            yield text
+    if waiting:
+        yield from tokenizer().encode_each(waiting)
 
 
 def pair_tokens(
     tokenizer: Tokenizer, metadata: Metadata, pairs: Iterable[tuple[str, str]]
-) -> list[Sequence[int]]:
-    """The tokens of queries, each with a document: by the file's template, or side by side."""
+) -> Iterator[Sequence[int]]:
+    """The tokens of queries, each with a document: by the file's template, or side by side. Made as
+    they are asked for."""
     template = metadata.optional(_TEMPLATE, str, "")
     if not template:
-        return [tokenizer.encode_pair(*pair) for pair in pairs]
+        yield from (tokenizer.encode_pair(*pair) for pair in pairs)
+        return
     before, found, rest = template.partition("{query}")
     between, also, after = rest.partition("{document}")
     if not (found and also):
         raise ModelError(f"{_TEMPLATE} lacks {{query}} before {{document}}")
-    made: list[Sequence[int]] = []
     for query, document in pairs:
         head = f"{before}{query}{between}"
         hidden = [
@@ -76,8 +91,7 @@ def pair_tokens(
             (len(head), len(head) + len(document)),
         ]
         text = f"{head}{document}{after}"
-        made.append(tokenizer.encode(text, parse_special=True, add_bos=True, opaque=hidden))
-    return made
+        yield tokenizer.encode(text, parse_special=True, add_bos=True, opaque=hidden)
 
 
 def normalized(vectors: Floats) -> Floats:

@@ -58,6 +58,7 @@ class PerRow(ExpertProducts):
             batch=self.rows,
             early=True,  # the products before it have waited for the router
             selection=call.selection,
+            logit_parts=call.logit_parts,
         )
         weighted = down.weighted and call.selection is None
         self.at.plan.launch(
@@ -85,6 +86,7 @@ class PerRow(ExpertProducts):
             *steps,
             batch=self.rows,
             selection=call.selection,
+            logit_parts=call.logit_parts,
         )
         weight = self.work["expert weight"] if product.weighted else None
         norms = {} if norm is None else without_none(norm=norm.weight, norm_bias=norm.bias)

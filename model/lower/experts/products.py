@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Protocol
 
 from urdir.model.lower.arguments import without_none
 from urdir.model.lower.experts.layer import MixtureLayer
-from urdir.model.lower.lowering import Lowering
+from urdir.model.lower.lowering import Lowering, Parted
 from urdir.model.lower.requests import alike, biases
 from urdir.model.memory.norms import NormLayer
 from urdir.model.memory.weights import Matrix
 from urdir.ptxgen.kernels.activate import Activate
 from urdir.ptxgen.kernels.experts.combine import CombineExperts
+from urdir.ptxgen.kernels.experts.parts import LogitParts
 from urdir.ptxgen.kernels.experts.selection import Selection
 from urdir.ptxgen.kernels.linear.epilogue.activation import Activated, Gated
 from urdir.ptxgen.kernels.linear.epilogue.weighted import Weighted
@@ -36,7 +37,8 @@ _normalise = lru_cache(maxsize=64)(Normalise)
 class MixtureCall:
     """A mixture to compute: y = residual + the weighted sum of the chosen experts for x after the
     ``norm``, all (rows, hidden) f32; y is another buffer. Labels of launches begin with ``label``.
-    ``selection``: by which the products choose the experts, None if they are chosen.
+    ``selection``: by which the products choose the experts, None if they are chosen; ``parted``: by
+    the parts of logits.
     """
 
     label: str
@@ -47,6 +49,12 @@ class MixtureCall:
     y: Slice
     adapters: CallAdapters | None = None
     selection: Selection | None = None
+    parted: Parted | None = None
+
+    @property
+    def logit_parts(self) -> LogitParts | None:
+        """In which parts the logits are; None: in none."""
+        return None if self.parted is None else self.parted.parts
 
     def after_norm(self, at: Lowering, rows: int) -> MixtureCall:
         """The same after a launch of its own for the norm, if there is one."""
@@ -123,6 +131,8 @@ class ExpertProducts:
         """The experts of each row, or what they are chosen by."""
         if call.selection is None:
             return {"expert": self.work[call.mixture.number]}
+        if call.parted is not None:
+            return dict(call.parted.arguments)
         return {"logits": self.work["router logits"]}
 
     def append_activated(self, call: MixtureCall, multiply: Multiply) -> None:

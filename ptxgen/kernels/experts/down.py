@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from urdir.ptxgen.kernels.experts.parts import LogitParts
 from urdir.ptxgen.kernels.experts.selection import Selection
 from urdir.ptxgen.kernels.experts.tiled import ExpertsSpec
 from urdir.ptxgen.kernels.linear.epilogue.bias import Bias
@@ -91,6 +92,18 @@ class ExpertsDown(ExpertsSpec):
             "chooses": cls.of(
                 *(q4_k, 128, 8, 16, 256, weighted, adds),
                 **{"batch": 3, "early": True, "selection": Selection(128, 8, normalised=True)},
+                **i16,
+            ),
+            "chooses by parts": cls.of(
+                *(q4_k, 64, 6, 16, 512, weighted, adds),
+                **{"early": True, "selection": Selection(64, 6, normalised=True)},
+                logit_parts=LogitParts(131, 300, 1e-6),
+                **i16,
+            ),
+            "chooses by parts, bias": cls.of(
+                *(q8, 32, 4, 48, 544, Bias(), weighted, adds),
+                **{"early": True, "selection": Selection(32, 4, "softmax_selected")},
+                logit_parts=LogitParts(5, 300, bias=True, scale=0.5),
                 **i16,
             ),
             "chooses, bias": cls.of(

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.kernels.experts.parts import TAKEN, LogitParts
 from urdir.ptxgen.kernels.experts.selection import Selection
 from urdir.ptxgen.kernels.linear.product import MainLoop
 from urdir.ptxgen.kernels.linear.spec import Part
@@ -26,7 +27,7 @@ class ExpertsProduct(MainLoop):
     """Products of ``batch`` rows with ``used`` of ``experts`` matrices (rows, cols) each, between
     the steps of a ``prologue`` and an ``epilogue``. Biases are (experts, rows). Rows read their
     experts from ``expert`` (batch, used) u32 on the device, or choose them by a plain ``selection``
-    from ``logits`` (batch, experts) f32, each warp for itself.
+    from ``logits`` (batch, experts) f32, each warp for itself; one row from their ``logit_parts``.
 
     Raises PtxgenError for matrices whose rows are not whole bands of tiles.
     """
@@ -40,6 +41,7 @@ class ExpertsProduct(MainLoop):
     prologue: tuple[Prologue, ...] = field(default=(), kw_only=True)
     epilogue: tuple[Epilogue, ...] = field(default=(), kw_only=True)
     selection: Selection | None = field(default=None, kw_only=True)
+    logit_parts: LogitParts | None = field(default=None, kw_only=True)
 
     @cached_property
     def layout(self) -> Layout:
@@ -90,19 +92,28 @@ class ExpertsProduct(MainLoop):
             raise PtxgenError(f"{self.name}: {self.used} of {self.experts} experts, not {of}")
         if of is not None and not of.is_plain:
             raise PtxgenError(f"{self.name}: a warp does not choose by {of}")
+        if self.logit_parts is not None and (
+            of is None or self.batch > 1 or self.experts not in TAKEN
+        ):
+            raise PtxgenError(
+                f"{self.name}: parts of logits are for one row that chooses among {TAKEN} experts"
+            )
 
     @property
     def choice_params(self) -> tuple[Param, ...]:
         """Parameters by which a row has its experts."""
         if self.selection is None:
             return (Param("expert", "u32", ("batch", "used"), Access.IN),)
+        if self.logit_parts is not None:
+            return self.logit_parts.params(self.experts)
         return (Param("logits", "f32", ("batch", "experts"), Access.IN),)
 
     def chosen(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """The inputs with ``expert``, and ``weight`` where the experts are chosen here."""
         if self.selection is None:
             return {**inputs}
-        expert, weight = self.selection(inputs["logits"])
+        parts = self.logit_parts
+        expert, weight = self.selection(inputs["logits"] if parts is None else parts.logits(inputs))
         return {**inputs, "expert": expert, "weight": weight}
 
     def params_of(self, *kinds: type[Step]) -> tuple[Param, ...]:
@@ -135,7 +146,9 @@ class ExpertsProduct(MainLoop):
         """Small weights, so that activations are curved at the sums; most rows choose some experts,
         and no row some others."""
         inputs: dict[str, Any] = {}
-        if self.selection is not None:
+        if self.logit_parts is not None:
+            inputs |= self.logit_parts.make_inputs(self.experts, rng)
+        elif self.selection is not None:
             inputs |= self.selection.random_logits(self.batch, rng)
         for p in self.params:
             if p.access is Access.OUT or p.name in inputs:

@@ -121,6 +121,17 @@ class ExpertsSpec(CutOptions, ExpertsShape):
         return RECORD_NBYTES[self.activations]
 
     @property
+    def activations_nbytes(self) -> int:
+        """Bytes of all activations; before these, of each warp's sums of logits in parts."""
+        sums = 0 if self.logit_parts is None else 4 * self.experts * self.most_warps
+        return max(self.record_nbytes * TILE_UNITS * self.blocks, sums)
+
+    @property
+    def most_warps(self) -> int:
+        """Warps of a CTA, at most."""
+        return WARPS if self.blocks % EVEN_WARPS else EVEN_WARPS
+
+    @property
     def lane_blocks(self) -> int:
         """Blocks whose activations a warp prepares, eight of each block in a lane."""
         return ceil_div(self.blocks, self.cut.warps)
@@ -137,9 +148,9 @@ class ExpertsSpec(CutOptions, ExpertsShape):
             tile=self.layout.tile_nbytes,
             sums=4 * TILE_ROWS,
             warp_squares=8 if self.norm_first else 4,
-            activations=self.record_nbytes * TILE_UNITS * self.blocks,
+            activations=self.activations_nbytes,
             tables=entries_nbytes(self.shared_grids, self.grid_entries) + self.choice_nbytes,
-            warps=WARPS if self.blocks % EVEN_WARPS else EVEN_WARPS,
+            warps=self.most_warps,
         )
 
     @property

@@ -10,6 +10,7 @@ import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.activation import Activation
+from urdir.ptxgen.kernels.experts.parts import LogitParts
 from urdir.ptxgen.kernels.experts.selection import Selection
 from urdir.ptxgen.kernels.experts.tiled import ExpertsSpec
 from urdir.ptxgen.kernels.linear.epilogue.activation import Activated, Gated
@@ -26,7 +27,8 @@ class ExpertsUp(ExpertsSpec):
     """y[b, s] = W x[b], then the steps, with the matrix W of the expert that row b has in slot s;
     `Gated` is f(W x) * (U x).
 
-    With a ``selection`` x is that of its router, too: it is read before the wait.
+    With a ``selection`` x is that of its router, too: it is read before the wait, unless logits
+    come in parts, from the launch that makes x.
 
     ``in_turn``: there is no ``expert``, row b has number b % experts: heads with matrices of their
     own.
@@ -118,6 +120,16 @@ class ExpertsUp(ExpertsSpec):
             "chooses, layer norm": cls.of(
                 *(q8, 33, 4, 16, 544, layer, Bias(), Gated(oai)),
                 selection=Selection(33, 4, "softmax_selected"),
+            ),
+            "chooses by parts": cls.of(
+                *(q4_k, 128, 8, 16, 1280, rms, Gated()),
+                **{"activations": "i16", "selection": Selection(128, 8)},
+                logit_parts=LogitParts(45, 1280, 1e-6),
+            ),
+            "chooses by parts, bias": cls.of(
+                *(q8, 32, 4, 48, 1088, layer, Bias(), Gated(oai)),
+                selection=Selection(32, 4, "softmax_selected"),
+                logit_parts=LogitParts(90, 2880, 1e-5, bias=True, scale=0.5),
             ),
             "chooses, all of them": cls.of(q8, 3, 3, 16, 64, selection=Selection(3, 3)),
         }

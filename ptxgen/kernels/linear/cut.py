@@ -67,7 +67,7 @@ class Footprint:
     ``warp_activations`` of each warp; ``warp_squares``: a warp's sums of squares; ``shared``: what
     all threads read, a multiple of 16, after these; ``tables``: beside all of them, entries of
     codebooks; ``warps``: the most. ``partials``: the most for sums of all warps; None: all that two
-    slots a warp leave.
+    slots a warp leave; ``least_partials``: what warps leave for them.
     """
 
     tile: int
@@ -79,6 +79,7 @@ class Footprint:
     tables: int = 0
     warps: int = WARPS
     partials: int | None = PARTIALS_NBYTES
+    least_partials: int = PARTIALS_NBYTES
 
     def activations_of(self, warps: int) -> int:
         """Bytes of activations of a CTA of so many warps."""
@@ -94,13 +95,12 @@ class Footprint:
 
     def most_partials(self, shared: int, warps: int) -> int:
         """Bytes of its partial sums, at most."""
-        if self.partials is not None:
-            return self.partials
-        return shared - self.squares_of(warps) - self.least(warps)
+        room = shared - self.squares_of(warps) - self.least(warps)
+        return room if self.partials is None else min(self.partials, room)
 
     def most_warps(self, shared: int) -> int:
         """Warps that have room for a ring each."""
-        room = shared - self.tables - PARTIALS_NBYTES
+        room = shared - self.tables - self.least_partials
         return max((w for w in range(1, self.warps + 1) if self.least(w) <= room), default=1)
 
 

@@ -4,7 +4,7 @@ matrices, and the vectors of a mixture of experts."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
 
@@ -53,13 +53,21 @@ class PackedCut(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PackedPart:
-    """One of the matrices of a launch: names of its registers, its CTAs, its place in a stage."""
+    """One of the matrices of a launch: names of its registers, its CTAs, its place in a stage.
+
+    Of the four bands of a row group a warp has four rows each, or with ``neighbours`` eight of each
+    of two.
+    """
 
     number: int
     layout: Layout
     first_cta: int
     ctas: int
     experts: int = 1
+    neighbours: bool = False
+
+    #: Sums are over many tiles, so that weights have all factors.
+    exact: ClassVar[bool] = False
 
     @property
     def format(self) -> Format:
@@ -79,7 +87,7 @@ class PackedPart:
 
     def second_row(self, plane: Plane) -> int:
         """Bytes from an item of a plane to that eight rows below in an operand."""
-        return 2 * self.stride
+        return 4 * 8 // plane.units * plane.nbytes if self.neighbours else 2 * self.stride
 
     @property
     def rows(self) -> int:
@@ -164,6 +172,12 @@ class PackedRun:
         """See `PackedPart`."""
         return self.parts[0].second_row(plane)
 
+    @property
+    def neighbours(self) -> bool:
+        """See `PackedPart`."""
+        return self.parts[0].neighbours
+
+    exact: ClassVar[bool] = PackedPart.exact
     suffix = "_of"
     first_cta_of, last_band = "%first_cta_of", "%last_band"
     powers, powers_at = "powers", 0

@@ -175,6 +175,21 @@ class Product(KernelSpec):
         return 1
 
     @property
+    def cta_rows(self) -> int:
+        """Rows that a CTA finishes in a pass."""
+        return self.rows
+
+    @property
+    def cta_warps(self) -> int:
+        """Warps of a CTA."""
+        return 1
+
+    @property
+    def column_warps(self) -> int:
+        """Warps of a CTA that share a row, each with a sum of its own."""
+        return 1
+
+    @property
     def pair_shape(self) -> tuple[str, ...]:
         """Shape of what each pair of a row and an expert has; empty without experts."""
         return ()

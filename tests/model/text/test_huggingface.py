@@ -98,6 +98,15 @@ def test_encodes_as_the_library_does(kind: str, text: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_texts_together_are_as_each_alone(kind: str) -> None:
+    tokenizer = _ours(_library(kind), **{"ggml.bos_token_id": 5, "ggml.add_bos_token": True})
+    assert tokenizer.encode_each(TEXTS) == [tokenizer.encode_whole(text) for text in TEXTS]
+    assert tokenizer.encode_each([]) == []
+    with pytest.raises(TokenizerError, match="lone surrogate"):
+        tokenizer.encode_each(["a", "b\ud800"])
+
+
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("text", ["hello world", "wörld é 🙂", "hello <|plain|>hello", " a"])
 def test_decodes_as_the_library_does(kind: str, text: str) -> None:
     library = _library(kind)

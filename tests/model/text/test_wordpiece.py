@@ -5,11 +5,15 @@ from __future__ import annotations
 import random
 import unicodedata
 
+import numpy as np
 import pytest
 
 from tests.model.tiny_encoder import BEGIN, END, UNKNOWN, WORDS, vocabulary, write_encoder
 from urdir.model.files.gguf import Gguf
+from urdir.model.files.metadata import Metadata, StringArray
 from urdir.model.text.tokenizer import Tokenizer
+from urdir.model.text.vocabulary import TokenType
+from urdir.model.text.wordpiece import WordPiece
 
 
 @pytest.fixture(scope="module")
@@ -46,6 +50,28 @@ def test_random_texts(tokenizer: Tokenizer) -> None:
     for _ in range(300):
         text = "".join(rng.choice(parts) for _ in range(rng.randint(1, 12)))
         assert tokenizer.encode(text) == reference(text), text
+        assert tokenizer.encode_each([text, "a", text]) == [
+            [BEGIN, *reference(of), END] for of in (text, "a", text)
+        ]
+
+
+def test_user_defined_tokens_are_cut_out_of_texts_together() -> None:
+    tokens = [*vocabulary(), "<mark>"]
+    types = [TokenType.CONTROL] * 4 + [TokenType.NORMAL] * len(WORDS) + [TokenType.USER_DEFINED]
+    values = {"bos_token_id": BEGIN, "unknown_token_id": UNKNOWN, "seperator_token_id": END}
+    lists = {"tokens": StringArray.of(tokens), "token_type": np.array(types, np.int32)}
+    keys = {f"tokenizer.ggml.{name}": value for name, value in (values | lists).items()}
+    tokenizer = Tokenizer(WordPiece(Metadata(keys)))
+    texts = ["the warp", "the<mark> warp", "a weft", ""]
+    mark = len(tokens) - 1
+    assert tokenizer.encode_each(texts)[1] == [
+        BEGIN,
+        *reference("the"),
+        mark,
+        *reference("warp"),
+        END,
+    ]
+    assert tokenizer.encode_each(texts) == [tokenizer.encode_whole(text) for text in texts]
 
 
 def test_whole_texts_have_their_ends(tokenizer: Tokenizer) -> None:

@@ -52,7 +52,7 @@ class GemmSmall(TiledSpec):
     bits in every batch, whatever the other vectors are.
 
     With a `PackedInput` sums are f32, and weights are rounded to f16 as in `PackedProduct`, unless
-    their quants `stay_whole`.
+    their quants `stay_whole` or `factors_are_exact`.
 
     BF16 and F16 weights are multiplied as they are, with activations that are each the sum of two
     such numbers: of 16 bits, or of 22 (from 0.001 to 1,048,064).
@@ -217,7 +217,8 @@ class GemmSmall(TiledSpec):
         packing = 2.0**-11 * bool(self.packs)
         if self.packed:
             made = [Halves(fmt) for fmt in self.formats]
-            roundings = max(0 if of.stay_whole else of.roundings for of in made)
+            exact = [of.stay_whole or of.factors_are_exact for of in made]
+            roundings = max(0 if e else of.roundings for e, of in zip(exact, made, strict=True))
             return Tolerance(rtol=2.0**-11 * roundings + packing + 2.0**-14)
         if self.has_floats:
             least = 2e-5 if self.format.is_float else 2.0**-11

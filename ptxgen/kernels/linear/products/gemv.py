@@ -16,6 +16,7 @@ from urdir.ptxgen.kernels.linear.epilogue.activation import (
 )
 from urdir.ptxgen.kernels.linear.epilogue.adapted import Adapted
 from urdir.ptxgen.kernels.linear.epilogue.bias import Bias
+from urdir.ptxgen.kernels.linear.epilogue.router import RouterParts
 from urdir.ptxgen.kernels.linear.epilogue.self_adapted import SelfAdapted
 from urdir.ptxgen.kernels.linear.epilogue.send import Send
 from urdir.ptxgen.kernels.linear.epilogue.then import Continued
@@ -64,7 +65,7 @@ class Gemv(TiledSpec):
     epilogues = (
         *(SigmoidScaled, Bias, Adapted, SelfAdapted),
         *EPILOGUES[2:],
-        *(Continued, Send),
+        *(Continued, Send, RouterParts),
     )
     name = "gemv"
     template = ("urdir.templates", "linear/products/gemv.ptx.j2")

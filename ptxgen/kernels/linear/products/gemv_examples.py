@@ -18,6 +18,7 @@ from urdir.ptxgen.kernels.linear.epilogue.activation import (
 from urdir.ptxgen.kernels.linear.epilogue.adapted import Adapted
 from urdir.ptxgen.kernels.linear.epilogue.bias import Bias
 from urdir.ptxgen.kernels.linear.epilogue.residual import Residual
+from urdir.ptxgen.kernels.linear.epilogue.router import RouterParts
 from urdir.ptxgen.kernels.linear.epilogue.self_adapted import SelfAdapted
 from urdir.ptxgen.kernels.linear.epilogue.send import Send
 from urdir.ptxgen.kernels.linear.epilogue.then import Continued
@@ -134,6 +135,13 @@ def _of_ends(cls: type[S]) -> dict[str, S]:
         "residual, bias, scale": i16(Q8, 40, 288, Bias(), Residual(0.22)),
         "residual and bias": cls.of(Q8, 19, 288, Bias(), Residual()),
         "residual and scale": cls.of(Q4_K, 19, 512, Residual(1.5)),
+        "router parts": i16(Q8, 48, 544, Bias(), Residual(), RouterParts(33)),
+        "router parts, idle CTA": i16(
+            *(Q4_K, 288, 1024, Residual(), RouterParts(70)), tiles_each=2, sms=10, fill=True
+        ),
+        "router parts f32, unnormed": cls.of(
+            Q8, 64, 288, Residual(0.22), RouterParts(5, normed=False), tiles_each=4
+        ),
         "relu2 with bias": cls.of(Q8, 18, 320, Bias(), Activated(Activation("relu2"))),
         "adapted": i16(Q8, 40, 288, Bias(), Adapted(2, 8), Residual(0.22)),
         "adapted f32, gated": cls.of(

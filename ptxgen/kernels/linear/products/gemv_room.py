@@ -22,7 +22,9 @@ MAX_REGISTERS = 170
 #: 256 or 512 bind a product (model/measure/FINDINGS.md).
 GRID_ENTRIES = 8192
 #: Bytes of a unit's activations in shared memory: see templates/linear/products/_tile_x.j2.
-RECORD_NBYTES = {"f32": 144, "i16": 80, "f16": 144}
+RECORD_NBYTES = {"f32": 144, "i16": 80, "f16": 128}
+#: Bytes that warps leave for partial sums beside f16 activations, which are large.
+LEAST_PARTIALS_NBYTES = 4096
 
 Activations = Literal["f32", "i16", "f16"]
 
@@ -82,7 +84,9 @@ def footprint(
         warp_squares=4,
         activations=RECORD_NBYTES[activations] * TILE_UNITS * cta_blocks,
     )
-    if activations != "i16":
+    if activations == "f16":
+        return replace(room, least_partials=LEAST_PARTIALS_NBYTES)
+    if activations == "f32":
         return room
     least, most = (
         replace(room, tables=entries_nbytes(formats, entries))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from tests.model.stepping import Eager
+from urdir.model.engine.encoding import encoder as encoder_module
 from urdir.model.engine.encoding.budget import EncoderSettings
 from urdir.model.engine.encoding.encoder import Encoder
 from urdir.model.engine.engine import Engine
@@ -111,8 +112,8 @@ class Numbered:
     def __init__(self, texts: list[list[int]]) -> None:
         self.texts = texts
 
-    def encode_whole(self, text: str) -> list[int]:
-        return self.texts[int(text)]
+    def encode_each(self, texts: Sequence[str]) -> list[list[int]]:
+        return [self.texts[int(text)] for text in texts]
 
     def encode_pair(self, query: str, document: str) -> list[int]:
         return self.texts[int(query + document)]
@@ -140,6 +141,30 @@ def test_pairs_have_scores(golden: Golden, monkeypatch: pytest.MonkeyPatch) -> N
         abs=1e-6,
     )
     assert engine.score([], pooling="rank").shape == (0,)
+
+
+#: Whose attention `ShortTexts` serves: the others have biases by distance or norms of heads.
+SHORT = NAMES[:3]
+
+
+@pytest.mark.references("encoders", [*SHORT, "gemma-embedding-dense"], argument="golden")
+@pytest.mark.turns(2)
+def test_short_texts_attend_without_a_cache(
+    golden: Golden, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    """And the results are those of longer texts' kernels."""
+    pooling: Pooling = "none" if "none" in golden.wanted else "last"
+    serves = any(name in request.node.name for name in SHORT)
+    used, found = [], []
+    for most in (128, 0):
+        monkeypatch.setattr(encoder_module, "MOST_TOKENS", most)
+        plan = golden.engine.encoder.plan([40, 3], pooling)
+        used.append({kernel.name for kernel in plan.kernels()})
+        found.append(golden.engine.encoder.encode(golden.texts, pooling))
+    assert ("short_texts" in used[0]) == serves
+    assert ("prepare_tokens" in used[0]) != serves
+    assert "short_texts" not in used[1]
+    assert relative_rms(found[0], found[1]) <= 1e-3
 
 
 @pytest.mark.references("encoders", NAMES[2:3], argument="golden")

@@ -12,11 +12,11 @@ import pytest
 
 from tests.model.tiny_encoder import CONTEXT, HIDDEN, write_encoder
 from urdir.model.engine.encoding import encoder as encoder_module
-from urdir.model.engine.encoding import results
+from urdir.model.engine.encoding import results, texts
 from urdir.model.engine.encoding.budget import DEFAULT_TEXT, EncoderSettings
 from urdir.model.engine.encoding.encoder import Encoder
 from urdir.model.engine.engine import Engine
-from urdir.model.engine.text_steps import LARGEST_STEP, MOST_TEXTS, text_bucket
+from urdir.model.engine.text_steps import LARGEST_STEP, MOST_TEXTS, EncodeShape, text_bucket
 from urdir.model.errors import SettingsError, UnsupportedError
 from urdir.model.families.placement import Placement
 from urdir.model.families.pooling import Pooling
@@ -48,15 +48,64 @@ def test_results_of_steps_in_flight_stay_in_order(
 ) -> None:
     """Copies of two steps are queued, or none, or (one text fits, two do not) those of some."""
     monkeypatch.setattr(results, "_HALF_BYTES", half)
-    texts = [[5 + i, *[6] * (3 * i % 7)] for i in range(9)]
+    given = [[5 + i, *[6] * (3 * i % 7)] for i in range(9)]
     with Encoder(engine.device, engine.weights, EncoderSettings(CONTEXT, 8)) as encoder:
-        steps = [len(some.tokens) for some in encoder._steps(texts, encoder.check_texts(texts))]
+        steps = [len(some.tokens) for some in encoder._steps(given)]
         assert len(steps) > 3
         assert len(set(steps)) > 1
-        wanted = [encoder.encode([text], pooling) for text in texts]
-        found = encoder.encode(texts, pooling)
+        wanted = [encoder.encode([text], pooling) for text in given]
+        found = encoder.encode(given, pooling)
     np.testing.assert_allclose(found, np.concatenate(wanted), atol=2e-3)
     assert not np.allclose(wanted[0][0], wanted[1][0], atol=2e-2)  # order would show
+
+
+def test_texts_are_asked_for_while_steps_are_in_flight(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step is queued when the next text does not fit, before the ones after are there."""
+    happened: list[str] = []
+
+    def asked() -> Iterator[list[int]]:
+        for number in range(5):
+            happened.append(f"text {number}")
+            yield [5 + number] * 8
+
+    with Encoder(engine.device, engine.weights, EncoderSettings(CONTEXT, 16)) as encoder:
+        launch = encoder._graphs.launch
+
+        def launched(shape: EncodeShape) -> None:
+            happened.append(f"step of {shape.rows}")
+            launch(shape)
+
+        monkeypatch.setattr(encoder._graphs, "launch", launched)
+        found = encoder.encode(asked())
+    first, second, third = "step of 16", "step of 16", "step of 8"
+    names = [f"text {number}" for number in range(5)]
+    assert happened == [*names[:3], first, *names[3:], second, third]
+    wanted = engine.embed([[5 + number] * 8 for number in range(5)], normalize=False)
+    np.testing.assert_allclose(found, wanted, atol=2e-3)
+
+
+def test_a_text_that_is_refused_leaves_no_step_behind(engine: Engine) -> None:
+    given = [[5 + number % 4] * 8 for number in range(9)]
+    with Encoder(engine.device, engine.weights, EncoderSettings(CONTEXT, 16)) as encoder:
+        wanted = encoder.encode(given)
+        with pytest.raises(SettingsError, match=r"^text 7 "):
+            encoder.encode([*given[:7], [-1]])
+        np.testing.assert_array_equal(encoder.encode(given), wanted)
+
+
+def test_texts_are_cut_some_at_a_time(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside tokens, and in their order."""
+    given = ["the warp", "a [SEP] cotton", [5, 6], "", "threads?", "32 wefts", [7]]
+    wanted = [[2, 9, 5, 3], [2, 4, 1, 1, 1, 12, 3], [5, 6], [2, 3], [2, 8, 14, 3]]
+    wanted += [[2, 7, 10, 13, 3], [7]]
+    for together in (1, 9, 1 << 14):
+        monkeypatch.setattr(texts, "_TOGETHER", together)
+        found = [list(tokens) for tokens in texts.tokens_of(lambda: engine.tokenizer, given)]
+        assert found == wanted
+    alone = [engine.embed([text])[0] for text in given]
+    np.testing.assert_allclose(engine.embed(given), alone, atol=2e-3)
 
 
 def test_graphs_that_were_used_last_are_kept(
@@ -96,10 +145,10 @@ def test_texts_are_as_long_as_kernels_have_rows(engine: Engine) -> None:
         EncoderSettings.of(long, 131072)
 
 
-@pytest.mark.parametrize("texts", [[1, 2, 3], [[]], [[16]], [[-1]], [[2.5]], [None]])
-def test_texts_that_are_none_are_refused(engine: Engine, texts: Any) -> None:
+@pytest.mark.parametrize("given", [[1, 2, 3], [[]], [[16]], [[-1]], [[2.5]], [None]])
+def test_texts_that_are_none_are_refused(engine: Engine, given: Any) -> None:
     with pytest.raises(SettingsError, match=r"^text 0 "):
-        engine.embed(texts)
+        engine.embed(given)
 
 
 @pytest.mark.parametrize(
