@@ -172,13 +172,7 @@ class PackedRun:
         """See `PackedPart`."""
         return self.parts[0].second_row(plane)
 
-    @property
-    def neighbours(self) -> bool:
-        """See `PackedPart`."""
-        return self.parts[0].neighbours
-
-    exact: ClassVar[bool] = PackedPart.exact
-    suffix = "_of"
+    suffix, neighbours, exact = "_of", False, False
     first_cta_of, last_band = "%first_cta_of", "%last_band"
     powers, powers_at = "powers", 0
 

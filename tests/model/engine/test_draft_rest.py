@@ -38,7 +38,7 @@ from urdir.model.memory.session_settings import SessionSettings
 @pytest.fixture(scope="module")
 def same(device: Device, random_model: Callable[..., Any]) -> Iterator[Two]:
     """A random model of two layers that is its own draft: a draft fails only where keys lack."""
-    shape = Shape("llama", 2, 64, 4, 2, 32, 64, VOCABULARY, False)
+    shape = Shape("llama", 2, 64, 2, 1, 32, 64, VOCABULARY, False)
     with open_two(device, *(random_model(shape, seed=1) for _ in range(2))) as two:
         yield two
 

@@ -136,6 +136,10 @@ OTHER_FAMILIES = [
 ]
 #: No network can be cut: one has heads with ALiBi alone, another has heads too few.
 WHOLE = {("refact-moe", 2), ("refact-moe", 4), ("mamba2-dense", 4)}
+#: Two heads, or attention to compressed blocks, and networks too narrow for four.
+WHOLE |= {
+    *(("deepseek4", 4), ("grovemoe-moe", 4), ("qwen-dense", 4), ("qwen4exp", 4), ("step35-moe", 4))
+}
 #: Time mixing and norms of inner values are not cut either.
 WHOLE |= {(f"{name}-dense", gpus) for name in ("bitnet", "rwkv6", "rwkv7") for gpus in (2, 4)}
 

@@ -185,7 +185,7 @@ class Two:
 @pytest.fixture(scope="module")
 def similar(device: Device, random_model: Callable[..., Any]) -> Iterator[Two]:
     """A random model, and another one with other weights of its attention: some drafts stand."""
-    shape = Shape("llama", 1, 64, 4, 2, 32, 64, VOCABULARY, False)
+    shape = Shape("llama", 1, 64, 2, 1, 32, 64, VOCABULARY, False)
     model, other = (random_model(shape, seed=1) for _ in range(2))
     for of, factor in ((model, 0.3), (other, 0.1)):
         of.tensors["blk.0.attn_output.weight"].data.view(np.float32)[:] *= np.float32(factor)
@@ -436,7 +436,7 @@ def test_a_draft_larger_than_its_model_has_room(
     device: Device, random_model: Callable[..., Any]
 ) -> None:
     """Its intermediates are several times the model's."""
-    shape = Shape("llama", 1, 64, 4, 2, 32, 64, VOCABULARY, False)
+    shape = Shape("llama", 1, 64, 2, 1, 32, 64, VOCABULARY, False)
     larger = Shape("llama", 1, 256, 8, 4, 32, 1024, VOCABULARY, False)
     request = Request(prompt=(3, 1, 4), settings=GREEDY, limit=8, ignore_end=True)
     settings = replace(PLAIN, sequences=1)

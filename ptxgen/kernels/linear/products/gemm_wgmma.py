@@ -188,9 +188,9 @@ class GemmWgmma(PackedProduct):
 
     @cached_property
     def runs(self) -> tuple[PackedPart | PackedRun, ...]:
-        """The matrices, those of one type together. Adapters of each have names of their own, and in
-        turns a CTA comes to other matrices."""
-        if self.has(Adapted) or self.takes_turns:
+        """The matrices, those of one type together; not in turns, where each ends by itself, nor with
+        adapters, which have names of their own."""
+        if self.takes_turns or self.has(Adapted):
             return self.parts
         of_type = [tuple(of) for _, of in groupby(self.parts, key=lambda part: part.format)]
         return tuple(PackedRun(of) if len(of) > 1 else of[0] for of in of_type)
