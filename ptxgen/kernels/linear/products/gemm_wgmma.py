@@ -188,8 +188,8 @@ class GemmWgmma(PackedProduct):
 
     @cached_property
     def runs(self) -> tuple[PackedPart | PackedRun, ...]:
-        """The matrices, those of one type together; not in turns, where each ends by itself, nor with
-        adapters, which have names of their own."""
+        """The matrices, those of one type together; not in turns, where each ends by itself, nor
+        with adapters, which have names of their own."""
         if self.takes_turns or self.has(Adapted):
             return self.parts
         of_type = [tuple(of) for _, of in groupby(self.parts, key=lambda part: part.format)]
