@@ -6,6 +6,7 @@ the emulator uses these architectures, and may import only this package.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -158,6 +159,7 @@ class Occupancy:
         return self.warps / self.max_warps
 
 
+@functools.lru_cache(maxsize=1024)  # the emulator asks at each launch
 def occupancy(target: str, registers: int, threads: int, shared: int) -> Occupancy:
     """Resident CTAs per SM, by the CUDA occupancy calculator's rules.
 

@@ -7,6 +7,7 @@ launch keeps its arena, and the next one, or one of another driver, takes anothe
 
 from __future__ import annotations
 
+import math
 import weakref
 from typing import Any
 
@@ -51,7 +52,7 @@ class Carver:
     def array(self, shape: tuple[int, ...], element: str | type[Any]) -> Array:
         """An uninitialised array, with the contents left by the last launch."""
         dtype = np.dtype(element)
-        nbytes = dtype.itemsize * int(np.prod(shape))
+        nbytes = dtype.itemsize * math.prod(shape)
         start = self._at
         self._at += -(-nbytes // _ALIGNMENT) * _ALIGNMENT
         return self.arena.data[start : start + nbytes].view(dtype).reshape(shape)

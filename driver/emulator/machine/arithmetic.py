@@ -277,7 +277,7 @@ def float_max(a: Array, b: Array, out: Array, nan: bool) -> None:
 
 def _extreme(choose: np.ufunc, a: Array, b: Array, out: Array, of_zeros: np.ufunc) -> None:
     choose(a, b, out=out)
-    zero = np.flatnonzero(out == 0)
+    zero = (out == 0).nonzero()[0]
     if zero.size:
         bits = f"u{out.dtype.itemsize}"
         x, y = (np.broadcast_to(v, out.shape)[zero] for v in (a, b))

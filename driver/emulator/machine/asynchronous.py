@@ -84,32 +84,37 @@ class Asynchronous:
         self, to: Array, origin: Array, shift: int, size: Array | None, rows: Array, lanes: Array
     ) -> None:
         """cp.async of 1 << shift bytes a lane; bytes from ``size`` on are zero."""
-        if size is None:
+        if size is None or (size == 1 << shift).all():
             data = self.memory.load(origin, shift)
         else:
-            data = np.zeros(to.size << shift, np.uint8)
-            for count in np.unique(size).tolist():
-                if count > 1 << shift:
-                    raise AccessFault(
-                        0, LAUNCH_FAILED, f"cp.async source size {count} > {1 << shift}"
-                    )
-                some = np.flatnonzero(size == count)
-                byte = np.arange(count, dtype=np.uint64)
-                if count:
-                    from_ = (origin[some][:, None] + byte).reshape(-1)
-                    target = ((some << shift)[:, None] + byte.astype(np.int64)).reshape(-1)
-                    try:
-                        data[target] = self.memory.load(from_, 0)
-                    except AccessFault as fault:
-                        fault.position = int(some[fault.position // count])
-                        raise
-            data = data.view(self.shared.views[shift].dtype)
+            data = self._parts(origin, shift, size)
         self.shared.unwrite(to, shift, rows)
         group, announced = self._committed[lanes], np.zeros(lanes.size, np.bool_)
         self._copies.append(
             _Copy(lanes.copy(), group, to.copy(), rows.copy(), shift, data, announced)
         )
         self.changes.count += 1
+
+    def _parts(self, origin: Array, shift: int, size: Array) -> Array:
+        """What copies of ``size`` bytes (n,) of 1 << shift bring; the others are zero."""
+        data = np.zeros(origin.size, self.shared.views[shift].dtype)
+        for count in np.unique(size).tolist():
+            if count > 1 << shift:
+                raise AccessFault(0, LAUNCH_FAILED, f"cp.async source size {count} > {1 << shift}")
+            some = (size == count).nonzero()[0]
+            try:
+                if count == 1 << shift:
+                    data[some] = self.memory.load(origin[some], shift)
+                elif count:
+                    byte = np.arange(count, dtype=np.int64)
+                    from_ = (origin[some][:, None] + byte.view(np.uint64)).reshape(-1)
+                    target = ((some << shift)[:, None] + byte).reshape(-1)
+                    data.view(np.uint8)[target] = self.memory.load(from_, 0)
+            except AccessFault as fault:
+                at = fault.position if count == 1 << shift else fault.position // count
+                fault.position = int(some[at])
+                raise
+        return data
 
     def commit(self, lanes: Array) -> None:
         """cp.async.commit_group."""

@@ -47,7 +47,7 @@ class Lanes:
     def pick(self, mask: Array) -> Lanes:
         """The lanes where ``mask`` (count,) holds; at least one."""
         if self.index is None:
-            index = np.flatnonzero(mask)
+            index = mask.nonzero()[0]
             if self.start:
                 index += self.start
             return Lanes.of(index)
@@ -67,7 +67,7 @@ class Lanes:
                 member[lanes.start - first : lanes.stop - first] = True
             else:
                 member[lanes.index - first] = True
-        return Lanes.of(np.flatnonzero(member) + first)
+        return Lanes.of(member.nonzero()[0] + first)
 
 
 def cta_index(number: Any, grid: Extent, cluster: Extent) -> tuple[Any, Any, Any]:

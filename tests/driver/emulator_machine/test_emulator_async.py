@@ -87,6 +87,23 @@ def test_zero_fill(machine: Any, rng: Any) -> None:
     assert (got == want).all()
 
 
+@pytest.mark.parametrize(("size", "what"), [(16, "load, 16 bytes"), (12, "load, 1 byte")])
+def test_a_fault_beside_zeros_names_its_thread(machine: Any, size: int, what: str) -> None:
+    """Of copies of a part and of the whole. Every third thread copies nothing."""
+    x = machine.upload(np.zeros(31 * 16 + 8, "u1"))
+    sizes = machine.upload(np.where(np.arange(32) % 3, size, 0).astype("u4"))
+    body = START + (
+        ".shared .align 16 .b8 buf[512]; ld.param.u64 %at, [sizes]; mul.wide.u32 %step, %i, 4;"
+        "add.u64 %at, %at, %step; ld.global.u32 %n, [%at]; ld.param.u64 %at, [x];"
+        "mul.wide.u32 %step, %i, 16; add.u64 %at, %at, %step; mov.u32 %s, buf;"
+        "mad.lo.u32 %s, %i, 16, %s; cp.async.cg.shared.global [%s], [%at], 16, %n;"
+        "cp.async.wait_all;"
+    )
+    with pytest.raises(KernelFault, match=rf"out-of-bounds {what}") as caught:
+        machine.run(body, {"x": x, "sizes": sizes}, threads=32)
+    assert "thread (31, 0, 0)" in str(caught.value)
+
+
 def test_mbarrier_counts_phases(machine: Any) -> None:
     """64 arrivals a phase; every thread waits three times by parity, and once by state."""
     out = machine.upload(np.zeros(128, "u4"))
