@@ -496,23 +496,40 @@ def test_logits_on_several_devices_are_the_reference_s(
     assert relative_rms(after_prompt, golden[20]) <= default_tolerance(config)
 
 
+#: Heads that share a KV head, by layer.
+_GROUPS = {
+    "attention.head_count": np.array([4, 4]),
+    "attention.head_count_kv": np.array([1, 4]),
+    "feed_forward_length": np.array([160, 160]),
+}
+
+
+@pytest.mark.parametrize(
+    ("split", "shape"),
+    [
+        ("tensors", CASES["head_dim 96, groups of 5, biases"][0]),
+        ("layers", Shape("deci", 2, 96, 4, 1, 64, 160, 97, False, _GROUPS)),
+    ],
+    ids=["tensors", "layers"],
+)
 def test_prompts_beside_each_other_on_devices_with_other_groups(
+    split: Any,
+    shape: Shape,
     device_name: str,
     needs_gpus: Callable[[int], None],
     random_model: Callable[..., Any],
     reference_model: Any,
 ) -> None:
-    """Two of five heads on the first device, whose tiles of queries are of fewer rows than those of
-    the three on the other."""
-    shape, kind = CASES["head_dim 96, groups of 5, biases"]
+    """Two of five heads on the first device and three on the other, or groups of four and of one:
+    tiles of queries are of fewer rows on the first."""
     needs_gpus(2)
-    model = random_model(shape, kind)
+    model = random_model(shape, "Q8_0")
     config = Config.of(model)
     tokens = random_tokens(shape.vocab)
     prompts = tokens[:20], tokens[5:14]
     segments = tuple(Segment(i, 0, len(of), chooses=True) for i, of in enumerate(prompts))
     with (
-        loaded_group(device_name, model, shares_of(config, model, 2)) as (group, weights),
+        loaded_group(device_name, model, shares_of(config, model, 2, split)) as (group, weights),
         Session(
             group[0], weights[0], SessionSettings(256, sequences=2), peers=weights[1:]
         ) as session,
