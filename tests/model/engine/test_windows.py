@@ -24,6 +24,7 @@ from urdir.model.errors import ModelError
 from urdir.model.families.attention import Attention
 from urdir.model.families.config import Config
 from urdir.model.families.layers import Block, LayerConfig
+from urdir.model.measure import bench as bench_module
 from urdir.model.measure.bench import BenchCase, Rates, bench
 from urdir.model.memory.session_settings import SessionSettings
 from urdir.model.memory.weights import Weights
@@ -186,6 +187,7 @@ def test_a_bench_begins_after_what_a_ring_has_lost(
             return length
 
         monkeypatch.setattr(session.storage, "match", watched)
+        monkeypatch.setattr(bench_module, "_UNTIMED_SECONDS", 0.0)  # one untimed run
         rows = list(bench(session, made.file, Rates(1e9, 1e12), case))
         assert [row.test for row in rows] == ["pp19 @ d18", "tg3 @ d18"]
         assert found == [RING + 2] * 2 + [RING + 1] * 2
