@@ -105,6 +105,7 @@ def test_the_mix_of_every_kernel_is_complete(kernel: type[KernelSpec]) -> None:
             "prefill_block",
             "prefill_wgmma",
             "prepare_chunks",
+            "short_texts",
         )
     )
     assert mix["memory"] > 0
