@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from statistics import mean, median, stdev
@@ -31,9 +30,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("urdir.bench")
 Run = TypeVar("Run")
 _PROFILED = 6  # runs of a step that is profiled
-#: Untimed runs take so many seconds at least: an H200 holds its clocks back half a second after a
-#: load begins, when its power reaches the cap. While each leaves graphs to be made, it is more.
-_UNTIMED_SECONDS, _MOST_UNTIMED_SECONDS = 1.0, 5.0
+#: Untimed runs at most: another one follows while each leaves graphs to be made.
+_MOST_UNTIMED = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,13 +269,10 @@ class _Bench:
         return [int(t) for t in np.random.default_rng(count).integers(0, vocab, count)]
 
     def _timed(self, run: Callable[[], Run]) -> list[Run]:
-        run()  # which may compile
-        if not self.session.parts.device.is_emulated:
-            begun = start = time.perf_counter()
-            while (now := time.perf_counter()) - start < _UNTIMED_SECONDS:
-                if self.session.steps.finish() and now - begun < _MOST_UNTIMED_SECONDS:
-                    start = time.perf_counter()  # the device has rested
-                run()
+        for _ in range(_MOST_UNTIMED):
+            run()  # which may compile
+            if self.session.parts.device.is_emulated or not self.session.steps.finish():
+                break
         return [run() for _ in range(self.repeats)]
 
     def _row(
