@@ -120,7 +120,7 @@ class LayerAttention:
     def short_kernel(self, packs: bool) -> ShortTexts | None:
         """The kernel of short texts, which takes heads as the products leave them, and needs no
         cache; None for other rows, and where it does not know what ``scores`` or ``token`` ask
-        for. It leaves packed heads where it can and ``packs`` asks for it."""
+        for. With ``packs`` its output is packed, where that is supported."""
         texts, layout, token = self.rows.texts, self.layout, self.token
         if texts is None or not texts.short or self.exact or layout.dtype != "f16":
             return None

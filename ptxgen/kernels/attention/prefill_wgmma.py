@@ -130,9 +130,6 @@ class PrefillWgmma(PromptAttention):
         slices, _, *matrix = packed_shape(1, self.heads * self.value_dim)
         return replace(usual, shape=(slices, "packed_groups", *matrix))
 
-    def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
-        return {"count": np.uint32(self.rows), **super().make_inputs(rng)}
-
     def inputs_at(
         self,
         rng: np.random.Generator,

@@ -211,7 +211,7 @@ class AttentionSpec(KernelSpec):
         kind = replace(self.scores, texts=False, causal=bool(rng.integers(0, 2)), window=window)
         begin, last = kind.bounds(starts, ends)
         positions = [*last.tolist(), *[self.layout.max_len + 7] * (self.rows - live)]
-        inputs = AttentionSpec.inputs_at(self, rng, positions, [0] * self.rows)
+        inputs = self.inputs_at(rng, positions, [0] * self.rows)
         idle = np.full(self.rows - live, 0xFFFFFFFF, np.uint32)
         return inputs | {"begin": np.concatenate([begin, idle])}
 

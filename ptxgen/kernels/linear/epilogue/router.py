@@ -25,7 +25,7 @@ class RouterParts(Epilogue):
     RMSNorm between (``normed``) y is multiplied with its weights ``next_norm`` (rows,) first, and
     ``square_parts`` (CTAs,) has the sums of the squares of y.
 
-    Who needs the logits adds up the parts (`LogitParts`): the router has no launch of its own.
+    The launch that reads the logits adds up the parts (`LogitParts`): there is none for the router.
     """
 
     experts: int
