@@ -15,8 +15,9 @@ if TYPE_CHECKING:
     from urdir.model.files.metadata import Metadata
     from urdir.model.text.tokenizer import Tokenizer
 
-#: Characters that are cut into tokens together: half a step's worth of them.
-_TOGETHER = 1 << 14
+#: Characters that are cut into tokens together: those of a first step, and then a quarter of the
+#: largest ones.
+_FIRST, _TOGETHER = 1 << 13, 1 << 14
 #: The template of a query and a document that a ranking model was trained with.
 _TEMPLATE = "tokenizer.chat_template.rerank"
 
@@ -29,7 +30,8 @@ def embeddings(
     normalize: bool,
 ) -> Floats:
     """See `Engine.embed`."""
-    made = encoder.encode(tokens_of(tokenizer, texts), pooling)
+    are_cut = not isinstance(texts, str) and not any(isinstance(text, str) for text in texts)
+    made = encoder.encode(texts if are_cut else tokens_of(tokenizer, texts), pooling)
     is_score = encoder.chosen_pooling(pooling) == "rank"
     return normalized(made) if normalize and not is_score else made
 
@@ -55,16 +57,16 @@ def tokens_of(
 ) -> Iterator[Sequence[int]]:
     """The tokens of each text, made as they are asked for, so that the device works on some while
     the host cuts the next ones; tokens that are given stay as they are."""
-    waiting, size = list[str](), 0
+    waiting, size, most = list[str](), 0, min(_FIRST, _TOGETHER)
     for text in [texts] if isinstance(texts, str) else texts:
         if isinstance(text, str):
             waiting.append(text)
             size += len(text)
-            if size < _TOGETHER:
+            if size < most:
                 continue
         if waiting:
             yield from tokenizer().encode_each(waiting)
-            waiting, size = [], 0
+            waiting, size, most = [], 0, _TOGETHER
         if not isinstance(text, str):
             yield text
     if waiting:
@@ -96,6 +98,6 @@ def pair_tokens(
 
 def normalized(vectors: Floats) -> Floats:
     """Vectors (n, width) of unit length; those of zeros stay so."""
-    lengths = np.linalg.norm(vectors.astype(np.float64), axis=1, keepdims=True)
-    made: Floats = (vectors / np.where(lengths > 0.0, lengths, 1.0)).astype(np.float32)
+    lengths = np.sqrt(np.einsum("ij,ij->i", vectors, vectors, dtype=np.float64))
+    made: Floats = vectors / np.where(lengths > 0.0, lengths, 1.0).astype(np.float32)[:, None]
     return made
