@@ -24,6 +24,7 @@ from urdir.model.graph.ops import (
     ScaleBy,
 )
 from urdir.model.graph.pooling import Pool
+from urdir.model.graph.tensor import Tensor
 from urdir.model.lower.lowering import Lowering
 from urdir.model.lower.parts import StepParts
 from urdir.model.lower.rule import Rule, variants
@@ -223,6 +224,25 @@ def lower_embed(at: Lowering, ops: Sequence[Op]) -> bool:
     """Look up the embedding of each row's token."""
     (of,) = ops
     assert isinstance(of, Embed)
+    _append_embedding(at, of, None, of.y)
+    return True
+
+
+def lower_embed_with_types(at: Lowering, ops: Sequence[Op]) -> bool:
+    """The same, plus that of each token's type."""
+    of, types, add = ops
+    assert isinstance(of, Embed)
+    assert isinstance(types, Embed)
+    assert isinstance(add, Add)
+    is_sum = (add.a, add.b) == (of.y, types.y) and at.readers(of.y) == [add] == at.readers(types.y)
+    alike = at.matrix(of.table).format == at.matrix(types.table).format and types.scale == 1
+    if not (is_sum and alike and types.types) or at.rows.texts is None or of.tokens is not None:
+        return False
+    _append_embedding(at, of, types, add.y)
+    return True
+
+
+def _append_embedding(at: Lowering, of: Embed, added: Embed | None, y: Tensor) -> None:
     weights, texts = at.parts.weights, at.rows.texts
     table = weights.matrix(of.table)
     positions = weights.positions if of.positions is not None else None
@@ -239,6 +259,9 @@ def lower_embed(at: Lowering, ops: Sequence[Op]) -> bool:
         where = at.rows.arguments
         if of.tokens is not None:
             tokens, where = at.place(of.tokens), {"position": at.rows.position}
+    types = None if added is None else weights.matrix(added.table)
+    if types is not None and texts is not None:
+        where |= {"type_weights": types.data, "types": texts.types}
     kernel = embedding.Embedding(
         table.format,
         table.rows,
@@ -249,17 +272,17 @@ def lower_embed(at: Lowering, ops: Sequence[Op]) -> bool:
         scale=of.scale,
         positions=known,
         texts=texts is not None or of.tokens is not None,
+        types=0 if types is None else types.rows,
     )
     at.launch(
         kernel,
         of.label,
         weights=table.data,
         tokens=tokens,
-        y=at.place(of.y),
+        y=at.place(y),
         **where,
         position_table=positions,
     )
-    return True
 
 
 def lower_concat(at: Lowering, ops: Sequence[Op]) -> bool:
@@ -286,5 +309,6 @@ RULES: Sequence[Rule] = (
     Rule("gather", lower_gather),
     Rule("pool", lower_pool),
     Rule("reorder", lower_reorder),
+    Rule("embed embed add", lower_embed_with_types),
     Rule("embed", lower_embed),
 )
