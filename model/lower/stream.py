@@ -235,7 +235,8 @@ def lower_embed_with_types(at: Lowering, ops: Sequence[Op]) -> bool:
     assert isinstance(types, Embed)
     assert isinstance(add, Add)
     is_sum = (add.a, add.b) == (of.y, types.y) and at.readers(of.y) == [add] == at.readers(types.y)
-    alike = at.matrix(of.table).format == at.matrix(types.table).format and types.scale == 1
+    tables = [at.parts.weights.matrix(each.table) for each in (of, types)]
+    alike = tables[0].format == tables[1].format and types.scale == 1
     if not (is_sum and alike and types.types) or at.rows.texts is None or of.tokens is not None:
         return False
     _append_embedding(at, of, types, add.y)

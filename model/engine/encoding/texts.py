@@ -30,10 +30,17 @@ def embeddings(
     normalize: bool,
 ) -> Floats:
     """See `Engine.embed`."""
-    are_cut = not isinstance(texts, str) and not any(isinstance(text, str) for text in texts)
-    made = encoder.encode(texts if are_cut else tokens_of(tokenizer, texts), pooling)
+    made = encoder.encode(_given_tokens(texts) or tokens_of(tokenizer, texts), pooling)
     is_score = encoder.chosen_pooling(pooling) == "rank"
     return normalized(made) if normalize and not is_score else made
+
+
+def _given_tokens(texts: str | Sequence[str | Sequence[int]]) -> Sequence[Sequence[int]] | None:
+    """The texts, where all of them are tokens."""
+    if isinstance(texts, str):
+        return None
+    tokens = [text for text in texts if not isinstance(text, str)]
+    return tokens if len(tokens) == len(texts) else None
 
 
 def scores(
