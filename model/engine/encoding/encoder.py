@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, cast
@@ -105,19 +105,25 @@ class Encoder(Owner):
             self._results = owners.enter_context(QueuedResults(device, self.stream))
             self._owners = owners.pop_all()
 
-    def encode(self, texts: Iterable[Sequence[int]], pooling: Pooling | None = None) -> Floats:
+    def encode(
+        self,
+        texts: Iterable[Sequence[int]],
+        pooling: Pooling | None = None,
+        each: Callable[[Floats], Floats] = np.copy,
+    ) -> Floats:
         """What is made of texts: embeddings (n, width), of a ranking model the scores (n, labels),
         or with the pooling "none" the states of all tokens, text after text. Not normalised. Texts
         are asked for while the device has those before; where they are not a sequence, that is,
         made as they are asked for, the first steps are small, so that the device begins early.
 
-        ``pooling`` replaces the file's. Raises SettingsError for a pooling that is not known,
+        ``pooling`` replaces the file's. ``each`` makes the results of a step what they are to be,
+        while the device has the steps after. Raises SettingsError for a pooling that is not known,
         UnsupportedError for scores of a model without them, ContextFullError for a text that is too
         long, SettingsError for one without tokens or with a token outside the vocabulary.
         """
         chosen = self.chosen_pooling(pooling)
         width = self.check_pooling(chosen)
-        waiting = Waiting()
+        waiting = Waiting(each)
         try:
             for some in self._steps(texts):
                 self._queue(some, chosen, width, waiting)

@@ -30,9 +30,9 @@ def embeddings(
     normalize: bool,
 ) -> Floats:
     """See `Engine.embed`."""
-    made = encoder.encode(_given_tokens(texts) or tokens_of(tokenizer, texts), pooling)
     is_score = encoder.chosen_pooling(pooling) == "rank"
-    return normalized(made) if normalize and not is_score else made
+    each = normalized if normalize and not is_score else np.copy
+    return encoder.encode(_given_tokens(texts) or tokens_of(tokenizer, texts), pooling, each)
 
 
 def _given_tokens(texts: str | Sequence[str | Sequence[int]]) -> Sequence[Sequence[int]] | None:

@@ -35,7 +35,7 @@ class HeadPlaces:
 class Heads(Epilogue):
     """Each y is that of heads in a cache, f16, at its one of ``places``. x has room for as many
     vectors as the cache; their number is the argument ``length``, not a constant of the text. With
-    ``whole`` the heads are those of all vectors that there is room for, and nothing else."""
+    ``whole`` these fill the room, and no heads have anything beside them."""
 
     places: tuple[HeadPlaces, ...]
     whole: bool = False
