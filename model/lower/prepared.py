@@ -43,8 +43,9 @@ class Prepared:
     def sources(self) -> tuple[Tensor | None, ...]:
         """Queries, keys and values as the products leave them, where nothing but a rotation comes
         between."""
-        q, k = [rope.x for rope in self.ropes] or (self.attend.q, self.attend.k)
-        return q, k, self.attend.v
+        turned = [rope.x for rope in self.ropes]
+        given = [self.attend.q, self.attend.k, self.attend.v]
+        return (*turned, *given[len(turned) :])
 
     @property
     def token(self) -> OwnToken | None:
