@@ -24,9 +24,6 @@ if TYPE_CHECKING:
 LARGEST_STEP = 61440
 #: Texts of a step at most.
 MOST_TEXTS = 4096
-#: Rows and texts of steps from which on graphs are made for nearly as many texts: one costs less
-#: than such a step, and there are few numbers of rows.
-MANY_ROWS, MANY_TEXTS = 4096, 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +45,7 @@ def row_bucket(rows: int) -> int:
 
 def text_bucket(texts: int, rows: int) -> int:
     """Texts of the graph for a step with so many, of ``rows`` rows: one, or the next power of four,
-    but no more than rows and `MOST_TEXTS`. Of many rows and texts an eighth more at most: attention
-    has CTAs for each."""
-    if rows >= MANY_ROWS and texts > MANY_TEXTS:
-        return min(row_bucket(texts), rows, MOST_TEXTS)
+    but no more than rows and `MOST_TEXTS`."""
     return min(1 if texts == 1 else 4 ** -(-(texts - 1).bit_length() // 2), rows, MOST_TEXTS)
 
 

@@ -12,6 +12,7 @@ from urdir.model.engine.text_steps import (
     EncodeShape,
     append_step,
     kinds_of,
+    row_bucket,
     text_bucket,
 )
 from urdir.model.errors import SettingsError
@@ -27,16 +28,13 @@ from urdir.model.memory.weight_sizes import weight_sizes
 from urdir.model.memory.weights import STAGING_BYTES, Weights
 from urdir.model.memory.workspace import Workspace, WorkspaceShape
 from urdir.ptxgen.kernels.attention.kv_types import KvDtype
-from urdir.ptxgen.spec import ceil_div
 
 if TYPE_CHECKING:
     from urdir.driver.device import Device
     from urdir.model.files.model_file import ModelFile
 
-#: Rows of a step, on a GPU and on the emulator, unless a text has more: 33 tiles of 256, of which
-#: products with multiples of 1,024 rows of weights make a multiple of 132 tiles of y, one for each
-#: SM of an H200.
-MOST_ROWS, EMULATED_ROWS = 8448, 1024
+#: Rows of a step, on a GPU and on the emulator, unless a text has more.
+MOST_ROWS, EMULATED_ROWS = 8192, 1024
 #: Tokens of a text by default, where the model takes more.
 DEFAULT_TEXT = 8192
 #: The same of texts whose masks are filled: there are logits of all of their tokens.
@@ -74,8 +72,7 @@ class EncoderSettings:
         usual = EMULATED_ROWS if emulated else MOST_ROWS
         if config.diffuses:
             usual = chosen
-        largest_step = max(chosen, min(rows or usual, LARGEST_STEP))
-        return cls(chosen, ceil_div(largest_step, 8) * 8, exact)
+        return cls(chosen, row_bucket(max(chosen, min(rows or usual, LARGEST_STEP))), exact)
 
     @property
     def dtype(self) -> KvDtype:

@@ -143,7 +143,7 @@ class Encoder(Owner):
         if not self.config.diffuses:
             raise UnsupportedError(f"'{self.config.architecture}' models make no logits of texts")
         tokens = self.check_texts([text])
-        bucket = min(row_bucket(len(text)), self.settings.rows)
+        bucket = row_bucket(len(text))
         shape = EncodeShape(bucket, text_bucket(len(rows), bucket), "logits")
         self._state.write(tokens, shape.rows, shape.texts, picked=rows)
         self._graphs.launch(shape)
@@ -173,11 +173,11 @@ class Encoder(Owner):
 
     def prepare(self, lengths: Sequence[int], pooling: Pooling | None = None) -> None:
         """Record the graph of a step of texts of so many tokens each. Raises DriverError."""
-        self._graphs.make_ready(self._shape(lengths, self.chosen_pooling(pooling)))
+        self._graphs.make_ready(_shape(lengths, self.chosen_pooling(pooling)))
 
     def plan(self, lengths: Sequence[int], pooling: Pooling | None = None) -> Plan:
         """The launches of a step of texts of so many tokens each."""
-        shape = self._shape(lengths, self.chosen_pooling(pooling))
+        shape = _shape(lengths, self.chosen_pooling(pooling))
         return build_plan(self._parts, self._state, shape)
 
     @property
@@ -234,7 +234,7 @@ class Encoder(Owner):
     def _queue(self, some: _Texts, pooling: Pooling, width: int, waiting: Waiting) -> None:
         """Queue a step. Its rows are put together while the device has the one before."""
         texts, seconds, count = some
-        shape = self._shape([len(text) for text in texts], pooling)
+        shape = _shape([len(text) for text in texts], pooling)
         scorer = self.embedding.scorer
         reads = scorer.reads if pooling == "rank" and scorer is not None else pooling
         self._state.write(texts, shape.rows, shape.texts, last=reads == "last", seconds=seconds)
@@ -242,11 +242,12 @@ class Encoder(Owner):
         results = count if pooling == "none" else len(texts)
         self._results.rows(waiting, self._parts.work[RESULT], (results, width))
 
-    def _shape(self, lengths: Sequence[int], pooling: Pooling) -> EncodeShape:
-        """The step of texts of so many tokens each."""
-        rows = min(row_bucket(sum(lengths)), self.settings.rows)
-        texts = text_bucket(len(lengths), rows)
-        return EncodeShape(rows, texts, pooling, short=max(lengths) <= MOST_TOKENS)
+
+def _shape(lengths: Sequence[int], pooling: Pooling) -> EncodeShape:
+    """The step of texts of so many tokens each."""
+    rows = row_bucket(sum(lengths))
+    texts = text_bucket(len(lengths), rows)
+    return EncodeShape(rows, texts, pooling, short=max(lengths) <= MOST_TOKENS)
 
 
 class _Texts(NamedTuple):
