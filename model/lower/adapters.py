@@ -21,13 +21,20 @@ from urdir.model.lower.switch import ADAPTERS, ROWS, SCALES
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.linear.epilogue.adapted import Adapted
 from urdir.ptxgen.kernels.linear.epilogue.self_adapted import MOST_EACH, SelfAdapted
+from urdir.ptxgen.kernels.linear.epilogue.shared_adapted import (
+    COUNTS,
+    MOST_VECTORS,
+    SharedAdapted,
+)
 from urdir.ptxgen.kernels.linear.lora_shrink import MOST_REQUESTS, LoraShrink
 from urdir.ptxgen.kernels.linear.lora_shrink_packed import LoraShrinkPacked
 from urdir.ptxgen.kernels.linear.lora_shrink_rows import LEAST_ROWS, LoraShrinkRows
+from urdir.ptxgen.kernels.linear.products.gemm_wgmma import GemmWgmma
 from urdir.ptxgen.kernels.linear.products.gemv import Gemv
 
 if TYPE_CHECKING:
     from urdir.driver.memory import Slice
+    from urdir.ptxgen.kernels.linear.products.packed_product import PackedProduct
     from urdir.ptxgen.kernels.linear.spec import LinearSpec
 
 # One object for equal kernels, with its cached properties.
@@ -201,6 +208,54 @@ def own_adapters(
         "lora_words": at.work.zeroed(f"lora words of {ctas}").slice(0, 8 * made.width),
         "lora_counts": at.work.zeroed(f"lora counts of {ctas}").slice(0, 4 * ctas),
     }
+
+
+def shared_adapters(
+    at: Lowering, products: Sequence[Product], kernel: PackedProduct, pair: bool
+) -> tuple[PackedProduct, dict[str, Slice]] | None:
+    """The product of several packed vectors with `SharedAdapted` in place of `Adapted`, and what
+    that takes; None where it does not serve."""
+    adapts = {of.low for of in products if of.low is not None}
+    step = kernel.find(Adapted)
+    if step is None or not isinstance(kernel, GemmWgmma) or not adapts <= at.pending.keys():
+        return None
+    low = next(iter(adapts))
+    if len(adapts) > 1 or low is None:
+        return None
+    rows = rows_of_tensor(at, at.pending[low].x)
+    assert rows.adapter is not None
+    assert rows.adapter_scale is not None
+    shared = _with_shared(kernel, step, rows.adapter.nbytes // 4, at.limits.sms)
+    if shared is None:
+        return None
+    del at.pending[low]
+    matrices: dict[str, Slice] = {}
+    for number, product in enumerate(products):
+        if product.low is not None:
+            suffix = "_up" if pair and number else number or ""
+            a, b = at.parts.weights.lora(product.of)
+            matrices |= {f"lora_a{suffix}": a, f"lora_b{suffix}": b}
+    made = shared.find(SharedAdapted)
+    assert made is not None
+    words = 8 * made.parts(shared) * MOST_VECTORS * made.width
+    return shared, {
+        **matrices,
+        "sequence": rows.sequence,
+        "adapter": rows.adapter,
+        "adapter_scale": rows.adapter_scale,
+        "lora_words": at.work.zeroed("lora words").slice(0, words),
+        "lora_counts": at.work.zeroed("lora counts").slice(0, 4 * COUNTS),
+    }
+
+
+@lru_cache(maxsize=256)
+def _with_shared(kernel: GemmWgmma, step: Adapted, sequences: int, sms: int) -> GemmWgmma | None:
+    fields = step.slots, step.rank, step.element, step.places, step.count
+    own = SharedAdapted(*fields, sequences=sequences, sms=sms)
+    try:
+        return replace(kernel, epilogue=tuple(own if of is step else of for of in kernel.epilogue))
+    except PtxgenError:  # too many ranks or vectors, no room
+        return None
 
 
 @lru_cache(maxsize=256)
