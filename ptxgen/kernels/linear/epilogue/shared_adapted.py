@@ -19,6 +19,8 @@ from urdir.ptxgen.weights.packed import unpack
 MOST_VECTORS, MOST_RANKS, MOST_SLOTS = 32, 32, 32
 #: CTAs that count launches, the most CTAs that share the columns of a tile of ranks, and its ranks.
 COUNTS, MOST_PARTS, TILE_RANKS = 1024, 8, 16
+#: Bytes of a warp's sums of a tile, which the other warp adds to its own.
+SUMS_NBYTES = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +44,13 @@ class SharedAdapted(SelfAdapted):
         return 0  # of the ring's kernel: see `table_nbytes`
 
     def table_nbytes(self, vectors: int) -> int:
-        """Bytes of a barrier, the launch's number, slots, and a of all (vectors, width) f16."""
-        return 16 + 4 * MOST_VECTORS + 2 * vectors * self.width + 512
+        """Bytes of a barrier, the launch's number, slots, a of all (vectors, width) f16, and the
+        sums of a warp."""
+        return 16 + 4 * MOST_VECTORS + 2 * vectors * self.width + SUMS_NBYTES
 
     def scratch_at(self, product: Any) -> int:
-        """Where the sums of a warp are left for the other one."""
-        return int(product.adapted_at) + self.table_nbytes(product.cut.vectors) - 512
+        """Where the sums of a warp lie."""
+        return int(product.adapted_at) + self.table_nbytes(product.cut.vectors) - SUMS_NBYTES
 
     @property
     def rank_tiles(self) -> int:
