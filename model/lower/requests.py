@@ -31,6 +31,12 @@ from urdir.ptxgen.weights.packed_few import Order
 MOST_BEGUN = 64
 
 
+#: From how many rows on attention leaves packed heads for products of few rows. On an H200 a step
+#: of 4 sequences of an 8B Q4_K_M model takes 1.381 ms so, else 1.377; of 8 at 4,096 tokens 2.584
+#: ms, else 2.609.
+PACKED_HEADS_FROM = 5
+
+
 def request_of(at: Lowering, rows: int, matrices: Sequence[Matrix], *steps: Step) -> LinearRequest:
     """The vectors of a launch times all of the matrices, with their biases and the ``steps``."""
     shapes = tuple((matrix.format, matrix.rows) for matrix in matrices)
@@ -100,6 +106,14 @@ def packs_few(
 def takes_few_packed(at: Lowering, rows: int, matrix: Matrix) -> bool:
     """Whether the product of few rows with the matrix takes packed activations."""
     return not at.takes_gemm(rows) and request_of(at, rows, [matrix]).takes_packed
+
+
+def takes_few_heads(at: Lowering, matrix: Matrix) -> bool:
+    """Whether attention leaves few rows packed for the product with the matrix."""
+    rows = at.rows
+    if not rows.decode or rows.prompt or rows.count < PACKED_HEADS_FROM:
+        return False
+    return takes_few_packed(at, rows.count, matrix)
 
 
 def takes_few_normed(
