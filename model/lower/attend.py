@@ -33,6 +33,7 @@ from urdir.ptxgen.kernels.attention.scores import PLAIN, Scores
 from urdir.ptxgen.kernels.attention.short_texts import ShortTexts
 from urdir.ptxgen.kernels.norm import Norm
 from urdir.ptxgen.kernels.normalise import Normalise
+from urdir.ptxgen.weights.packed_few import Order
 
 if TYPE_CHECKING:
     from urdir.driver.launch import Argument
@@ -68,7 +69,8 @@ class LayerAttention:
     ``sm_count`` and the native ``target`` are the device's, by which kernels are chosen.
 
     ``exact`` keeps activations f32, and each row's sums those of its own keys alone. With ``cross``
-    all rows attend to all keys of their sources.
+    all rows attend to all keys of their sources. Packed heads of few rows are left in that
+    ``order``.
     """
 
     label: str
@@ -84,13 +86,14 @@ class LayerAttention:
     constants: Mapping[str, Region] = field(default_factory=dict)
     exact: bool = False
     cross: bool = False
+    order: Order = "units"
 
     def decode_kernel(
         self, token: OwnToken | None, packs: bool = False
     ) -> IncrementalAttention | FlashDecode:
         """The kernel of decoding, which prepares and appends where a token is given; it leaves
         packed heads where it can and ``packs`` asks for it."""
-        return decode_attention(
+        kernel = decode_attention(
             self.heads,
             self.layout,
             self.rows.keys,
@@ -102,6 +105,7 @@ class LayerAttention:
             packs=packs,
             run=1 if self.exact else 1 + self.rows.drafts,
         )
+        return replace(kernel, order=self.order) if kernel.packs_few else kernel
 
     def latent_kernel(self) -> LatentDecode | None:
         """The kernel of rows whose queries come in MLA's two parts and whose keys are in the cache;

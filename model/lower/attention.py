@@ -15,14 +15,16 @@ from urdir.model.lower.attend import (
     incremental_attention_into,
 )
 from urdir.model.lower.lowering import Lowering
-from urdir.model.lower.requests import next_matrix, packs
+from urdir.model.lower.requests import next_matrix, packs, takes_few_heads
 from urdir.model.lower.rule import Rule
 from urdir.model.lower.selection import append_selected_heads, selects
 from urdir.ptxgen.kernels.attention.own_token import OwnToken
 from urdir.ptxgen.kernels.attention.prepare_tokens import PrepareTokens
+from urdir.ptxgen.weights.halves import Halves
 
 if TYPE_CHECKING:
     from urdir.driver.memory import Slice
+    from urdir.model.memory.weights import Matrix
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +132,8 @@ def lower_attention(at: Lowering, ops: Sequence[Op]) -> bool:
         return True
     y, matrix = prepared.attend.y, next_matrix(at, prepared.attend.y)
     heads, packed = at.place(y), None
-    if matrix is not None and attention.can_pack and packs(at, at.rows.count, [matrix]):
+    if matrix is not None and attention.can_pack and _takes_packed(at, matrix):
+        attention = replace(attention, order=Halves(matrix.format).order)
         packed = at.work["packed"]
         at.packed[y] = packed
         at.move(y, packed)
@@ -138,6 +141,10 @@ def lower_attention(at: Lowering, ops: Sequence[Op]) -> bool:
         at.plan, attention, heads if packed is None else packed, packs=packed is not None
     )
     return True
+
+
+def _takes_packed(at: Lowering, matrix: Matrix) -> bool:
+    return packs(at, at.rows.count, [matrix]) or takes_few_heads(at, matrix)
 
 
 def lower_rope(at: Lowering, ops: Sequence[Op]) -> bool:

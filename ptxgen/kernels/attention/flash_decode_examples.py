@@ -334,6 +334,18 @@ def examples_of_drafts(cls: Callable[..., S]) -> dict[str, S]:
             run=4,
             packs=True,
         ),
+        "drafts packs six": cls(
+            8,
+            KvLayout(3, 2, 90, 64, "f16"),
+            6,
+            ctas=6,
+            least=16,
+            most=16,
+            ring=ring,
+            run=2,
+            packs=True,
+            order="lanes",
+        ),
         "drafts of three heads": cls(
             6, KvLayout(2, 2, 90, 64, "f16"), 7, ctas=6, least=16, most=32, run=2
         ),
