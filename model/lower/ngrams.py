@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from urdir.model.graph.ngrams import ConvolveApart, EmbedNgrams, GateStreams
+from urdir.model.graph.ngrams import ConvolveApart, EmbedNgrams
 from urdir.model.graph.op import Op
 from urdir.model.lower.lowering import Lowering
 from urdir.model.lower.parts import StepParts
-from urdir.model.lower.rule import Rule
+from urdir.model.lower.rule import Rule, launched
 from urdir.model.lower.states import recurrent_state
-from urdir.ptxgen.kernels import gate_streams
 from urdir.ptxgen.kernels.embedding import Embedding
+from urdir.ptxgen.kernels.gate_streams import GateStreams
 from urdir.ptxgen.kernels.ngram_rows import NgramRows
 from urdir.ptxgen.kernels.recurrent.dilated_conv import DilatedConv
 
@@ -49,16 +49,6 @@ def lower_embed_ngrams(at: Lowering, ops: Sequence[Op]) -> bool:
     return True
 
 
-def lower_gate_streams(at: Lowering, ops: Sequence[Op]) -> bool:
-    """Gated values of streams."""
-    (of,) = ops
-    assert isinstance(of, GateStreams)
-    kernel = gate_streams.GateStreams(of.value.width, of.y.rows)
-    key, query, value = (at.place(x) for x in (of.key, of.query, of.value))
-    at.launch(kernel, of.label, key=key, query=query, value=value, y=at.place(of.y))
-    return True
-
-
 def lower_convolve_apart(at: Lowering, ops: Sequence[Op]) -> bool:
     """The convolution, and then its inputs into the state."""
     (of,) = ops
@@ -85,6 +75,6 @@ def lower_convolve_apart(at: Lowering, ops: Sequence[Op]) -> bool:
 
 RULES: Sequence[Rule] = (
     Rule("embed_ngrams", lower_embed_ngrams),
-    Rule("gate_streams", lower_gate_streams),
+    launched("gate_streams", lambda of: GateStreams(of.value.width, of.y.rows)),
     Rule("convolve_apart", lower_convolve_apart),
 )

@@ -12,7 +12,7 @@ from urdir.model.graph.recurrent import Convolve, GatedNorm, Recur, Scan
 from urdir.model.graph.tensor import Tensor
 from urdir.model.lower.lowering import Lowering
 from urdir.model.lower.requests import packs
-from urdir.model.lower.rule import Rule
+from urdir.model.lower.rule import Rule, launched
 from urdir.model.lower.states import convolution, launch_heads, scan
 from urdir.ptxgen.kernels.recurrent import gated_norm
 from urdir.ptxgen.kernels.recurrent.prefill_conv import PrefillConv
@@ -72,21 +72,10 @@ def lower_recur(at: Lowering, ops: Sequence[Op]) -> bool:
     return True
 
 
-def lower_gated_norm(at: Lowering, ops: Sequence[Op]) -> bool:
-    """The norm of heads with a gate, in a launch of its own."""
-    (of,) = ops
-    assert isinstance(of, GatedNorm)
+def _gated_norm(of: GatedNorm) -> gated_norm.GatedNorm:
+    """The norm of heads with a gate."""
     rows = of.x.rows * of.x.width // of.cols
-    kernel = gated_norm.GatedNorm(rows, of.cols, of.eps, of.sets, of.gates_first, activation=of.f)
-    at.launch(
-        kernel,
-        of.label,
-        x=at.place(of.x),
-        gate=at.place(of.gate),
-        weight=at.vector(of.weight),
-        y=at.place(of.y),
-    )
-    return True
+    return gated_norm.GatedNorm(rows, of.cols, of.eps, of.sets, of.gates_first, activation=of.f)
 
 
 def _packed(at: Lowering, y: Tensor, channels: int) -> Slice | None:
@@ -105,5 +94,5 @@ RULES: Sequence[Rule] = (
     Rule("convolve", lower_convolve),
     Rule("scan", lower_scan),
     Rule("recur", lower_recur),
-    Rule("gated_norm", lower_gated_norm),
+    launched("gated_norm", _gated_norm),
 )

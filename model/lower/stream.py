@@ -12,21 +12,18 @@ from urdir.model.graph.ops import (
     Add,
     AddVector,
     Columns,
-    Concat,
-    Copy,
     Embed,
     Gate,
     Gather,
     Hide,
     Recall,
-    Reorder,
     Scale,
     ScaleBy,
 )
 from urdir.model.graph.pooling import Pool
 from urdir.model.lower.lowering import Lowering
 from urdir.model.lower.parts import StepParts
-from urdir.model.lower.rule import Rule, variants
+from urdir.model.lower.rule import Rule, launched, variants
 from urdir.ptxgen.kernels import (
     activate,
     add,
@@ -35,10 +32,10 @@ from urdir.ptxgen.kernels import (
     hide,
     pool_rows,
     recall,
-    reorder,
     rescale,
 )
 from urdir.ptxgen.kernels.join import Join
+from urdir.ptxgen.kernels.reorder import Reorder
 
 if TYPE_CHECKING:
     from urdir.driver.memory import Slice
@@ -105,15 +102,6 @@ def append_scale_by(at: Lowering, label: str, of: ScaleBy) -> None:
     """Append the product of a tensor with a stored factor."""
     kernel, s = _rescale(of.y.rows * of.y.width, scaled=True), at.vector(of.factor)
     at.launch(kernel, label, x=at.place(of.x), s=s, y=at.place(of.y))
-
-
-def lower_copy(at: Lowering, ops: Sequence[Op]) -> bool:
-    """Copy the stream for later operations."""
-    (of,) = ops
-    assert isinstance(of, Copy)
-    kernel = _rescale(of.y.rows * of.y.width)
-    at.launch(kernel, of.label, x=at.place(of.x), y=at.place(of.y))
-    return True
 
 
 def lower_hide(at: Lowering, ops: Sequence[Op]) -> bool:
@@ -209,16 +197,6 @@ def lower_pool(at: Lowering, ops: Sequence[Op]) -> bool:
     return True
 
 
-def lower_reorder(at: Lowering, ops: Sequence[Op]) -> bool:
-    """Permute columns."""
-    (of,) = ops
-    assert isinstance(of, Reorder)
-    kernel = reorder.Reorder(of.y.width, of.y.rows)
-    order = at.parts.weights.vector(of.order)
-    at.launch(kernel, of.label, x=at.place(of.x), order=order, y=at.place(of.y))
-    return True
-
-
 def lower_embed(at: Lowering, ops: Sequence[Op]) -> bool:
     """Look up the embedding of each row's token."""
     (of,) = ops
@@ -262,29 +240,20 @@ def lower_embed(at: Lowering, ops: Sequence[Op]) -> bool:
     return True
 
 
-def lower_concat(at: Lowering, ops: Sequence[Op]) -> bool:
-    """Concatenate two vectors per row."""
-    (of,) = ops
-    assert isinstance(of, Concat)
-    kernel = Join(of.x.rows, of.x.width, of.other.width)
-    at.launch(kernel, of.label, a=at.place(of.x), b=at.place(of.other), y=at.place(of.y))
-    return True
-
-
 RULES: Sequence[Rule] = (
-    Rule("concat", lower_concat),
+    launched("concat", lambda of: Join(of.a.rows, of.a.width, of.b.width)),
     *variants("scale? add", lower_sum),
     Rule("columns gate", lower_gate_of_columns),
     Rule("add_vector", lower_added_vector),
     Rule("scale", lower_scale),
     Rule("scale_by", lower_scale_by),
-    Rule("copy", lower_copy),
+    launched("copy", lambda of: _rescale(of.y.rows * of.y.width)),
     Rule("hide", lower_hide),
     Rule("recall", lower_recall),
     Rule("activate", lower_activate),
     *variants("gate add?", lower_gate),
     Rule("gather", lower_gather),
     Rule("pool", lower_pool),
-    Rule("reorder", lower_reorder),
+    launched("reorder", lambda of: Reorder(of.y.width, of.y.rows)),
     Rule("embed", lower_embed),
 )
