@@ -76,18 +76,27 @@ class RuleBook:
         return found
 
 
+def alone(word: str, lower: Callable[[Lowering, Any], None]) -> Rule:
+    """The rule of an operation alone, which never refuses."""
+
+    def lowered(at: Lowering, ops: Sequence[Op]) -> bool:
+        (op,) = ops
+        lower(at, op)
+        return True
+
+    return Rule(word, lowered)
+
+
 def launched(word: str, kernel: Callable[[Any], KernelSpec]) -> Rule:
     """The rule of an operation that is one launch, of the ``kernel`` for it: parameters have the
     names of the operation's tensors and stored vectors, or of the vectors of its record ``of``.
     Those of several tensors are numbered, as several results are, y0, y1, ..."""
 
-    def lower(at: Lowering, ops: Sequence[Op]) -> bool:
-        (op,) = ops
+    def lower(at: Lowering, op: Op) -> None:
         spec, known = kernel(op), _arguments(op)
         at.launch(spec, op.label, **{p.name: _place(at, known[p.name]) for p in spec.params})
-        return True
 
-    return Rule(word, lower)
+    return alone(word, lower)
 
 
 def _arguments(op: Op) -> dict[str, object]:
