@@ -15,6 +15,7 @@ from urdir.ptxgen.kernels.linear.epilogue.bias import Bias
 from urdir.ptxgen.kernels.linear.epilogue.norm import BeginNorm
 from urdir.ptxgen.kernels.linear.epilogue.pack import PackedVectors
 from urdir.ptxgen.kernels.linear.epilogue.residual import Residual
+from urdir.ptxgen.kernels.linear.epilogue.shared_adapted import SharedAdapted
 from urdir.ptxgen.kernels.linear.epilogue.weighted import Weighted
 from urdir.ptxgen.kernels.linear.packed_parts import Mixture, PackedPart, PackedRun
 from urdir.ptxgen.kernels.linear.products.packed_examples import end_examples, small_examples
@@ -142,6 +143,15 @@ class GemmWgmma(PackedProduct):
     cut: WgmmaCut
 
     prologues = (BegunNorm,)
+    epilogues = (*PackedProduct.epilogues[:2], SharedAdapted, *PackedProduct.epilogues[2:])
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        # Each CTA has all vectors; those that compute A x must be on the device at once, of which
+        # larger clusters leave SMs unused.
+        apart = self.cut.vectors < self.batch or self.cut.cluster > 2
+        if self.has(SharedAdapted) and apart:
+            raise PtxgenError(f"{self.name}: {self.cut} of a product that computes A x")
 
     @property
     def overlaps(self) -> bool:
@@ -222,7 +232,14 @@ class GemmWgmma(PackedProduct):
         """Bytes of rings, barriers and what lies beside them."""
         goes_down = self.mixture is not None and not self.packs
         factors = 8 + 4 * self.cut.vectors if self.summarised else 0
-        return self.pairs_at + (8 * self.cut.vectors if goes_down else 0) + factors
+        nbytes = self.pairs_at + (8 * self.cut.vectors if goes_down else 0) + factors
+        adapts = self.find(SharedAdapted)
+        return nbytes if adapts is None else self.adapted_at + adapts.table_nbytes(self.cut.vectors)
+
+    @property
+    def adapted_at(self) -> int:
+        """Where a `SharedAdapted` has its barrier and tables."""
+        return self.pairs_at + (8 + 4 * self.cut.vectors if self.summarised else 0) + 15 & -16
 
     @property
     def launch_shape(self) -> LaunchShape:
@@ -278,6 +295,13 @@ def _examples(cls: type[GemmWgmma]) -> Iterator[tuple[str, GemmWgmma]]:
     own = Adapted(2, 16, places=(0, 1), count=2)
     yield "adapted, norm begun", cls.of(q4_k, 96, 768, 30, WgmmaCut(2, 16), rms, own, Gated())
     yield "adapted, begin norm", cls.of(q8, 256, 512, 13, wide, Adapted(2, 8), *adds)
+    mine = SharedAdapted(2, 16, places=(0, 1), count=2, sequences=5, sms=3)
+    yield "adapts, norm begun", cls.of(q4_k, 96, 768, 14, WgmmaCut(2, 16), rms, mine, Gated())
+    mine = SharedAdapted(3, 8, places=(1, None, 0), count=2, sequences=4)
+    both = {"others": ((q6_k, 33), (f16, 64))}
+    yield "adapts, three", cls.of(q4_k, 192, 512, 12, wide, mine, **both)
+    mine = SharedAdapted(9, 24, sequences=20)
+    yield "adapts, cluster", cls.of(q6_k, 65, 1280, 20, several, mine, Residual())
     second = Adapted(2, 8, places=(None, 0))
     yield "adapted, the second", cls.of(q8, 64, 512, 12, wide, second, others=((f16, 40),))
     shared = Adapted(9, 40, "f32")
