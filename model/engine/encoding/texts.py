@@ -29,6 +29,8 @@ def embeddings(
     normalize: bool,
 ) -> Floats:
     """See `Engine.embed`."""
+    texts = [texts] if isinstance(texts, str) else [*texts]
+    encoder.check_lengths(texts)
     made = encoder.encode(tokens_of(tokenizer, texts), pooling)
     is_score = encoder.chosen_pooling(pooling) == "rank"
     return normalized(made) if normalize and not is_score else made
