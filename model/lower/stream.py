@@ -21,6 +21,7 @@ from urdir.model.graph.ops import (
     ScaleBy,
 )
 from urdir.model.graph.pooling import Pool
+from urdir.model.graph.tensor import Tensor
 from urdir.model.lower.lowering import Lowering
 from urdir.model.lower.parts import StepParts
 from urdir.model.lower.rule import Rule, alone, launched, variants
@@ -175,6 +176,25 @@ def lower_pool(at: Lowering, of: Pool) -> None:
 
 def lower_embed(at: Lowering, of: Embed) -> None:
     """Look up the embedding of each row's token."""
+    _append_embedding(at, of, None, of.y)
+
+
+def lower_embed_with_types(at: Lowering, ops: Sequence[Op]) -> bool:
+    """The same, plus that of each token's type."""
+    of, types, add = ops
+    assert isinstance(of, Embed)
+    assert isinstance(types, Embed)
+    assert isinstance(add, Add)
+    is_sum = (add.a, add.b) == (of.y, types.y) and at.readers(of.y) == [add] == at.readers(types.y)
+    tables = [at.parts.weights.matrix(each.table) for each in (of, types)]
+    alike = tables[0].format == tables[1].format and types.scale == 1
+    if not (is_sum and alike and types.types) or at.rows.texts is None or of.tokens is not None:
+        return False
+    _append_embedding(at, of, types, add.y)
+    return True
+
+
+def _append_embedding(at: Lowering, of: Embed, added: Embed | None, y: Tensor) -> None:
     weights, texts = at.parts.weights, at.rows.texts
     table = weights.matrix(of.table)
     positions = weights.positions if of.positions is not None else None
@@ -191,6 +211,9 @@ def lower_embed(at: Lowering, of: Embed) -> None:
         where = at.rows.arguments
         if of.tokens is not None:
             tokens, where = at.place(of.tokens), {"position": at.rows.position}
+    types = None if added is None else weights.matrix(added.table)
+    if types is not None and texts is not None:
+        where |= {"type_weights": types.data, "types": texts.types}
     kernel = embedding.Embedding(
         table.format,
         table.rows,
@@ -201,13 +224,14 @@ def lower_embed(at: Lowering, of: Embed) -> None:
         scale=of.scale,
         positions=known,
         texts=texts is not None or of.tokens is not None,
+        types=0 if types is None else types.rows,
     )
     at.launch(
         kernel,
         of.label,
         weights=table.data,
         tokens=tokens,
-        y=at.place(of.y),
+        y=at.place(y),
         **where,
         position_table=positions,
     )
@@ -228,5 +252,6 @@ RULES: Sequence[Rule] = (
     alone("gather", lower_gather),
     alone("pool", lower_pool),
     launched("reorder", lambda of: Reorder(of.y.width, of.y.rows)),
+    Rule("embed embed add", lower_embed_with_types),
     alone("embed", lower_embed),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, cast
@@ -38,6 +38,9 @@ if TYPE_CHECKING:
     from urdir.driver.device import Device
     from urdir.driver.plan import Plan
     from urdir.model.engine.runner import Observer
+
+#: Rows of the first step of texts that are made as they are asked for.
+FIRST_ROWS = 1024
 
 Floats = npt.NDArray[np.float32]
 Tokens = npt.NDArray[np.integer]
@@ -102,12 +105,19 @@ class Encoder(Owner):
             self._results = owners.enter_context(QueuedResults(device, self.stream))
             self._owners = owners.pop_all()
 
-    def encode(self, texts: Iterable[Sequence[int]], pooling: Pooling | None = None) -> Floats:
+    def encode(
+        self,
+        texts: Iterable[Sequence[int]],
+        pooling: Pooling | None = None,
+        each: Callable[[Floats], Floats] = np.copy,
+    ) -> Floats:
         """What is made of texts: embeddings (n, width), of a ranking model the scores (n, labels),
         or with the pooling "none" the states of all tokens, text after text. Not normalised. Texts
-        are asked for while the device has those before.
+        are asked for while the device has those before; where they are not a sequence, that is,
+        made as they are asked for, the first steps are small, so that the device begins early.
 
-        ``pooling`` replaces the file's. Raises SettingsError for a pooling that is not known,
+        ``pooling`` replaces the file's. ``each`` makes the results of a step what they are to be,
+        while the device has the steps after. Raises SettingsError for a pooling that is not known,
         UnsupportedError for scores of a model without them, ContextFullError for a text that is too
         long, SettingsError for one without tokens or with a token outside the vocabulary. Numbers
         of tokens in a sequence of texts are checked before any step; tokens, and texts of an
@@ -117,7 +127,7 @@ class Encoder(Owner):
         width = self.check_pooling(chosen)
         if isinstance(texts, Sequence):
             self.check_lengths(texts)
-        waiting = Waiting()
+        waiting = Waiting(each)
         try:
             for some in self._steps(texts):
                 self._queue(some, chosen, width, waiting)
@@ -199,13 +209,14 @@ class Encoder(Owner):
     # ---- steps ----
 
     def _steps(self, texts: Iterable[Sequence[int]]) -> Iterator[_Texts]:
-        """The texts of each step, in order, as many as fit."""
-        tokens, seconds, rows = list[Tokens](), list[int](), 0
+        """The texts of each step, in order, as many as fit; see `encode`."""
+        tokens, seconds, rows, largest = list[Tokens](), list[int](), 0, self.settings.rows
+        most = largest if isinstance(texts, Sequence) else min(FIRST_ROWS, largest)
         for number, text in enumerate(texts):
             of = self._checked(number, text)
-            if rows + len(of) > self.settings.rows or len(tokens) == MOST_TEXTS:
+            if tokens and (rows + len(of) > most or len(tokens) == MOST_TEXTS):
                 yield _Texts(tokens, seconds, rows)
-                tokens, seconds, rows = [], [], 0
+                tokens, seconds, rows, most = [], [], 0, min(2 * most, largest)
             tokens.append(of)
             seconds.append(text.second if isinstance(text, Pair) else len(of))
             rows += len(of)

@@ -86,6 +86,23 @@ def test_texts_are_asked_for_while_steps_are_in_flight(
     np.testing.assert_allclose(found, wanted, atol=2e-3)
 
 
+def test_first_steps_of_texts_that_are_made_meanwhile_are_small(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each has twice the rows of the one before; a longer text is a step of its own."""
+    monkeypatch.setattr(encoder_module, "FIRST_ROWS", 16)
+    lengths = [8] * 15 + [3]
+    given = [[5 + number % 4] * length for number, length in enumerate(lengths)]
+    with Encoder(engine.device, engine.weights, EncoderSettings(CONTEXT, 64)) as encoder:
+        small = [len(some.tokens) for some in encoder._steps(iter(given))]
+        assert small == [2, 4, 8, 2]
+        assert [len(some.tokens) for some in encoder._steps(given)] == [8, 8]
+        long = [[5] * CONTEXT, [6] * 8, [7] * 8]
+        assert [some.rows for some in encoder._steps(iter(long))] == [CONTEXT, 16]
+        found = encoder.encode(iter(given))
+        np.testing.assert_allclose(found, encoder.encode(given), atol=2e-3)
+
+
 def test_a_text_that_is_refused_leaves_no_step_behind(engine: Engine) -> None:
     given = [[5 + number % 4] * 8 for number in range(9)]
     with Encoder(engine.device, engine.weights, EncoderSettings(CONTEXT, 16)) as encoder:
