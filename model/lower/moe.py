@@ -53,7 +53,7 @@ MANY_LOGITS = 2048
 #: experts together. On an H200 a step of gpt-oss-20b (32 experts) takes 1,115 us in place of 1,157,
 #: one of two sequences 1,558 of 1,609, of eight 1,745 of 1,768; of qwen3-30b-a3b (128 experts) one
 #: of one sequence 1,130 in place of 1,100, of eight 2,021 of 2,082.
-MOST_CHOSEN, MOST_TOGETHER = 32, 128
+MOST_CHOSEN, MOST_TOGETHER = 128, 128
 
 # One object for equal kernels, with its cached properties.
 _logits = lru_cache(maxsize=64)(RouterLogits)
