@@ -258,8 +258,9 @@ async def while_connected(receive: Receive, work: Coroutine[Any, Any, _Result]) 
         nonlocal is_gone
         while (await receive())["type"] != "http.disconnect":
             pass
-        is_gone = True
-        this.cancel()
+        if not this.cancelling():  # else it ends already
+            is_gone = True
+            this.cancel()
 
     watching = asyncio.create_task(watch())
     try:
