@@ -173,6 +173,11 @@ class ModuleCache:
             with self.compilers_of(device, 1 if is_few else _ONCE) as once:
                 once.compile(unknown)
 
+    @property
+    def knows_none(self) -> bool:
+        """Whether all kernels will have to be compiled, into a cache on disk."""
+        return self._disk is not None and self._disk.is_empty
+
     def compilers_of(self, device: OpenDevice, most: int) -> Compilers:
         """Processes that compile for this cache."""
         limit = None if self._disk is None else self._disk.limit

@@ -104,6 +104,9 @@ def _open_session(
         memory_share=options.memory_share,
         fewer_sequences=options.sequences is None,
     )
+    if options.warms_up and not devices[0].is_emulated:
+        free = devices[0].usable_memory()
+        devices[0].begin_compilers(spare=int((1 - options.memory_share) * free))
     weights = [opening.own(Weights(file, share, device)) for share, device in ranks]
     _keep_counts(opening, options, file, weights)
     loaded = [(each, file) for each in weights]

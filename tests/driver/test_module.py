@@ -247,6 +247,29 @@ def test_other_processes_compile(
         run_ramp(device, unknown)
 
 
+def test_compilers_start_at_once_where_nothing_is_compiled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If they have memory; elsewhere the first kernel starts them."""
+
+    def started(spare: int | None) -> tuple[bool, bool]:
+        """Whether there are compilers, and whether they run before any kernel comes."""
+        with Device.open("emulator", cache_folder=tmp_path) as device:
+            device.begin_compilers(spare)
+            compilers = device._modules.compilers
+            if compilers is not None:
+                compilers._threads.submit(int).result()  # after what starts them
+            return compilers is not None, bool(compilers and compilers._processes)
+
+    monkeypatch.setattr("os.cpu_count", lambda: 2)  # one process
+    assert started(None) == (True, False)
+    assert started(1 << 20) == (False, False)
+    assert started(1 << 30) == (True, True)
+    with Device.open("emulator", cache_folder=tmp_path) as device:
+        device.load(Add(n=512))
+    assert started(1 << 30) == (False, False)
+
+
 def test_compilers_that_end_cost_nothing_but_time(tmp_path: Path) -> None:
     kernels = {str(n): Add(n=n) for n in (256, 512, 768)}
     more = {str(n): Add(n=n) for n in (1024, 1280)}
