@@ -16,7 +16,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -38,14 +38,21 @@ _LENGTH = struct.Struct("<I")
 
 class Compilers:
     """``most`` processes that compile kernels for ``device``; all start with the first kernel, or
-    when told to `begin`.
+    when told to `begin`; each imports ``modules`` at first, as far as there are such.
 
     Cubins go to the cache in ``folder`` (None: only what the driver keeps is kept). A process takes
     as much memory of a GPU as a context does (0.5 GB of an H200) until `close`. A failure costs
     time alone: the kernel is compiled when it is loaded. Thread-safe.
     """
 
-    def __init__(self, device: str, folder: Path | None, limit: int | None, most: int) -> None:
+    def __init__(
+        self,
+        device: str,
+        folder: Path | None,
+        limit: int | None,
+        most: int,
+        modules: Sequence[str] = (),
+    ) -> None:
         self._command = [
             sys.executable,
             "-P",
@@ -54,6 +61,7 @@ class Compilers:
             device,
             str(folder or ""),
             str(limit or 0),
+            *modules,
         ]
         self._most = most
         self._threads = ThreadPoolExecutor(most, "compilers")
