@@ -13,6 +13,7 @@ from urdir.model.lower.paper import Needs, needs_of
 from urdir.model.lower.parts import StepParts
 from urdir.model.lower.sheet import Sheet
 from urdir.model.memory.buckets import row_buckets
+from urdir.ptxgen.kernels.linear.epilogue.shared_adapted import MOST_VECTORS
 from urdir.ptxgen.kernels.linear.spec import MAX_BATCH
 from urdir.ptxgen.spec import ceil_div
 
@@ -29,17 +30,20 @@ def step_needs(parts: StepParts, shapes: ShapeBuckets, rows: int) -> Needs:
 
 
 def largest_steps(shapes: ShapeBuckets, rows: int) -> Iterator[StepShape]:
-    """Shapes whose values need the most memory: one row, the most of few rows and of many, since
-    their kernels differ. One row with few keys, too: other numbers of CTAs count its launches."""
+    """Shapes whose values need the most memory: one row, the most of few rows, of several and of
+    many, since their kernels differ. One row with few keys, too: other numbers of CTAs count its
+    launches."""
     keys, buckets = shapes.lengths[-1], row_buckets(rows)
     if shapes.lengths[0] < keys:
         yield StepShape(1, shapes.lengths[0], Output.SAMPLE)
     few = [count for count in buckets if count <= MAX_BATCH]
-    for count in dict.fromkeys((1, few[-1], buckets[-1])):
+    several = [count for count in buckets if count <= MOST_VECTORS]
+    for count in dict.fromkeys((1, few[-1], several[-1], buckets[-1])):
         yield StepShape(count, keys, Output.SAMPLE)
     if shapes.drafts:
         yield StepShape(buckets[-1], keys, Output.SAMPLE, drafts=shapes.drafts)
-    for chunk in dict.fromkeys((shapes.chunks[0], shapes.chunks[-1])):
+    several = [chunk for chunk in shapes.chunks if chunk <= MOST_VECTORS]
+    for chunk in dict.fromkeys((shapes.chunks[0], *several[-1:], shapes.chunks[-1])):
         yield StepShape(chunk, keys, Output.SAMPLE, prompt=chunk)
         if shapes.begin_apart:
             yield StepShape(chunk, keys, Output.SAMPLE, prompt=chunk, begins=True)

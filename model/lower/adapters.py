@@ -6,8 +6,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from urdir.driver.kernel import nbytes_of
 from urdir.model.graph.adapters import Adapt
 from urdir.model.graph.op import Op
 from urdir.model.graph.ops import Gather, Norm, Product
@@ -20,21 +21,24 @@ from urdir.model.lower.rule import Rule
 from urdir.model.lower.switch import ADAPTERS, ROWS, SCALES
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.linear.epilogue.adapted import Adapted
-from urdir.ptxgen.kernels.linear.epilogue.self_adapted import MOST_EACH, SelfAdapted
+from urdir.ptxgen.kernels.linear.epilogue.self_adapted import SelfAdapted
+from urdir.ptxgen.kernels.linear.epilogue.shared_adapted import SharedAdapted
 from urdir.ptxgen.kernels.linear.lora_shrink import MOST_REQUESTS, LoraShrink
 from urdir.ptxgen.kernels.linear.lora_shrink_packed import LoraShrinkPacked
 from urdir.ptxgen.kernels.linear.lora_shrink_rows import LEAST_ROWS, LoraShrinkRows
+from urdir.ptxgen.kernels.linear.product import MainLoop
+from urdir.ptxgen.kernels.linear.products.gemm_wgmma import GemmWgmma
 from urdir.ptxgen.kernels.linear.products.gemv import Gemv
 
 if TYPE_CHECKING:
     from urdir.driver.memory import Slice
-    from urdir.ptxgen.kernels.linear.spec import LinearSpec
 
 # One object for equal kernels, with its cached properties.
 _shrink = lru_cache(maxsize=256)(LoraShrink)
 _shrink_rows = lru_cache(maxsize=256)(LoraShrinkRows)
 _shrink_packed = lru_cache(maxsize=256)(LoraShrinkPacked)
 
+Main = TypeVar("Main", bound=MainLoop)
 
 #: The slots of rows, as the last launch for an A has left them.
 SLOTS = "lora slot"
@@ -166,25 +170,25 @@ def adapter_arguments(
 
 
 def own_adapters(
-    at: Lowering, products: Sequence[Product], kernel: LinearSpec, pair: bool
-) -> tuple[LinearSpec, dict[str, Slice]] | None:
-    """The product of one vector with `SelfAdapted` in place of `Adapted`, and what that takes; None
-    where it does not serve. All CTAs must be on the device at once."""
+    at: Lowering, products: Sequence[Product], kernel: Main, pair: bool
+) -> tuple[Main, dict[str, Slice]] | None:
+    """The product with `SelfAdapted` of one vector, or `SharedAdapted` of several packed ones, in
+    place of `Adapted`, and what that takes; None where neither serves."""
     adapts = {of.low for of in products if of.low is not None}
     step = kernel.find(Adapted)
-    if step is None or not isinstance(kernel, Gemv) or len(adapts) > 1:
+    if step is None or len(adapts) > 1:
         return None
     (low,) = adapts
     if low not in at.pending:
         return None
-    of = at.pending[low]
-    rows = rows_of_tensor(at, of.x)
+    rows = rows_of_tensor(at, at.pending[low].x)
     assert rows.adapter is not None
+    assert rows.adapter_scale is not None
     own = _with_own(kernel, step, rows.adapter.nbytes // 4, at.limits.sms)
-    if own is None:
+    if not isinstance(own, type(kernel)):
         return None
     del at.pending[low]
-    made, ctas = own.find(SelfAdapted), own.launch_shape.grid[0]
+    made = own.find(SelfAdapted)
     assert made is not None
     matrices: dict[str, Slice] = {}
     for number, product in enumerate(products):
@@ -192,28 +196,36 @@ def own_adapters(
             suffix = "_up" if pair and number else number or ""
             a, b = at.parts.weights.lora(product.of)
             matrices |= {f"lora_a{suffix}": a, f"lora_b{suffix}": b}
-    assert rows.adapter_scale is not None
+    shared = {
+        name: at.work.zeroed(f"{name} of {made.counts(own)}").slice(0, nbytes_of(own, name))
+        for name in ("lora_words", "lora_counts")
+    }
     return own, {
         **matrices,
+        **shared,
         "sequence": rows.sequence,
         "adapter": rows.adapter,
         "adapter_scale": rows.adapter_scale,
-        "lora_words": at.work.zeroed(f"lora words of {ctas}").slice(0, 8 * made.width),
-        "lora_counts": at.work.zeroed(f"lora counts of {ctas}").slice(0, 4 * ctas),
     }
 
 
 @lru_cache(maxsize=256)
-def _with_own(kernel: Gemv, step: Adapted, sequences: int, sms: int) -> Gemv | None:
+def _with_own(kernel: MainLoop, step: Adapted, sequences: int, sms: int) -> MainLoop | None:
+    """All CTAs that compute A x must be on the device at once."""
     fields = step.slots, step.rank, step.element, step.places, step.count
-    own = SelfAdapted(*fields, sequences=sequences)
+    own: SelfAdapted
+    if isinstance(kernel, GemmWgmma):
+        own = SharedAdapted(*fields, sequences=sequences, sms=sms)
+    elif isinstance(kernel, Gemv):
+        own = SelfAdapted(*fields, sequences=sequences)
+    else:
+        return None
     epilogue = tuple(own if each is step else each for each in kernel.epilogue)
     try:
         made = replace(kernel, epilogue=epilogue)
-    except PtxgenError:  # too many ranks, a cluster, no room
+    except PtxgenError:  # too many ranks or vectors, a cluster, no room
         return None
-    few = made.launch_shape.grid[0] <= sms and own.each(made) <= MOST_EACH
-    return made if few else None
+    return made if own.suits(made, sms) else None
 
 
 #: A norm is part of the launch where the products compute it, too.

@@ -7,7 +7,11 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from urdir.driver.kernel import nbytes_of
-from urdir.model.lower.adapters import adapter_arguments, append_packed_shrinks
+from urdir.model.lower.adapters import (
+    adapter_arguments,
+    append_packed_shrinks,
+    own_adapters,
+)
 from urdir.model.lower.chain import Chain
 from urdir.model.lower.lowering import Begun, Lowering
 from urdir.model.lower.norms import append_norm
@@ -59,8 +63,12 @@ def append_packed(at: Lowering, chain: Chain, matrices: Sequence[Matrix], packs:
         launch[f"y{n}"] = at.place(y).slice(0, nbytes_of(kernel, f"y{n}"))
     if pair:
         launch |= {"up": rest[0].data, "up_bias": rest[0].bias}
-    append_packed_shrinks(at, chain.products, x)
-    launch |= adapter_arguments(at, chain.products, 0, chain.rows, pair)
+    own = own_adapters(at, chain.products, kernel, pair)
+    if own is None:
+        append_packed_shrinks(at, chain.products, x)
+        own = kernel, adapter_arguments(at, chain.products, 0, chain.rows, pair)
+    kernel, more = own
+    launch |= more
     if residual is not None:
         launch["residual"] = at.place(residual.a)
     if packs:

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from tests.model.files.quantised_folders import KINDS, OWN_ORDERS, quantised
+from urdir.driver.operation import Launch
 from urdir.model.engine import budget
 from urdir.model.engine.adapters import Adapters
 from urdir.model.engine.batch import Output, StepShape
@@ -33,6 +34,7 @@ from urdir.model.files.safetensors import read_folder, read_safetensors
 from urdir.model.lower import adapters as lower_adapters
 from urdir.model.memory.draft_settings import DraftSettings
 from urdir.model.verify.conformance import relative_rms
+from urdir.ptxgen.kernels.linear.epilogue import self_adapted
 
 DATA = Path(__file__).parents[2] / "data" / "families"
 TOKENS = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3, 8, 4]
@@ -245,6 +247,44 @@ def test_prompts_and_rounded_activations(
     assert relative_rms(found, wanted) < 3e-3
 
 
+def test_many_sequences_with_adapters_of_their_own(
+    base: Path, two: Any, merged: Any, device_name: str
+) -> None:
+    """Steps of twelve rows, one after the other, whose products compute A x themselves."""
+    choices: tuple[tuple[tuple[str, float], ...], ...]
+    choices = (), (("first", 1.0),), (("second", -0.5),)
+    with Engine.open(
+        base,
+        device=device_name,
+        context=32,
+        sequences=12,
+        adapters=[(file, 1.0) for file in two[0]],
+        max_adapters=3,
+        max_adapter_rank=16,
+    ) as opened:
+        adapters, session = opened.session.adapters, opened.session
+        assert adapters is not None
+        plan = build_plan(session.parts, StepShape(12, 256, Output.LOGITS))
+        assert any("lora_words" in op.args for op in plan if isinstance(op, Launch))
+        with EagerSteps(session) as eager:
+            places = [adapters.take(adapters.chosen(choice)) for choice in choices]
+            for sequence in range(12):
+                session.parts.state.write_adapter(sequence, *places[sequence % 3])
+                eager.feed(TOKENS[: 2 + sequence // 3], sequence)
+            for step in range(3):
+                logits = eager.logits(range(12))
+                for sequence in range(12):
+                    eager.feed([TOKENS[-1 - step]], sequence)
+            for place in places:
+                adapters.give_back(place)
+    known = {"first": (two[1][0], SCALES[0]), "second": (two[1][1], SCALES[1])}
+    for sequence, row in enumerate(logits):
+        choice = choices[sequence % 3]
+        pairs = [(known[name][0], known[name][1] * scale) for name, scale in choice]
+        tokens = [*TOKENS[: 2 + sequence // 3], TOKENS[-1], TOKENS[-2]]
+        assert relative_rms(row, merged(tokens, *pairs)[-1]) < 3e-3, sequence
+
+
 @pytest.mark.parametrize("most", [64, 0])
 def test_products_that_compute_a_x_themselves(
     base: Path,
@@ -256,7 +296,7 @@ def test_products_that_compute_a_x_themselves(
 ) -> None:
     """One row: token after token, two sequences in turn, one without an adapter; launches of their
     own for A x if CTAs may compute ``most`` ranks."""
-    monkeypatch.setattr(lower_adapters, "MOST_EACH", most)
+    monkeypatch.setattr(self_adapted, "MOST_EACH", most)
     monkeypatch.setattr(budget, "_measured", {})  # by other values of it
     lower_adapters._with_own.cache_clear()
     with Engine.open(

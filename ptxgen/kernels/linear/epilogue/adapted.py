@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
@@ -39,6 +39,8 @@ class Adapted(Epilogue):
     count: int = 1
 
     stem = "adapted"
+    #: Whether the product computes a.
+    computes: ClassVar[bool] = False
 
     @property
     def text(self) -> str:

@@ -63,7 +63,16 @@ class SelfAdapted(Adapted):
 
     def ctas(self, product: Product) -> int:
         """CTAs of the launch."""
-        return product.launch_shape.grid[0]
+        across, down, _ = product.launch_shape.grid
+        return across * down
+
+    def counts(self, product: Product) -> int:
+        """CTAs that count launches: those of others that have as many count on."""
+        return self.ctas(product)
+
+    def suits(self, product: Product, sms: int) -> bool:
+        """Whether it is worth it on a device of so many SMs, and all CTAs are there at once."""
+        return self.ctas(product) <= sms and self.each(product) <= MOST_EACH
 
     def firsts(self, product: Product) -> tuple[tuple[int, str], ...]:
         """Where the ranks of each adapted matrix begin, and the name of its A."""
@@ -77,7 +86,7 @@ class SelfAdapted(Adapted):
             Param("adapter", "u32", (self.sequences,), Access.IN),
             Param("adapter_scale", "f32", (self.sequences,), Access.IN),
             Param("lora_words", "f32", (self.width, 2), Access.INOUT),
-            Param("lora_counts", "u32", (self.ctas(product),), Access.INOUT),
+            Param("lora_counts", "u32", (self.counts(product),), Access.INOUT),
         )
 
     def part_params(self, product: Product, part: Part) -> tuple[Param, ...]:
@@ -93,7 +102,7 @@ class SelfAdapted(Adapted):
                 values = rng.standard_normal(product.shape_of(param))
                 values /= 1 if param.name.startswith("lora_a") else self.rank
                 inputs[param.name] = values.astype(np.dtype(element_dtype(self.element)))
-        launches = np.full(self.ctas(product), 7, np.uint32)
+        launches = np.full(self.counts(product), 7, np.uint32)
         return {
             **inputs,
             "sequence": np.array([self.sequences - 1], np.uint32),
