@@ -244,6 +244,10 @@ class Steps(Owner):
         own = (job := self._waits.get(shape)) is not None and not job.is_done
         return own or any(steps.waits(shape) for steps, _ in self._followers)
 
+    def asks_for_kernels(self, shape: StepShape) -> bool:
+        """True while other processes compile for `prepare` of a shape."""
+        return (job := self._waits.get(shape)) is not None and job.waits and not job.is_done
+
     def finish(self) -> bool:
         """Finish what `prepare` has begun, of all ranks; whether there was anything. Raises
         DriverError."""

@@ -91,6 +91,35 @@ def test_threads_make_way_for_a_request(session: Session, monkeypatch: pytest.Mo
     prepare_all(session, second)
 
 
+def test_kernels_of_needed_graphs_are_asked_for_first(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are compiled in this order."""
+    last, *needed = SHAPES
+    steps, begun, go = session.steps, list[StepShape](), threading.Event()
+    prepare, load = steps.prepare, steps._load_beside
+
+    def noted(shape: StepShape) -> bool:
+        if shape == last and shape not in begun:
+            assert all(steps.asks_for_kernels(each) for each in needed)
+        begun.append(shape)
+        return prepare(shape)
+
+    def waiting(kernels: Any) -> None:
+        go.wait(PATIENCE)
+        load(kernels)
+
+    monkeypatch.setattr(type(steps.parts.device), "has_compilers", property(lambda _: True))
+    monkeypatch.setattr(steps, "prepare", noted)
+    monkeypatch.setattr(steps, "_load_beside", waiting)
+    warm_up = WarmUp(steps, SHAPES, needed)
+    wait_for(lambda: warm_up.work(0.001) or last in begun)
+    go.set()
+    while warm_up.left:
+        warm_up.work(0.001)
+    assert all(steps.is_recorded(shape) for shape in SHAPES)
+
+
 def test_threads_have_time_between_requests(session: Session) -> None:
     steps = session.steps
     steps.make_way()
