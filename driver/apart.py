@@ -38,7 +38,7 @@ _LENGTH = struct.Struct("<I")
 
 class Compilers:
     """``most`` processes that compile kernels for ``device``; all start with the first kernel, or
-    when told to `begin`; each imports ``modules`` at first, as far as there are such.
+    when told to `begin`; each imports ``modules`` at first, without those that are not found.
 
     Cubins go to the cache in ``folder`` (None: only what the driver keeps is kept). A process takes
     as much memory of a GPU as a context does (0.5 GB of an H200) until `close`. A failure costs
