@@ -33,6 +33,7 @@ from urdir.ptxgen.kernels.attention.scores import PLAIN, Scores
 from urdir.ptxgen.kernels.attention.short_texts import ShortTexts
 from urdir.ptxgen.kernels.norm import Norm
 from urdir.ptxgen.kernels.normalise import Normalise
+from urdir.ptxgen.weights.packed_few import Order
 
 if TYPE_CHECKING:
     from urdir.driver.launch import Argument
@@ -69,7 +70,7 @@ class LayerAttention:
 
     ``exact`` keeps activations f32, and each row's sums those of its own keys alone. With ``cross``
     all rows attend to all keys of their sources. With ``halves`` q, k and v are f16 heads, for the
-    kernel of short texts alone.
+    kernel of short texts alone. Packed heads of few rows are left in that ``order``.
     """
 
     label: str
@@ -86,13 +87,14 @@ class LayerAttention:
     exact: bool = False
     cross: bool = False
     halves: bool = False
+    order: Order = "units"
 
     def decode_kernel(
         self, token: OwnToken | None, packs: bool = False
     ) -> IncrementalAttention | FlashDecode:
         """The kernel of decoding, which prepares and appends where a token is given; it leaves
         packed heads where it can and ``packs`` asks for it."""
-        return decode_attention(
+        kernel = decode_attention(
             self.heads,
             self.layout,
             self.rows.keys,
@@ -104,6 +106,7 @@ class LayerAttention:
             packs=packs,
             run=1 if self.exact else 1 + self.rows.drafts,
         )
+        return replace(kernel, order=self.order) if kernel.packs_few else kernel
 
     def latent_kernel(self) -> LatentDecode | None:
         """The kernel of rows whose queries come in MLA's two parts and whose keys are in the cache;

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from urdir.model.graph.attention import Attend, Cache
 from urdir.model.graph.op import Op
@@ -11,11 +12,15 @@ from urdir.model.graph.ops import Rope
 from urdir.model.lower.attend import append_tokens, incremental_attention_into
 from urdir.model.lower.lowering import Lowering
 from urdir.model.lower.prepared import Prepared, layer_attention
-from urdir.model.lower.requests import next_matrix, packs
+from urdir.model.lower.requests import next_matrix, packs, takes_few_heads
 from urdir.model.lower.rule import Rule
 from urdir.model.lower.selection import append_selected_heads, selects
 from urdir.ptxgen.kernels.attention.own_token import OwnToken
 from urdir.ptxgen.kernels.attention.prepare_tokens import PrepareTokens
+from urdir.ptxgen.weights.halves import Halves
+
+if TYPE_CHECKING:
+    from urdir.model.memory.weights import Matrix
 
 
 def lower_attention(at: Lowering, ops: Sequence[Op]) -> bool:
@@ -36,7 +41,8 @@ def lower_attention(at: Lowering, ops: Sequence[Op]) -> bool:
         return True
     y, matrix = prepared.attend.y, next_matrix(at, prepared.attend.y)
     heads, packed = at.place(y), None
-    if matrix is not None and attention.can_pack and packs(at, at.rows.count, [matrix]):
+    if matrix is not None and attention.can_pack and _takes_packed(at, matrix):
+        attention = replace(attention, order=Halves(matrix.format).order)
         packed = at.work["packed"]
         at.packed[y] = packed
         at.move(y, packed)
@@ -44,6 +50,10 @@ def lower_attention(at: Lowering, ops: Sequence[Op]) -> bool:
         at.plan, attention, heads if packed is None else packed, packs=packed is not None
     )
     return True
+
+
+def _takes_packed(at: Lowering, matrix: Matrix) -> bool:
+    return packs(at, at.rows.count, [matrix]) or takes_few_heads(at, matrix)
 
 
 def lower_rope(at: Lowering, ops: Sequence[Op]) -> bool:

@@ -38,9 +38,9 @@ if TYPE_CHECKING:
 
     Arguments = dict[str, Slice | PinnedBuffer]
 
-#: Products of the norm of the stream that take few rows packed: tensors of attention's queries and
+#: Products of the norm of the stream that take few rows packed: tensors of queries, the output, and
 #: of feed-forward networks, for which that was measured (`choice.PACKED_NORMS_FROM`).
-_TAKE_PACKED = ("q", "gate", "activated")
+_TAKE_PACKED = ("q", "gate", "activated", "logits")
 
 
 def limits_allow(

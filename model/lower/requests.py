@@ -13,7 +13,7 @@ from urdir.model.lower.lowering import Lowering
 from urdir.model.memory.norms import NormLayer
 from urdir.model.memory.weights import Matrix
 from urdir.ptxgen.kernels.linear import bytes_choice, packed_choice
-from urdir.ptxgen.kernels.linear.choice import LinearRequest
+from urdir.ptxgen.kernels.linear.choice import PACKED_EXACT_FROM, LinearRequest
 from urdir.ptxgen.kernels.linear.epilogue.bias import Bias
 from urdir.ptxgen.kernels.linear.lora_shrink_packed import LoraShrinkPacked
 from urdir.ptxgen.kernels.linear.pack_bytes import PackBytes
@@ -29,6 +29,12 @@ from urdir.ptxgen.weights.packed_few import Order
 #: sequences of an 8B Q4_K_M model takes 1.849, 1.974 and 2.526 ms so, else 1.975, 1.993 and 2.538;
 #: of 128 and 256 4.273 and 7.737, else 4.178 and 7.580.
 MOST_BEGUN = 64
+
+
+#: From how many rows on attention leaves packed heads for products of few rows (of some types from
+#: `PACKED_EXACT_FROM` on). On an H200 a step of 4 sequences of an 8B Q4_K_M model takes 1.381 ms
+#: so, else 1.377; of 5 and 8 1.473 and 1.487, else 1.493 and 1.508.
+PACKED_HEADS_FROM = 5
 
 
 def request_of(at: Lowering, rows: int, matrices: Sequence[Matrix], *steps: Step) -> LinearRequest:
@@ -102,6 +108,16 @@ def takes_few_packed(at: Lowering, rows: int, matrix: Matrix) -> bool:
     return not at.takes_gemm(rows) and request_of(at, rows, [matrix]).takes_packed
 
 
+def takes_few_heads(at: Lowering, matrix: Matrix) -> bool:
+    """Whether attention leaves few rows packed for the product with the matrix."""
+    rows = at.rows
+    exact = Halves(matrix.format).factors_are_exact
+    fewest = PACKED_EXACT_FROM if exact else PACKED_HEADS_FROM
+    if not rows.decode or rows.prompt or rows.count < fewest:
+        return False
+    return takes_few_packed(at, rows.count, matrix)
+
+
 def takes_few_normed(
     at: Lowering, rows: int, matrices: Sequence[Matrix], norm: NormLayer, pair: bool
 ) -> bool:
@@ -114,9 +130,11 @@ def takes_few_normed(
 
 
 def next_norm(at: Lowering, chain: Chain) -> NormLayer | None:
-    """The norm after the sum, if the launch may begin it."""
+    """The norm after the sum, if the launch may begin it, for products that read it."""
     following = at.following()
     if chain.residual is None or not isinstance(following, Norm) or following.x is not chain.y:
+        return None
+    if not any(isinstance(op, Product) for op in at.readers(following.y)):
         return None
     norm = at.norm(following.of)
     return norm if norm.is_scaled_rms and at.begins_block(following) else None
@@ -125,12 +143,22 @@ def next_norm(at: Lowering, chain: Chain) -> NormLayer | None:
 def packs_next_norm(at: Lowering, chain: Chain, matrices: Sequence[Matrix]) -> NormLayer | None:
     """The norm that follows the sum of many rows, where the launch may begin it and leave it
     packed: all that read it are products that take packed activations."""
-    whole = len(matrices) == 1 and matrices[0].rows % TILE_COLS == 0
-    if not whole or chain.rows > MOST_BEGUN or not packed_choice.begins_norms(at.limits):
+    if len(matrices) > 1 or chain.residual is None:
         return None
-    norm, following = next_norm(at, chain), at.following()
-    if norm is None or following is None:
+    return packed_norm_after(at, chain.y)
+
+
+def packed_norm_after(at: Lowering, y: Tensor) -> NormLayer | None:
+    """The norm of the sum y of many rows that follows, where the launch that makes y may begin it
+    and leave it packed."""
+    following, rows = at.following(), y.rows
+    if y.width % TILE_COLS or rows > MOST_BEGUN or not packed_choice.begins_norms(at.limits):
+        return None
+    if not isinstance(following, Norm) or following.x is not y:
+        return None
+    norm = at.norm(following.of)
+    if not norm.is_scaled_rms or not at.begins_block(following):
         return None
     readers = [op for op in at.readers(following.y) if not adapts_packed(at, op)]
     products = [at.matrix(op.of) for op in readers if isinstance(op, Product)]
-    return norm if len(products) == len(readers) and packs(at, chain.rows, products) else None
+    return norm if len(products) == len(readers) and packs(at, rows, products) else None

@@ -327,6 +327,8 @@ def test_every_bucket_of_every_shape_is_served(max_len: int, rows: int, sm_count
     [
         (32, 16, 512, True),
         (32, 64, 8192, True),
+        (32, 5, 512, True),
+        (32, 7, 8192, True),
         (32, 12, 8192, False),  # a group of eight rows is not full
         (9, 16, 512, False),  # 1,152 values, no multiple of 256
     ],
@@ -342,7 +344,7 @@ def test_heads_are_packed_where_they_fill_their_places(
 
 @pytest.mark.parametrize(("heads", "rows"), [(4, 12), (3, 16)])
 def test_what_does_not_fill_its_places_is_not_packed(heads: int, rows: int) -> None:
-    with pytest.raises(PtxgenError, match="attention packs groups of 8 rows"):
+    with pytest.raises(PtxgenError, match="attention packs up to 8 rows, or groups of as many"):
         IncrementalAttention(heads, KvLayout(12, 1, 40, 64, "f16"), rows=rows, packs=True)
 
 

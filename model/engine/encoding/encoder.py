@@ -119,10 +119,14 @@ class Encoder(Owner):
         ``pooling`` replaces the file's. ``each`` makes the results of a step what they are to be,
         while the device has the steps after. Raises SettingsError for a pooling that is not known,
         UnsupportedError for scores of a model without them, ContextFullError for a text that is too
-        long, SettingsError for one without tokens or with a token outside the vocabulary.
+        long, SettingsError for one without tokens or with a token outside the vocabulary. Numbers
+        of tokens in a sequence of texts are checked before any step; tokens, and texts of an
+        iterator, each at its turn, while the device has those before.
         """
         chosen = self.chosen_pooling(pooling)
         width = self.check_pooling(chosen)
+        if isinstance(texts, Sequence):
+            self.check_lengths(texts)
         waiting = Waiting(each)
         try:
             for some in self._steps(texts):
@@ -171,6 +175,13 @@ class Encoder(Owner):
         `encode` does not take."""
         return [self._checked(number, text) for number, text in enumerate(texts)]
 
+    def check_lengths(self, texts: Iterable[str | Sequence[int]]) -> None:
+        """Raise as `encode` for texts that have no tokens or too many, or that are no texts.
+        Strings, which are not tokenised, pass."""
+        for number, text in enumerate(texts):
+            if not isinstance(text, str):
+                self._check_length(number, text)
+
     def prepare(self, lengths: Sequence[int], pooling: Pooling | None = None) -> None:
         """Record the graph of a step of texts of so many tokens each. Raises DriverError."""
         self._graphs.make_ready(_shape(lengths, self.chosen_pooling(pooling)))
@@ -214,22 +225,30 @@ class Encoder(Owner):
 
     def _checked(self, number: int, text: Sequence[int]) -> Tokens:
         """The tokens of a text; raises as `check_texts`."""
-        vocab, most = self.config.vocab_size, self.settings.context
+        vocab = self.config.vocab_size
         tokens = np.asarray(text)
         if tokens.ndim != 1 or (len(tokens) and tokens.dtype.kind not in "iu"):
-            raise SettingsError(f"text {number} is neither a text nor a list of token ids")
-        if not len(tokens):
-            raise SettingsError(f"text {number} has no tokens")
-        if len(tokens) > most:
-            raise ContextFullError(
-                f"text {number} has {len(tokens)} tokens, {most} fit: shorten it, or open the "
-                f"model with a larger context (it takes {self.config.context_length})"
-            )
+            raise _no_text(number)
+        self._check_length(number, tokens)
         if not 0 <= tokens.min() <= tokens.max() < vocab:
             raise SettingsError(
                 f"text {number} has a token outside the vocabulary of {vocab} tokens"
             )
         return tokens
+
+    def _check_length(self, number: int, text: Sequence[int] | Tokens) -> None:
+        """Raise as `check_texts` for a text without tokens or with too many."""
+        try:
+            length, most = len(text), self.settings.context
+        except TypeError:
+            raise _no_text(number) from None
+        if not length:
+            raise SettingsError(f"text {number} has no tokens")
+        if length > most:
+            raise ContextFullError(
+                f"text {number} has {length} tokens, {most} fit: shorten it, or open the model "
+                f"with a larger context (it takes {self.config.context_length})"
+            )
 
     def _queue(self, some: _Texts, pooling: Pooling, width: int, waiting: Waiting) -> None:
         """Queue a step. Its rows are put together while the device has the one before."""
@@ -248,6 +267,10 @@ def _shape(lengths: Sequence[int], pooling: Pooling) -> EncodeShape:
     rows = row_bucket(sum(lengths))
     texts = text_bucket(len(lengths), rows)
     return EncodeShape(rows, texts, pooling, short=max(lengths) <= MOST_TOKENS)
+
+
+def _no_text(number: int) -> SettingsError:
+    return SettingsError(f"text {number} is neither a text nor a list of token ids")
 
 
 class _Texts(NamedTuple):

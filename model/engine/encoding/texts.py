@@ -30,15 +30,15 @@ def embeddings(
     normalize: bool,
 ) -> Floats:
     """See `Engine.embed`."""
+    texts = [texts] if isinstance(texts, str) else [*texts]
+    encoder.check_lengths(texts)
     is_score = encoder.chosen_pooling(pooling) == "rank"
     each = normalized if normalize and not is_score else np.copy
     return encoder.encode(_given_tokens(texts) or tokens_of(tokenizer, texts), pooling, each)
 
 
-def _given_tokens(texts: str | Sequence[str | Sequence[int]]) -> Sequence[Sequence[int]] | None:
+def _given_tokens(texts: Sequence[str | Sequence[int]]) -> Sequence[Sequence[int]] | None:
     """The texts, where all of them are tokens."""
-    if isinstance(texts, str):
-        return None
     tokens = [text for text in texts if not isinstance(text, str)]
     return tokens if len(tokens) == len(texts) else None
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
+
+import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.attention.decode_cta import MAX_STATIC_SHARED, TILE_KEYS, DecodeCta
 from urdir.ptxgen.kernels.attention.rows_with_tokens import RowsWithTokens
-from urdir.ptxgen.spec import Tolerance, ceil_div
+from urdir.ptxgen.spec import Access, Array, Param, Tolerance, ceil_div
 from urdir.ptxgen.target import Target
 from urdir.ptxgen.weights.layout import TILE_COLS
 from urdir.ptxgen.weights.packed import GROUP
+from urdir.ptxgen.weights.packed_few import Order, few_shape, pack_few, with_few
 
 WARPS = 8
 #: Query heads that share one read of K and V. Eight need more registers than two CTAs per SM have.
@@ -40,11 +43,14 @@ class DecodeAttention(RowsWithTokens):
     read once.
 
     With ``packs`` the output has the form that the next product takes: rows of heads * value_dim
-    values as packed f16 (`weights.packed`); see `can_pack`.
+    values as packed f16 (`weights.packed`), or up to eight rows as few packed vectors in that
+    ``order`` (`weights.packed_few`), of which those beyond the rows stay as they were; see
+    `can_pack`.
     """
 
     most_heads: int = MAX_TILE
     packs: bool = False
+    order: Order = "units"
 
     #: Maximum number of heads per CTA.
     heads_of_cta: ClassVar[tuple[int, ...]] = (1, 2, MAX_TILE)
@@ -57,8 +63,8 @@ class DecodeAttention(RowsWithTokens):
             raise PtxgenError(f"most_heads {self.most_heads}: one of {self.heads_of_cta}")
         if self.packs and not self.can_pack:
             raise PtxgenError(
-                f"attention packs groups of {GROUP} rows, of multiples of {TILE_COLS} values, "
-                f"not {self.rows} with {self.heads} heads of {self.value_dim}"
+                f"attention packs up to {GROUP} rows, or groups of as many, of multiples of "
+                f"{TILE_COLS} values, not {self.rows} with {self.heads} heads of {self.value_dim}"
             )
 
     @property
@@ -70,7 +76,35 @@ class DecodeAttention(RowsWithTokens):
     @property
     def can_pack(self) -> bool:
         """Whether ``packs`` is supported: unused places would not be cleared."""
-        return self.rows % GROUP == 0 and self.heads * self.value_dim % TILE_COLS == 0
+        whole = self.rows <= GROUP or self.rows % GROUP == 0
+        return whole and self.heads * self.value_dim % TILE_COLS == 0
+
+    @property
+    def packs_few(self) -> bool:
+        """Whether the output is few packed vectors."""
+        return self.packs and self.rows <= GROUP
+
+    @property
+    def out_param(self) -> Param:
+        if not self.packs_few:
+            return super().out_param
+        return Param("out", "f16", few_shape(self.heads * self.value_dim), Access.INOUT)
+
+    def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
+        return self.with_vectors(super().make_inputs(rng), rng)
+
+    def with_vectors(self, inputs: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
+        """The inputs and, of few packed vectors, what they are before."""
+        if not self.packs_few:
+            return inputs
+        before = rng.standard_normal((GROUP, self.heads * self.value_dim))
+        return inputs | {"out": pack_few(before, self.order)}
+
+    def finished(self, inputs: dict[str, Array]) -> Array:
+        if not self.packs_few:
+            return super().finished(inputs)
+        heads = self.attend(inputs).reshape(self.rows, -1)
+        return with_few(inputs["out"], heads, self.order)
 
     @property
     def warps(self) -> int:

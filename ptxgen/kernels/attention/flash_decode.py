@@ -275,7 +275,7 @@ class FlashDecode(DecodeAttention):
     def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
         if self.run == 1:
             return super().make_inputs(rng)
-        return self.inputs_at(rng, *self.rows_of_drafts(rng))
+        return self.with_vectors(self.inputs_at(rng, *self.rows_of_drafts(rng)), rng)
 
     def rows_of_drafts(self, rng: np.random.Generator) -> tuple[list[int], list[int]]:
         """Positions and sequences of random rows: of each sequence a token and drafts of the next

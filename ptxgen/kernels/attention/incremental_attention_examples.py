@@ -276,5 +276,8 @@ def _examples_with_a_token(cls: Callable[..., S]) -> Mapping[str, S]:
         ),
         "packs": cls(4, KvLayout(16, 2, 20, 64, "f16"), rows=16, token=half, packs=True),
         "packs seven heads": cls(7, KvLayout(2, 1, 9, 256, "f32"), rows=8, packs=True),
+        "packs five": cls(
+            4, KvLayout(5, 2, 20, 64, "f16"), rows=5, token=half, packs=True, order="lanes"
+        ),
         "rope many rows": cls(4, KvLayout(4, 2, 70, 64, "f16"), rows=5, token=half),
     }

@@ -155,4 +155,13 @@ class LatentDecode(FlashDecode):
                 cluster=2,
                 least=16,
             ),
+            "packs seven": cls(
+                *(16, latent(16, 1, 80, 576, "bf16", 16, 90), 7),
+                token=halves,
+                most_heads=16,
+                packs=True,
+                ctas=16,
+                cluster=2,
+                least=16,
+            ),
         }

@@ -73,10 +73,7 @@ class PackedProduct(PackedTiling):
             names = (f"weights{part.suffix}", *self.matrices[1:])
             weights = [part.layout.unpack(inputs[n]).astype(np.float64) for n in names]
             products = [x[: self.batch] @ matrix.T for matrix in weights]
-            y = np.stack(products) if self.gated else products[0]
-            for step in self.epilogue_of(part):
-                y = step.apply(y, Reference(self, part, inputs, outputs))
-            outputs.setdefault(f"y{part.suffix}", y.astype(np.float32))
+            self.finish(products, Reference(self, part, inputs, outputs))
         return outputs
 
     def _of_experts(self, mixture: Mixture, x: Array, inputs: dict[str, Any]) -> Array:

@@ -17,7 +17,7 @@ from urdir.model.engine.encoding.budget import DEFAULT_TEXT, EncoderSettings
 from urdir.model.engine.encoding.encoder import Encoder
 from urdir.model.engine.engine import Engine
 from urdir.model.engine.text_steps import LARGEST_STEP, MOST_TEXTS, EncodeShape, text_bucket
-from urdir.model.errors import SettingsError, UnsupportedError
+from urdir.model.errors import ContextFullError, SettingsError, UnsupportedError
 from urdir.model.families.placement import Placement
 from urdir.model.families.pooling import Pooling
 from urdir.model.memory.draft_settings import DraftSettings
@@ -110,6 +110,26 @@ def test_a_text_that_is_refused_leaves_no_step_behind(engine: Engine) -> None:
         with pytest.raises(SettingsError, match=r"^text 7 "):
             encoder.encode([*given[:7], [-1]])
         np.testing.assert_array_equal(encoder.encode(given), wanted)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error"),
+    [([], SettingsError), ([5] * (CONTEXT + 1), ContextFullError), (5, SettingsError)],
+)
+def test_a_text_of_a_wrong_length_is_refused_before_steps(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, wrong: Any, error: type[Exception]
+) -> None:
+    """Behind more texts than a step takes, beside strings in `Engine.embed`."""
+    given = [[5 + number % 4] * 8 for number in range(9)]
+    launched: list[EncodeShape] = []
+    with Encoder(engine.device, engine.weights, EncoderSettings(CONTEXT, 16)) as encoder:
+        monkeypatch.setattr(encoder._graphs, "launch", launched.append)
+        monkeypatch.setattr(engine, "_encoder", encoder)
+        with pytest.raises(error, match=r"^text 9 "):
+            encoder.encode([*given, wrong])
+        with pytest.raises(error, match=r"^text 10 "):
+            engine.embed(["the warp", *given, wrong])
+    assert not launched
 
 
 def test_texts_are_cut_some_at_a_time(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
