@@ -13,7 +13,7 @@ from urdir.model.lower.lowering import Lowering
 from urdir.model.memory.norms import NormLayer
 from urdir.model.memory.weights import Matrix
 from urdir.ptxgen.kernels.linear import bytes_choice, packed_choice
-from urdir.ptxgen.kernels.linear.choice import LinearRequest
+from urdir.ptxgen.kernels.linear.choice import PACKED_EXACT_FROM, LinearRequest
 from urdir.ptxgen.kernels.linear.epilogue.bias import Bias
 from urdir.ptxgen.kernels.linear.lora_shrink_packed import LoraShrinkPacked
 from urdir.ptxgen.kernels.linear.pack_bytes import PackBytes
@@ -31,9 +31,9 @@ from urdir.ptxgen.weights.packed_few import Order
 MOST_BEGUN = 64
 
 
-#: From how many rows on attention leaves packed heads for products of few rows. On an H200 a step
-#: of 4 sequences of an 8B Q4_K_M model takes 1.381 ms so, else 1.377; of 8 at 4,096 tokens 2.584
-#: ms, else 2.609.
+#: From how many rows on attention leaves packed heads for products of few rows (of some types from
+#: `PACKED_EXACT_FROM` on). On an H200 a step of 4 sequences of an 8B Q4_K_M model takes 1.381 ms
+#: so, else 1.377; of 5 and 8 1.473 and 1.487, else 1.493 and 1.508.
 PACKED_HEADS_FROM = 5
 
 
@@ -111,7 +111,9 @@ def takes_few_packed(at: Lowering, rows: int, matrix: Matrix) -> bool:
 def takes_few_heads(at: Lowering, matrix: Matrix) -> bool:
     """Whether attention leaves few rows packed for the product with the matrix."""
     rows = at.rows
-    if not rows.decode or rows.prompt or rows.count < PACKED_HEADS_FROM:
+    exact = Halves(matrix.format).factors_are_exact
+    fewest = PACKED_EXACT_FROM if exact else PACKED_HEADS_FROM
+    if not rows.decode or rows.prompt or rows.count < fewest:
         return False
     return takes_few_packed(at, rows.count, matrix)
 

@@ -53,13 +53,18 @@ class PackedCut(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PackedPart:
-    """One of the matrices of a launch: names of its registers, its CTAs, its place in a stage."""
+    """One of the matrices of a launch: names of its registers, its CTAs, its place in a stage.
+
+    Of the four bands of a row group a warp has four rows each, or with ``neighbours`` eight of each
+    of two.
+    """
 
     number: int
     layout: Layout
     first_cta: int
     ctas: int
     experts: int = 1
+    neighbours: bool = False
 
     #: Sums are over many tiles, so that weights have all factors.
     exact: ClassVar[bool] = False
@@ -82,7 +87,7 @@ class PackedPart:
 
     def second_row(self, plane: Plane) -> int:
         """Bytes from an item of a plane to that eight rows below in an operand."""
-        return 2 * self.stride
+        return 4 * 8 // plane.units * plane.nbytes if self.neighbours else 2 * self.stride
 
     @property
     def rows(self) -> int:
@@ -167,7 +172,7 @@ class PackedRun:
         """See `PackedPart`."""
         return self.parts[0].second_row(plane)
 
-    suffix, exact = "_of", False
+    suffix, neighbours, exact = "_of", False, False
     first_cta_of, last_band = "%first_cta_of", "%last_band"
     powers, powers_at = "powers", 0
 

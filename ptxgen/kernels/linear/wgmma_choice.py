@@ -38,6 +38,22 @@ Four warpgroups take nearly all registers of an SM: the CTAs of the next launch,
 packing, start after them. A step of 32 rows of an 8B Q4_K_M model takes 2.19 ms with four splits
 of attention output and down, which are in clusters, with two 2.10.
 
+CTAs that take tiles of y in turns (`_in_turns`), F16, us, and with a tile of each CTA (2026-11-29,
+both in one call; "packed" with GELU, gated 2 x; + a residual):
+
+| vectors | 3 x 1024 x 1024 | 4096 x 1024, packed | + 1024 x 1024 | + 1024 x 4096 |
+|---|---|---|---|---|
+| 8192 | 102.9, 104.0 | 119.8, 148.0 | 54.8, 49.2 | 117.1, 122.9 |
+
+| vectors | 6144 x 4096 | 2 x 14336 x 4096, packed | + 4096 x 4096 |
+|---|---|---|---|
+| 2048 | 150.0, 156.2 | 664.9, 790.9 | 115.8, 113.7 |
+
+An f32 y is 16 lines of memory for each store of a warp, so its ends are long; with 32 (16 bytes of
+a vector) Q, K and V take 155.1. Of 4096 x 1024 the order of tiles (`rows_beside`) saves 9, a fourth
+stage of activations 5, a third of weights 4. Products that do not overlap the loads of weights take
+105.6, 120.1, 55.5 and 118.9 of 8192 vectors.
+
 Of a mixture of 128 experts (qwen3-30b-a3b: 8 of them, 2 x 768 x 2048 Q4_K, 2048 x 768 Q6_K), us
 up and down: 49 and 42 with 16 rows, 71 and 56 with 64, in tiles of 16 pairs, two CTAs of 128 rows
 on an SM (one takes a third longer); 105 and 84 with 512 rows (tiles of 64, 256 rows of weights);
@@ -89,6 +105,12 @@ RINGS = (
     *((4, 3, 4), (3, 2, 4), (2, 3, 2), (2, 2, 4)),
     *((3, 4, 1), (2, 4, 1), (2, 3, 1), (1, 3, 1)),
 )
+#: Stages of weights of a row group, and of activations, of CTAs that take turns.
+TURN_RINGS = ((3, 8), (3, 5), (3, 4), (3, 3), (2, 3))
+#: Vectors from which on there are turns: of fewer, weights need the deeper ring. Tiles of the
+#: columns of a product with a residual from which on turns pay, if it has more tiles of vectors
+#: than of rows.
+TURN_BATCH, TURN_ROW_TILES = 512, 8
 #: us of a tile of 64 rows and 256 columns of an SM, and of each vector: the more of weights that
 #: are made (of quants in two planes for longer), or of products; and of floats.
 MADE, PLANES, MULTIPLIED, FLOATS = (0.245, 0.0033), 0.07, (0.045, 0.00475), (0.395, 0.0044)
@@ -126,7 +148,22 @@ def choose_wgmma(product: GemmWgmma, sms: int) -> GemmWgmma:
 
 def ways(product: GemmWgmma, sms: int) -> list[GemmWgmma]:
     """The product with each cut that may be the best one; `tests/product_cuts.py` measures them."""
-    return [replace(product, cut=cut) for cut in _cuts(product, sms)]
+    return [_in_turns(replace(product, cut=cut), sms) for cut in _cuts(product, sms)]
+
+
+def _in_turns(way: GemmWgmma, sms: int) -> GemmWgmma:
+    """With a CTA for each SM, if there are more tiles than that and turns pay."""
+    if not way.can_take_turns or way.batch < TURN_BATCH or _ctas(way) <= sms:
+        return way
+    if way.residual and (way.row_tiles < TURN_ROW_TILES or way.tiles <= way.row_ctas):
+        return way
+    for weights, activations in TURN_RINGS:
+        try:
+            rings = {"weight_stages": weights, "x_stages": activations}
+            return replace(way, cut=replace(way.cut, **rings, ctas=sms))
+        except PtxgenError:
+            continue
+    return way
 
 
 def any_cut(batch: int) -> WgmmaCut:
@@ -162,7 +199,8 @@ def estimate(product: GemmWgmma, sms: int) -> float:
     apart += SPLIT * cut.splits * cut.vectors / FEW if cut.splits > 1 else 0.0
     together = math.sqrt(math.hypot(*(us * us for us in at_once)))  # the longest, or some more
     end = NEXT + END * min(max(0, cut.vectors - FEW), FEW)
-    return LAUNCH + waves * end + together + apart
+    ends = 1 if product.takes_turns else waves
+    return LAUNCH + ends * end + together + apart
 
 
 def _tile(fmt: Format, vectors: int) -> float:
@@ -242,8 +280,8 @@ def _widths(whole: int) -> list[int]:
 
 
 def _ctas(product: GemmWgmma) -> int:
-    grid = product.launch_shape.grid
-    return grid[0] * grid[1]
+    """Its tiles of y, in parts of the columns."""
+    return product.cut.cluster * product.row_ctas * product.tiles
 
 
 def _deepest(

@@ -49,3 +49,21 @@ def test_the_order_is_that_of_the_type(kind: str) -> None:
         kernel = found[name]
         assert kernel.summarised
         assert (kernel.order if kernel.packed else None) == order
+
+
+@pytest.mark.parametrize(("kind", "rows", "packed"), [("nvfp4", 2, True), ("q4_k", 4, False)])
+def test_exact_factors_are_multiplied_with_packed_vectors_from_two_rows_on(
+    kind: str, rows: int, packed: bool
+) -> None:
+    with SyntheticModel("llama-3.2-1b", kind) as model, paper_device("sm_90a", 132) as on:
+        settings = SessionSettings(256, "f16", sequences=rows)
+        with (
+            Weights(model, Config.of(model), on) as weights,
+            Session(on, weights, settings) as session,
+        ):
+            plan = build_plan(session.parts, StepShape(rows, 256, Output.GREEDY))
+    found = {of.label: of.kernel for of in plan if isinstance(of, Launch)}
+    for name in ("attn_qkv", "attn_output", "ffn_gate_up"):
+        kernel = found[f"blk.5.{name}"]
+        assert isinstance(kernel, GemmSmall)
+        assert kernel.packed == packed

@@ -147,6 +147,16 @@ class PackedTiling(MainLoop):
         """Rows of y of a CTA."""
         return GROUP_ROWS * self.cut.row_groups // self.pair
 
+    @property
+    def takes_turns(self) -> bool:
+        """Whether a CTA makes several tiles of y."""
+        return False
+
+    @property
+    def has_neighbours(self) -> bool:
+        """Whether a warp has neighbouring rows (`PackedPart`)."""
+        return False
+
     @cached_property
     def parts(self) -> tuple[PackedPart, ...]:
         """The matrices with a product of their own, side by side in the grid."""
@@ -156,7 +166,7 @@ class PackedTiling(MainLoop):
             ctas = self._row_tiles(rows)
             experts = 1 if self.mixture is None else self.mixture.experts
             layout = Layout(fmt, experts * rows, self.cols)
-            parts.append(PackedPart(number, layout, first, ctas, experts))
+            parts.append(PackedPart(number, layout, first, ctas, experts, self.has_neighbours))
         return tuple(parts)
 
     def _row_tiles(self, rows: int) -> int:
@@ -194,10 +204,15 @@ class PackedTiling(MainLoop):
 
     # ---- shared memory: sums replace weights and activations ----
 
+    @property
+    def stage_bands(self) -> int:
+        """Bands of a stage of weights."""
+        return self.cut.bands
+
     @cached_property
     def weight_nbytes(self) -> int:
         """Bytes of a stage of weights."""
-        return max(ceil_div(self.cut.bands * part.stride, 128) * 128 for part in self.parts)
+        return max(ceil_div(self.stage_bands * part.stride, 128) * 128 for part in self.parts)
 
     @property
     def sum_stride(self) -> int:

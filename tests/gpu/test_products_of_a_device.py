@@ -1,0 +1,79 @@
+"""Products on Hopper's tensor cores that keep all SMs at work: the same bits each time, and the
+reference's values. What one CTA does with copies and products at its leisure is tested elsewhere;
+here copies for the next tile come while shared memory is busiest."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from urdir.driver import Device, run_kernel
+from urdir.ptxgen.kernels.activation import Activation
+from urdir.ptxgen.kernels.linear.bytes_choice import choose_bytes
+from urdir.ptxgen.kernels.linear.epilogue.activation import Activated
+from urdir.ptxgen.kernels.linear.epilogue.bias import Bias
+from urdir.ptxgen.kernels.linear.epilogue.pack import PackedVectors
+from urdir.ptxgen.kernels.linear.epilogue.residual import Residual
+from urdir.ptxgen.kernels.linear.products.gemm_bytes import BytesCut
+from urdir.ptxgen.kernels.linear.products.gemm_e4m3 import GemmE4m3
+from urdir.ptxgen.kernels.linear.products.gemm_wgmma import GemmWgmma
+from urdir.ptxgen.kernels.linear.wgmma_choice import any_cut, choose_wgmma
+from urdir.ptxgen.weights.formats import FORMATS
+
+VECTORS, RUNS = 2048, 3
+GELU = Activated(Activation("gelu_erf"))
+
+#: Rows, columns and steps: few columns end often, many keep the rings full.
+PRODUCTS = {
+    "many columns": (1024, 4096, (Bias(), Residual())),
+    "packed": (4096, 512, (Bias(), GELU, PackedVectors())),
+}
+
+
+@pytest.fixture
+def hopper(urdir_gpu: Device) -> Device:
+    if urdir_gpu.native_target != "sm_90a":
+        pytest.skip(f"wgmma is for sm_90a, not {urdir_gpu.native_target}")
+    return urdir_gpu
+
+
+def check(device: Device, spec: GemmWgmma | GemmE4m3) -> None:
+    """All runs give the same bits, and those of the reference but for rounding."""
+    inputs = spec.make_inputs(np.random.default_rng(spec.cols))
+    wanted = spec.reference(**inputs)
+    first = run_kernel(device, spec, inputs)
+    share = spec.tolerance.rtol if isinstance(spec, GemmE4m3) else 4e-3
+    for output, y in first.items():
+        np.testing.assert_allclose(y, wanted[output], atol=share * np.abs(wanted[output]).max())
+    for _ in range(RUNS):
+        for output, y in run_kernel(device, spec, inputs).items():
+            np.testing.assert_array_equal(y, first[output])
+
+
+@pytest.mark.parametrize(
+    ("name", "product"),
+    [("F16", "packed"), ("BF16", "many columns"), ("Q8_0", "many columns"), ("Q4_K", "packed")],
+)
+def test_products(hopper: Device, name: str, product: str) -> None:
+    rows, cols, steps = PRODUCTS[product]
+    spec = GemmWgmma.of(FORMATS[name], rows, cols, VECTORS, any_cut(VECTORS), *steps)
+    check(hopper, choose_wgmma(spec, hopper.properties.sm_count))
+
+
+@pytest.mark.parametrize("rings", [(2, 5), (3, 4), (4, 3)])
+def test_turns(hopper: Device, rings: tuple[int, int]) -> None:
+    """With any depth of the rings: two stages of weights are the most often waited for."""
+    rows, cols, steps = PRODUCTS["many columns"]
+    spec = GemmWgmma.of(FORMATS["F16"], rows, cols, VECTORS, any_cut(VECTORS), *steps)
+    chosen = choose_wgmma(spec, hopper.properties.sm_count)
+    weights, activations = rings
+    cut = replace(chosen.cut, weight_stages=weights, x_stages=activations)
+    check(hopper, replace(chosen, cut=replace(cut, ctas=hopper.properties.sm_count)))
+
+
+def test_products_of_e4m3(hopper: Device) -> None:
+    rows, cols, steps = PRODUCTS["many columns"]
+    spec = GemmE4m3.of(FORMATS["E4M3R256"], rows, cols, VECTORS, BytesCut(1, 8, 2, 2), *steps)
+    check(hopper, choose_bytes(spec, hopper.properties.sm_count))
