@@ -155,10 +155,11 @@ class LinearRequest:
         if self.has(Normed) or self.has(BegunNorm):
             first = self.formats[0]
             serves = Halves(first).stay_whole or first.has_e4m3_factors
+            serves = serves or first.name in ("Q6_K", "Q8_0", "Q3_K", "MXFP4")
             fewest = PACKED_NORMS_FROM
         else:
             serves, fewest = not self.has(Gated) and len(self.matrices) == 1, PACKED_FROM
-        if Halves(self.formats[0]).factors_are_exact:
+        if Halves(self.formats[0]).factors_are_exact or self.formats[0].arithmetic == "e4m3":
             fewest = PACKED_EXACT_FROM
         fits = serves and self.cols % TILE_COLS == 0
         several = fits and self.rounds_several and self.batch >= fewest and not self.are_floats
