@@ -16,7 +16,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -37,14 +37,22 @@ _LENGTH = struct.Struct("<I")
 
 
 class Compilers:
-    """``most`` processes that compile kernels for ``device``; all start with the first kernel.
+    """``most`` processes that compile kernels for ``device``; all start with the first kernel, or
+    when told to `begin`; each imports ``modules`` at first, without those that are not found.
 
     Cubins go to the cache in ``folder`` (None: only what the driver keeps is kept). A process takes
     as much memory of a GPU as a context does (0.5 GB of an H200) until `close`. A failure costs
     time alone: the kernel is compiled when it is loaded. Thread-safe.
     """
 
-    def __init__(self, device: str, folder: Path | None, limit: int | None, most: int) -> None:
+    def __init__(
+        self,
+        device: str,
+        folder: Path | None,
+        limit: int | None,
+        most: int,
+        modules: Sequence[str] = (),
+    ) -> None:
         self._command = [
             sys.executable,
             "-P",
@@ -53,6 +61,7 @@ class Compilers:
             device,
             str(folder or ""),
             str(limit or 0),
+            *modules,
         ]
         self._most = most
         self._threads = ThreadPoolExecutor(most, "compilers")
@@ -69,7 +78,7 @@ class Compilers:
         with self._lock:
             if self._is_closed:
                 return False
-            if kernels and self._begun is None:
+            if kernels:
                 self._begin()
             for key, kernel in kernels.items():
                 if key not in self._results:
@@ -77,6 +86,12 @@ class Compilers:
             results = [self._results[key] for key in kernels]
         done = [_succeeded(result) for result in results]
         return all(done)
+
+    def begin(self) -> None:
+        """Start the processes: kernels will come."""
+        with self._lock:
+            if not self._is_closed:
+                self._begin()
 
     def close(self) -> None:
         """End the processes; what waits for them goes on. Idempotent."""
@@ -95,6 +110,8 @@ class Compilers:
         self.close()
 
     def _begin(self) -> None:
+        if self._begun is not None:
+            return
         self._begun = time.monotonic()
         for _ in range(self._most):  # each takes milliseconds of a thread
             self._threads.submit(lambda: self._idle.put(self._start()))

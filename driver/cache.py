@@ -65,6 +65,11 @@ class CubinCache:
             )
             return None
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether no kernel was compiled yet."""
+        return next(iter(self._specs.entries()), None) is None
+
     def ptx_hash(self, spec_key: str) -> str | None:
         """The hash of the PTX rendered from this spec; None if unknown."""
         data = self._read(self._specs, _file_name(spec_key))

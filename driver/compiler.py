@@ -1,12 +1,17 @@
 """The program that compiles kernels for another process (`apart.Compilers`).
 
-python -m urdir.driver.compiler DEVICE FOLDER LIMIT    kernels on stdin, a byte for each on stdout
+python -m urdir.driver.compiler DEVICE FOLDER LIMIT [MODULE ...]
+
+Kernels come on stdin, a byte for each goes to stdout. Modules that kernels will need are imported
+before the first comes.
 """
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -19,7 +24,7 @@ _NICE = 5
 _FAILED = b"0"
 
 
-def serve(device: str, folder: str, limit: str) -> None:
+def serve(device: str, folder: str, limit: str, *modules: str) -> None:
     """Compile what comes on stdin until that ends."""
     if hasattr(os, "nice"):
         os.nice(_NICE)
@@ -27,7 +32,10 @@ def serve(device: str, folder: str, limit: str) -> None:
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # nothing else is printed there
     path = Path(folder) if folder else None
     opens = partial(Device.open, device, cache_folder=path, cache_limit=int(limit) or None)
-    opening = Task(opens, "device")  # while the first kernel brings its modules
+    opening = Task(opens, "device")  # while modules are imported
+    for name in modules:
+        with suppress(ImportError):  # the kernel that needs it fails
+            importlib.import_module(name)
     while True:
         try:
             kernel = read(sys.stdin.buffer)

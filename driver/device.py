@@ -31,8 +31,8 @@ from urdir.driver.ptx_files import PtxFiles
 from urdir.driver.stream import Event, Stream
 from urdir.ptxgen.ptx.architecture import OPENED, specific_target
 
-#: Processes that compile, at most, and memory of the GPU that one may take.
-_MOST_COMPILERS, _COMPILER_NBYTES = 14, 1 << 30
+#: Processes that compile, at most, and memory of the GPU that one may take, and usually takes.
+_MOST_COMPILERS, _COMPILER_NBYTES, _USUAL_NBYTES = 14, 1 << 30, 1 << 29
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,13 +274,24 @@ class Device:
         when it is loaded."""
         self._modules.compile_beside(kernels, self)
 
-    def begin_compilers(self) -> None:
+    def begin_compilers(self, spare: int | None = None, modules: Sequence[str] = ()) -> None:
         """From now on other processes compile for `compile_beside`, as many as pay and as the
-        GPU has memory for."""
+        GPU has memory for.
+
+        With ``spare`` bytes, which the caller leaves to them, that is so where these are enough and
+        no kernel was ever compiled; then the processes start at once, and import ``modules``. Each
+        takes about 2 s until its first kernel is there (an H200 with 16 cores), so they should
+        start early.
+        """
         free, _ = self.memory_info()
         most = min((os.cpu_count() or 1) * 7 // 8, _MOST_COMPILERS, free // _COMPILER_NBYTES)
-        if most and self._modules.compilers is None:
-            self._modules.compilers = self._modules.compilers_of(self, most)
+        if not most or self._modules.compilers is not None:
+            return
+        if spare is not None and (spare < most * _USUAL_NBYTES or not self._modules.knows_none):
+            return
+        self._modules.compilers = self._modules.compilers_of(self, most, modules)
+        if spare is not None:
+            self._modules.compilers.begin()
 
     @property
     def has_compilers(self) -> bool:

@@ -173,10 +173,15 @@ class ModuleCache:
             with self.compilers_of(device, 1 if is_few else _ONCE) as once:
                 once.compile(unknown)
 
-    def compilers_of(self, device: OpenDevice, most: int) -> Compilers:
-        """Processes that compile for this cache."""
+    @property
+    def knows_none(self) -> bool:
+        """Whether all kernels will have to be compiled, into a cache on disk."""
+        return self._disk is not None and self._disk.is_empty
+
+    def compilers_of(self, device: OpenDevice, most: int, modules: Sequence[str] = ()) -> Compilers:
+        """Processes that compile for this cache; see `Compilers`."""
         limit = None if self._disk is None else self._disk.limit
-        return Compilers(device.name, self._folder, limit, most)
+        return Compilers(device.name, self._folder, limit, most, modules)
 
     def _is_unknown(self, key: str) -> bool:
         """Whether a kernel has to be compiled from what its spec renders."""

@@ -88,6 +88,7 @@ def service_options(
         prefix_host_memory=args.prefix_host_memory,
         prefix_dir=args.prefix_dir,
         chunk=options.chunk(args),
+        warms_up=True,
         embeddings=None,
     )
 

@@ -121,7 +121,9 @@ class Engine(Owner):
         ``pooling`` replaces the file's: "mean", "cls" (the first token), "last", "none" (the states
         of all tokens, text after text), or "rank", the scores (n, labels) of a ranking model, which
         are not normalised. Raises UnsupportedError, SettingsError, ContextFullError for a text that
-        is too long, ModelError, DriverError.
+        is too long, ModelError, DriverError. A list of tokens of a wrong length is refused before
+        any step; a text, and a token outside the vocabulary, when its turn has come: texts are
+        tokenised while the device has those before.
         """
         from urdir.model.engine.encoding.texts import embeddings
 

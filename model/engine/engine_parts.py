@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -104,6 +105,8 @@ def _open_session(
         memory_share=options.memory_share,
         fewer_sequences=options.sequences is None,
     )
+    if options.warms_up and not devices[0].is_emulated:
+        _begin_compilers(devices[0], options.memory_share)
     weights = [opening.own(Weights(file, share, device)) for share, device in ranks]
     _keep_counts(opening, options, file, weights)
     loaded = [(each, file) for each in weights]
@@ -139,6 +142,13 @@ def _open_session(
         host_sampling=options.host_sampling,
         seconds=opening.seconds,
     )
+
+
+def _begin_compilers(device: Device, memory_share: float) -> None:
+    """Start the processes that compile the kernels of graphs, if all are new."""
+    spare = int((1 - memory_share) * device.usable_memory())
+    known = [name for name in sys.modules if name.startswith("urdir.ptxgen.")]
+    device.begin_compilers(spare, [*known, "urdir.ptxgen.render.jinja"])
 
 
 def _with_adapters(

@@ -96,6 +96,8 @@ class Place:
     def most_states(self, settings: SessionSettings, share: float) -> int:
         """The most states of recurrent layers that are worth their memory beside the pages, for
         sequences to share; 0 if they cannot share prefixes."""
+        if not self.config.recurrents:
+            return 0
         budget = self.budget(settings, pages=settings.pages or self.least_pages(settings))
         if not budget.recurrent.layers or not budget.cache.share_len:
             return 0

@@ -108,7 +108,9 @@ class EngineOptions:
 
     ``cache_folder`` keeps compiled kernels: "user" is the user's (`user_cache_folder`), None keeps
     none. ``ptx_files`` are folders of edited PTX to use and of PTX to write. ``host_sampling``
-    chooses tokens on the host. ``observer`` looks at every step.
+    chooses tokens on the host. ``observer`` looks at every step. ``warms_up``: graphs will be
+    recorded ahead, so where no kernel was ever compiled, the processes that compile start before
+    the weights have memory: they use what a ``memory_share`` leaves.
 
     ``embeddings``: the model makes embeddings or scores of texts (`Engine.embed`), and no answers.
     None: encoders do, and models whose file says how embeddings are pooled. ``context`` is then
@@ -151,6 +153,7 @@ class EngineOptions:
     cache_folder: Path | Literal["user"] | None = "user"
     ptx_files: PtxFiles | None = None
     host_sampling: bool = False
+    warms_up: bool = False
     embeddings: bool | None = None
     observer: Observer | None = None
 

@@ -26,7 +26,6 @@ from dataclasses import dataclass
 from urdir.model.errors import ConfigError, UnsupportedError
 from urdir.model.families.attention import Attention
 from urdir.model.families.config import Config
-from urdir.model.families.description import Description, fields_of
 from urdir.model.families.dflash2 import (
     Convolution,
     Selector,
@@ -37,7 +36,7 @@ from urdir.model.families.draft_file import (
     MAP,
     DraftConfig,
     described,
-    read_ends,
+    draft_fields,
     read_target_layers,
 )
 from urdir.model.families.feed_forward import Dense
@@ -133,39 +132,20 @@ def dflash(gguf: ModelFile, target: Config) -> DFlash:
 
 
 def _described(file: Reader, target: Config, mask: int) -> DFlash:
-    norm, hidden, layers = rms_norm(file), file.hidden, read_target_layers(file)
-    streams, block = file.size("target_hidden_size", hidden), file.size("block_size")
+    norm, layers = rms_norm(file), read_target_layers(file)
+    block = file.size("block_size")
     causal = file.optional("attention.causal", bool, False)
     if block < 2:
         raise ConfigError(f"metadata key '{file.key('block_size')}' is {block}, expected 2 or more")
     if not 0 <= mask < target.vocab_size:
         raise UnsupportedError(f"'{MASK}' is {mask}, the model has {target.vocab_size} tokens")
-    embedding, output = read_ends(file, target)
     own, markov, selector = _layers(file), _markov(file, target), read_selector(file, target)
     file.optional("has_confidence_head", bool, False)
     anchored = file.optional("sample_from_anchor", bool, False)
     if anchored and markov is None:
         raise ConfigError(f"'{file.key('sample_from_anchor')}' without the tensor '{_PREVIOUS}'")
-    description = Description(
-        architecture=file.architecture,
-        layers=own,
-        hidden=hidden,
-        vocab_size=output.rows,
-        context_length=file.size("context_length"),
-        embedding=embedding,
-        output=output,
-        output_norm=file.norm("output_norm", None, norm),
-        unused_tensors=(MAP,) if file.has(MAP) else (),
-        ignored_keys=file.ignored_keys,
-    )
     return DFlash(
-        **fields_of(description),
-        target_layers=layers,
-        target_hidden=streams,
-        fc=file.linear("fc", None, hidden, len(layers) * streams, bias="absent"),
-        shares_embedding=not file.has("token_embd.weight"),
-        shares_output=not file.has("output.weight"),
-        token_map=file.has(MAP),
+        **draft_fields(file, target, own, norm, layers),
         given_norm=file.norm("enc.output_norm", None, norm),
         block=block,
         mask=mask,

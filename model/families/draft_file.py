@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -18,11 +18,14 @@ import numpy.typing as npt
 from urdir.model.errors import ConfigError, UnsupportedError
 from urdir.model.families.check import check_tensors
 from urdir.model.families.config import Config
+from urdir.model.families.description import Description, fields_of
+from urdir.model.families.layers import LayerConfig
 from urdir.model.families.parts import head_dims, heads
 from urdir.model.families.reader import Reader
 from urdir.model.families.stored import Linear, Stored, StoredMatrix
 from urdir.model.files.limits import DRAFT_STREAMS
 from urdir.model.files.model_file import ModelFile
+from urdir.ptxgen.kernels.norm import Norm
 
 MAP = "d2t"
 
@@ -89,6 +92,39 @@ def read_ends(file: Reader, target: Config) -> tuple[StoredMatrix, Linear]:
     if file.has(MAP):
         raise ConfigError(f"tensor '{MAP}' needs an output of the draft's own")
     return embedding, Linear(_lent(target.output.matrix))
+
+
+def draft_fields(
+    file: Reader,
+    target: Config,
+    layers: tuple[LayerConfig, ...],
+    norm: Norm,
+    target_layers: tuple[int, ...],
+) -> dict[str, Any]:
+    """The fields of `DraftConfig` for a draft of these layers."""
+    embedding, output = read_ends(file, target)
+    streams = file.size("target_hidden_size", file.hidden)
+    description = Description(
+        architecture=file.architecture,
+        layers=layers,
+        hidden=file.hidden,
+        vocab_size=output.rows,
+        context_length=file.size("context_length"),
+        embedding=embedding,
+        output=output,
+        output_norm=file.norm("output_norm", None, norm),
+        unused_tensors=(MAP,) if file.has(MAP) else (),
+        ignored_keys=file.ignored_keys,
+    )
+    return {
+        **fields_of(description),
+        "target_layers": target_layers,
+        "target_hidden": streams,
+        "fc": file.linear("fc", None, file.hidden, len(target_layers) * streams, bias="absent"),
+        "shares_embedding": not file.has("token_embd.weight"),
+        "shares_output": not file.has("output.weight"),
+        "token_map": file.has(MAP),
+    }
 
 
 def mapped(file: Reader) -> int:

@@ -21,21 +21,13 @@ from dataclasses import dataclass
 from urdir.model.errors import UnsupportedError
 from urdir.model.families.attention import Attention
 from urdir.model.families.config import Config
-from urdir.model.families.description import Description, fields_of
-from urdir.model.families.draft_file import (
-    MAP,
-    DraftConfig,
-    described,
-    read_ends,
-    read_target_layers,
-)
+from urdir.model.families.draft_file import DraftConfig, described, draft_fields, read_target_layers
 from urdir.model.families.feed_forward import Dense
 from urdir.model.families.parts import dense, head_dims, heads, rms_norm, sequential
 from urdir.model.families.reader import Reader
 from urdir.model.families.rope import read_rope
 from urdir.model.families.stored import Linear, Normalization
 from urdir.model.files.model_file import ModelFile
-from urdir.ptxgen.kernels.norm import Norm
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -72,23 +64,19 @@ def describe_eagle3(file: Reader, target: Config) -> Eagle3:
     """The draft as a file describes it, which is not checked."""
     if file.layer_count() != 1:
         raise UnsupportedError(f"a draft of {file.layer_count()} layers: one is supported")
-    norm, hidden, layers = rms_norm(file), file.hidden, _target_layers(file, target)
-    streams = file.size("target_hidden_size", hidden)
-    wide, before_fc = len(layers) * streams, file.optional("norm_before_fc", bool, False)
+    norm, target_layers = rms_norm(file), _target_layers(file, target)
+    before_fc = file.optional("norm_before_fc", bool, False)
     residual = file.optional("norm_before_residual", bool, False)
-    description = _layer(file, norm, target)
+    network = dense(file, 0, bias="absent"), (None, file.norm("ffn_norm", 0, norm))
+    layers = (sequential(_attention(file), *network),)
+    fields = draft_fields(file, target, layers, norm, target_layers)
+    streams = file.norm("enc.output_norm", None, norm, fields["fc"].cols) if before_fc else None
     return Eagle3(
-        **fields_of(description),
-        target_layers=layers,
-        target_hidden=streams,
-        fc=file.linear("fc", None, hidden, wide, bias="absent"),
-        streams_norm=file.norm("enc.output_norm", None, norm, wide) if before_fc else None,
+        **fields,
+        streams_norm=streams,
         token_norm=file.norm("attn_norm", 0, norm),
         hidden_norm=file.norm("attn_norm_2", 0, norm),
         norm_before_residual=residual,
-        shares_embedding=not file.has("token_embd.weight"),
-        shares_output=not file.has("output.weight"),
-        token_map=file.has(MAP),
     )
 
 
@@ -98,25 +86,6 @@ def _target_layers(file: Reader, target: Config) -> tuple[int, ...]:
         return read_target_layers(file)
     count = target.n_layers
     return 2, count // 2, count - 3
-
-
-def _layer(file: Reader, norm: Norm, target: Config) -> Description:
-    """The draft as a model of one layer."""
-    embedding, output = read_ends(file, target)
-    before = file.norm("ffn_norm", 0, norm)
-    layer = sequential(_attention(file), dense(file, 0, bias="absent"), (None, before))
-    return Description(
-        architecture=file.architecture,
-        layers=(layer,),
-        hidden=file.hidden,
-        vocab_size=output.rows,
-        context_length=file.size("context_length"),
-        embedding=embedding,
-        output=output,
-        output_norm=file.norm("output_norm", None, norm),
-        unused_tensors=(MAP,) if file.has(MAP) else (),
-        ignored_keys=file.ignored_keys,
-    )
 
 
 def _attention(file: Reader) -> Attention:

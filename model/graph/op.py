@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from functools import cache
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from urdir.model.graph.evaluation import Evaluation, Floats
 from urdir.model.graph.tensor import Tensor
@@ -70,9 +70,16 @@ class Op:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Elementwise(Op):
-    """Base: each number of ``y`` is computed from the one of ``x`` at its place."""
+    """Base: each number of ``y`` is computed from the one of ``x`` at its place, and from other
+    ``values``, by name."""
 
     x: Tensor
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """The fields of its own."""
+        others = {field.name for field in fields(Elementwise)}
+        return {of.name: getattr(self, of.name) for of in fields(self) if of.name not in others}
 
     def __post_init__(self) -> None:
         self._check_same(self.x)

@@ -243,15 +243,15 @@ class Columns(Op):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Concat(Op):
-    """y = the rows of x, each followed by that of ``other``."""
+    """y = the rows of a, each followed by that of ``b``."""
 
     word = "concat"
-    x: Tensor
-    other: Tensor
+    a: Tensor
+    b: Tensor
 
     def __post_init__(self) -> None:
-        self._check(self.x.rows == self.other.rows == self.y.rows, "the rows differ")
-        self._check(self.x.width + self.other.width == self.y.width, "the widths differ")
+        self._check(self.a.rows == self.b.rows == self.y.rows, "the rows differ")
+        self._check(self.a.width + self.b.width == self.y.width, "the widths differ")
 
     def evaluate(self, at: Evaluation, *x: Floats) -> Floats:
         return np.concatenate(x, axis=1)

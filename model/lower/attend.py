@@ -69,8 +69,8 @@ class LayerAttention:
     ``sm_count`` and the native ``target`` are the device's, by which kernels are chosen.
 
     ``exact`` keeps activations f32, and each row's sums those of its own keys alone. With ``cross``
-    all rows attend to all keys of their sources. Packed heads of few rows are left in that
-    ``order``.
+    all rows attend to all keys of their sources. With ``halves`` q, k and v are f16 heads, for the
+    kernel of short texts alone. Packed heads of few rows are left in that ``order``.
     """
 
     label: str
@@ -86,6 +86,7 @@ class LayerAttention:
     constants: Mapping[str, Region] = field(default_factory=dict)
     exact: bool = False
     cross: bool = False
+    halves: bool = False
     order: Order = "units"
 
     def decode_kernel(
@@ -144,6 +145,7 @@ class LayerAttention:
             texts.segment.nbytes // 8,
             self.scores.scale,
             token.rope,
+            halves=self.halves,
         )
         return replace(kernel, packs=packs and kernel.can_pack)
 

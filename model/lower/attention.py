@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from urdir.model.graph.attention import Attend, Cache
 from urdir.model.graph.op import Op
-from urdir.model.graph.ops import Norm, Rope
-from urdir.model.lower.attend import (
-    LayerAttention,
-    append_tokens,
-    incremental_attention_into,
-)
+from urdir.model.graph.ops import Rope
+from urdir.model.lower.attend import append_tokens, incremental_attention_into
 from urdir.model.lower.lowering import Lowering
+from urdir.model.lower.prepared import Prepared, layer_attention
 from urdir.model.lower.requests import next_matrix, packs, takes_few_heads
 from urdir.model.lower.rule import Rule
 from urdir.model.lower.selection import append_selected_heads, selects
@@ -23,97 +20,7 @@ from urdir.ptxgen.kernels.attention.prepare_tokens import PrepareTokens
 from urdir.ptxgen.weights.halves import Halves
 
 if TYPE_CHECKING:
-    from urdir.driver.memory import Slice
     from urdir.model.memory.weights import Matrix
-
-
-@dataclass(frozen=True, slots=True)
-class Prepared:
-    """Attention with what comes before it: norms and rotation of queries and keys."""
-
-    attend: Attend
-    norms: tuple[Norm, ...]
-    ropes: tuple[Rope, ...]
-    rope_first: bool
-
-    @classmethod
-    def of(cls, ops: Sequence[Op]) -> Prepared | None:
-        """The operations taken apart; None where they are not those of all heads."""
-        *before, attend = ops
-        assert isinstance(attend, Attend)
-        norms = tuple(op for op in before if isinstance(op, Norm))
-        ropes = tuple(op for op in before if isinstance(op, Rope))
-        whole = 1 if attend.k is None else 2
-        if len(norms) not in (0, whole) or len(ropes) not in (0, whole):
-            return None
-        return cls(attend, norms, ropes, bool(norms) and before[0] in ropes)
-
-    @property
-    def token(self) -> OwnToken | None:
-        """What attention itself does to the heads of a row's new token; None if it cannot:
-        LayerNorms, norms whose heads have weights of their own, and norms after a rotation that
-        changes lengths are launches of their own. A norm without weights commutes with others."""
-        attend = self.attend
-        token = OwnToken(
-            rope=self.ropes[0].rope.rotation if self.ropes else None,
-            v_norm=attend.v_norm,
-            temperature=attend.temperature,
-            appends=attend.k is not None,
-        )
-        if not self.norms:
-            return token
-        q, k = self.norms[0].of, self.norms[-1].of
-        over_rows = self.norms[0].cols != attend.key_dim or not self.norms[0].over
-        if q.norm.kind != "rms" or q.norm.bias or k.norm != q.norm:
-            return None
-        if self.rope_first and self.ropes[0].rope.rotation.magnitude != 1.0:
-            return None
-        if over_rows and q.weight is not None and self.rope_first:
-            return None
-        if not over_rows and q.weight is not None and q.weight.size != attend.key_dim:
-            return None
-        return replace(
-            token,
-            qk_norm=q.norm,
-            qk_norm_over="row" if over_rows else "head",
-            rope_first=self.rope_first and q.weight is not None,
-        )
-
-    def constants(self, at: Lowering) -> dict[str, Slice]:
-        """Weights that the kernels read, by their names there."""
-        found: dict[str, Slice] = {}
-        if self.ropes:
-            found["frequencies"] = at.parts.weights.rope_tables[self.ropes[0].rope]
-        if self.attend.sinks is not None:
-            found["sinks"] = at.vector(self.attend.sinks)
-        if self.attend.relative is not None:
-            found["relative"] = at.parts.weights.biases[self.attend.relative]
-        for name, norm in zip(("q_norm", "k_norm"), self.norms, strict=False):
-            if norm.of.weight is not None:
-                found[name] = at.vector(norm.of.weight)
-        return found
-
-
-def layer_attention(
-    at: Lowering, attend: Attend, token: OwnToken, constants: dict[str, Slice]
-) -> LayerAttention:
-    """What the launches of attention need of a layer."""
-    parts = at.parts
-    return LayerAttention(
-        label=attend.label,
-        layout=parts.cache.layout(attend.layer),
-        caches=parts.cache.arguments(attend.layer),
-        heads=attend.heads,
-        rows=at.rows,
-        work=at.work,
-        token=token,
-        scores=attend.scores,
-        constants=constants,
-        sm_count=at.limits.sms,
-        target=at.limits.target,
-        exact=at.exact,
-        cross=attend.cross,
-    )
 
 
 def lower_attention(at: Lowering, ops: Sequence[Op]) -> bool:
@@ -123,6 +30,8 @@ def lower_attention(at: Lowering, ops: Sequence[Op]) -> bool:
     if prepared is None or token is None:
         return False
     attention = layer_attention(at, prepared.attend, token, prepared.constants(at))
+    if prepared.sources[0] in at.halves:
+        attention = replace(attention, halves=True)
     if isinstance(prepared.attend, Cache):
         append_tokens(at.plan, attention)
         return True

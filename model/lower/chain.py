@@ -2,27 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
-from urdir.model.graph.op import Op
-from urdir.model.graph.ops import (
-    Activate,
-    Add,
-    AllReduce,
-    Bound,
-    Gate,
-    Norm,
-    Product,
-    Scale,
-    ScaleBy,
-)
+from urdir.model.graph.op import Elementwise, Op
+from urdir.model.graph.ops import Add, AllReduce, Gate, Norm, Product, ScaleBy
 from urdir.model.graph.recurrent import Convolve, GatedNorm, Scan
 from urdir.model.graph.tensor import Tensor
 from urdir.ptxgen.kernels.linear.epilogue.activation import (
-    Activated,
-    Bounded,
+    OPERATIONS,
     Gated,
     Scaled,
     SigmoidScaled,
@@ -30,14 +18,6 @@ from urdir.ptxgen.kernels.linear.epilogue.activation import (
 from urdir.ptxgen.kernels.linear.epilogue.adapted import Adapted
 from urdir.ptxgen.kernels.linear.epilogue.residual import Residual
 from urdir.ptxgen.kernels.linear.steps import Epilogue, find
-
-#: Operations on each number of a product, in the order in which rules have them, and their steps;
-#: None where products have none.
-ENDS: Mapping[type[Op], Callable[[Any], tuple[Epilogue, ...] | None]] = {
-    Activate: lambda of: None if of.divisors is not None else (Activated(of.f),),
-    Scale: lambda of: Scaled.by(of.factor),
-    Bound: lambda of: Bounded.within(of.softcap, of.clamp),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,8 +170,8 @@ def _products(at: _Reader, chain: Chain) -> bool:
         if product.x is not vector:
             return False
         y, ends = product.y, tuple[Epilogue, ...]()
-        while (end := at.next()) and (steps_of := ENDS.get(type(end))) and end.reads[0] is y:
-            if (steps := steps_of(end)) is None:
+        while isinstance(end := at.next(), Elementwise) and end.word in OPERATIONS and end.x is y:
+            if (steps := OPERATIONS[end.word](**end.values)) is None:
                 return False
             at.take()
             ends += steps

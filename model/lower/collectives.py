@@ -9,7 +9,7 @@ from urdir.model.graph.op import Op
 from urdir.model.graph.ops import Add, AllGather, AllReduce, Norm
 from urdir.model.graph.tensor import Tensor
 from urdir.model.lower.lowering import Begun, Lowering
-from urdir.model.lower.rule import Rule, variants
+from urdir.model.lower.rule import Rule, alone, variants
 from urdir.model.memory.exchange import RankExchange
 from urdir.model.memory.norms import NormLayer
 from urdir.ptxgen.kernels.exchange import all_gather, all_reduce, all_reduce_two_shot
@@ -111,10 +111,8 @@ def append_sum_of_ranks(
         at.launch(kernel, _numbered(label, first), **own, **others)
 
 
-def lower_parts_of_ranks(at: Lowering, ops: Sequence[Op]) -> bool:
+def lower_parts_of_ranks(at: Lowering, of: AllGather) -> None:
     """Gather the logits of all ranks, side by side."""
-    (of,) = ops
-    assert isinstance(of, AllGather)
     exchange = at.parts.exchange
     assert exchange is not None
     share, capacity = exchange.share, exchange.shape.capacity
@@ -131,7 +129,6 @@ def lower_parts_of_ranks(at: Lowering, ops: Sequence[Op]) -> bool:
             y=y.slice(4 * first * sum(widths), 4 * count * sum(widths)),
             **exchange.arguments_of(kernel),
         )
-    return True
 
 
 def _numbered(label: str, first: int) -> str:
@@ -140,5 +137,5 @@ def _numbered(label: str, first: int) -> str:
 
 RULES: Sequence[Rule] = (
     *variants("all_reduce add?", lower_sum_of_ranks),
-    Rule("all_gather", lower_parts_of_ranks),
+    alone("all_gather", lower_parts_of_ranks),
 )

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Literal
 from urdir.model.families.compression import Compressor
 from urdir.model.families.rope import RopeConfig
 from urdir.model.graph.compression import AttendBlocks, SelectBlocks, TurnTail
-from urdir.model.graph.op import Op
 from urdir.model.lower.lowering import Lowering
-from urdir.model.lower.rule import Rule
+from urdir.model.lower.rule import Rule, alone
 from urdir.model.lower.selection import LAST, ROW, append_selection
 from urdir.ptxgen.kernels.attention import turn_tail
 from urdir.ptxgen.kernels.attention.block_slots import BlockSlots
@@ -31,10 +30,8 @@ if TYPE_CHECKING:
 SLOTS, BESIDE = "attended slots", "keys and gates"
 
 
-def lower_turn_tail(at: Lowering, ops: Sequence[Op]) -> bool:
+def lower_turn_tail(at: Lowering, of: TurnTail) -> None:
     """turn_tail: the last values of heads."""
-    (of,) = ops
-    assert isinstance(of, TurnTail)
     rotation, dim = of.rope.rotation, of.x.width // of.heads
     kernel = turn_tail.TurnTail(of.x.rows, of.heads, dim, rotation, of.back)
     table = at.parts.weights.rope_tables[of.rope]
@@ -46,24 +43,18 @@ def lower_turn_tail(at: Lowering, ops: Sequence[Op]) -> bool:
         position=at.rows.position,
         y=at.place(of.y),
     )
-    return True
 
 
-def lower_select_blocks(at: Lowering, ops: Sequence[Op]) -> bool:
+def lower_select_blocks(at: Lowering, of: SelectBlocks) -> None:
     """select_blocks: index keys of blocks into the cache, and the blocks with the highest scores.
     Where no row of a step has more blocks than it would select, all attend to all."""
-    (of,) = ops
-    assert isinstance(of, SelectBlocks)
     _append_blocks(at, of, "raw", of.indexer.blocks, of.rope, (of.k, of.gate))
     if _selects(at, of):
         append_selection(at, of)
-    return True
 
 
-def lower_attend_blocks(at: Lowering, ops: Sequence[Op]) -> bool:
+def lower_attend_blocks(at: Lowering, of: AttendBlocks) -> None:
     """attend_blocks: keys into the cache, and attention to those of the last tokens and blocks."""
-    (of,) = ops
-    assert isinstance(of, AttendBlocks)
     _append_keys(at, of)
     layout, rows = at.parts.cache.layout(of.layer), at.rows
     ratio = 0 if of.of.blocks is None else of.of.blocks.ratio
@@ -91,15 +82,11 @@ def lower_attend_blocks(at: Lowering, ops: Sequence[Op]) -> bool:
         position=at.work[LAST],
         out=at.place(of.y),
     )
-    return True
 
 
-def lower_cache_blocks(at: Lowering, ops: Sequence[Op]) -> bool:
+def lower_cache_blocks(at: Lowering, of: AttendBlocks) -> None:
     """cache_blocks: the keys alone."""
-    (of,) = ops
-    assert isinstance(of, AttendBlocks)
     _append_keys(at, of)
-    return True
 
 
 def _selects(at: Lowering, of: SelectBlocks) -> bool:
@@ -175,8 +162,8 @@ def _append_tokens(
 
 
 RULES: Sequence[Rule] = (
-    Rule("turn_tail", lower_turn_tail),
-    Rule("select_blocks", lower_select_blocks),
-    Rule("attend_blocks", lower_attend_blocks),
-    Rule("cache_blocks", lower_cache_blocks),
+    alone("turn_tail", lower_turn_tail),
+    alone("select_blocks", lower_select_blocks),
+    alone("attend_blocks", lower_attend_blocks),
+    alone("cache_blocks", lower_cache_blocks),
 )

@@ -30,7 +30,7 @@ from urdir.model.lower.lowering import Lowering
 from urdir.model.lower.registers import Overlaid
 from urdir.model.lower.requests import packs
 from urdir.model.lower.rows import Rows
-from urdir.model.lower.rule import Rule
+from urdir.model.lower.rule import Rule, alone
 from urdir.model.lower.selection import append_selected, selects
 from urdir.model.lower.stream import lower_gather
 from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
@@ -42,30 +42,24 @@ if TYPE_CHECKING:
     from urdir.ptxgen.kernels.attention.prefill_block import PrefillBlock
 
 
-def lower_absorbed(at: Lowering, ops: Sequence[Op]) -> bool:
+def lower_absorbed(at: Lowering, of: AttendLatent) -> None:
     """attend_latent: each row attends to latent vectors."""
-    (of,) = ops
-    assert isinstance(of, AttendLatent)
     if selects(at, of):
         append_selected(at, of, _layer_attention(at, of, of.mixer, _token(of.mixer), at.rows))
-        return True
+        return
     if at.rows.drafts and _append_drafted(at, of):
-        return True
+        return
     in_parts = _in_parts(at, of)
     if not in_parts:
         append_latent_key(at, of)
     attention = _absorbed(at, of, at.rows, in_parts)
     incremental_attention_into(at.plan, attention, at.place(of.y))
-    return True
 
 
-def lower_cached(at: Lowering, ops: Sequence[Op]) -> bool:
+def lower_cached(at: Lowering, of: CacheLatent) -> None:
     """cache_latent: key and value of each row."""
-    (of,) = ops
-    assert isinstance(of, CacheLatent)
     append_latent_key(at, of)
     append_keys_alone(at.plan, _layer_attention(at, of, of.mixer, _token(of.mixer), at.rows))
-    return True
 
 
 def lower_expanded(at: Lowering, ops: Sequence[Op]) -> bool:
@@ -88,7 +82,7 @@ def lower_expanded(at: Lowering, ops: Sequence[Op]) -> bool:
     for gather in gathers:
         assert isinstance(gather, Gather)
         if gather.x is not y:
-            lower_gather(at, [gather])
+            lower_gather(at, gather)
             continue
         assert at.outputs is not None
         select = GatherKernel(product.y.width, gather.x.rows, gather.y.rows)
@@ -101,13 +95,10 @@ def lower_expanded(at: Lowering, ops: Sequence[Op]) -> bool:
     return True
 
 
-def lower_head_product(at: Lowering, ops: Sequence[Op]) -> bool:
+def lower_head_product(at: Lowering, of: HeadProduct) -> None:
     """head_product: the values of heads of what they attended to."""
-    (of,) = ops
-    assert isinstance(of, HeadProduct)
     x, y, matrix = at.place(of.x), at.place(of.y), at.matrix(of.of)
     PerRow(at, of.x.rows).append_in_turn(of.label, matrix, of.heads, x, y)
-    return True
 
 
 def _append_walked(
@@ -231,7 +222,7 @@ def _layer_attention(
 
 RULES: Sequence[Rule] = (
     Rule("attend_latent ( gather )* head_product", lower_expanded),
-    Rule("attend_latent", lower_absorbed),
-    Rule("cache_latent", lower_cached),
-    Rule("head_product", lower_head_product),
+    alone("attend_latent", lower_absorbed),
+    alone("cache_latent", lower_cached),
+    alone("head_product", lower_head_product),
 )

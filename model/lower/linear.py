@@ -18,7 +18,7 @@ from urdir.model.graph.op import Op
 from urdir.model.graph.ops import Gate, Gather, Product
 from urdir.model.lower.adapters import adapter_arguments
 from urdir.model.lower.bytes import append_bytes
-from urdir.model.lower.chain import ENDS, Chain, adapted, read_chain
+from urdir.model.lower.chain import Chain, adapted, read_chain
 from urdir.model.lower.few import append_few, goes_on, limits_allow
 from urdir.model.lower.lowering import Lowering
 from urdir.model.lower.norms import append_norm, append_norm_after
@@ -37,7 +37,7 @@ from urdir.model.lower.stream import append_sum
 from urdir.model.lower.vectors import with_norm
 from urdir.model.memory.weights import Matrix
 from urdir.ptxgen.kernels.attention.choice import fills_sms
-from urdir.ptxgen.kernels.linear.epilogue.activation import Activated
+from urdir.ptxgen.kernels.linear.epilogue.activation import OPERATIONS, Activated
 from urdir.ptxgen.kernels.linear.epilogue.pack import PackedOutput
 from urdir.ptxgen.kernels.linear.products.gemm import Gemm
 from urdir.ptxgen.kernels.linear.steps import Epilogue, find
@@ -194,7 +194,7 @@ def _append_gemm(
     at.launch(kernel, label, weights=matrix.data, x=x, bias=matrix.bias, y=y, **more)
 
 
-_RUN = " ".join(["product", *(f"{end.word}?" for end in ENDS)])
+_RUN = " ".join(["product", *(f"{word}?" for word in OPERATIONS)])
 _SUMS = ("norm add scale_by? norm?", "all_reduce add scale_by? norm?")
 _AFTER = (
     "product beside gate",

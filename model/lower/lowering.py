@@ -55,11 +55,11 @@ class Lowering:
     those up to ``end`` are being lowered.
 
     What rules leave for those after them is kept here: tensors whose values lie ``packed`` for the
-    product that reads them; norms that are ``begun``, or that each reader computes (``unmade``);
-    parts of sums that are ``sent`` to the other ranks; A x of adapters that the product itself may
-    compute (``pending``); routers that have made logits alone (``unselected``), and those whose
-    logits are there in parts (``parted``); and the last norm that is ``completed``, in
-    ``work["normed"]``.
+    product that reads them, or are ``halves``, heads in f16; norms that are ``begun``, or that each
+    reader computes (``unmade``); parts of sums that are ``sent`` to the other ranks; A x of
+    adapters that the product itself may compute (``pending``); routers that have made logits alone
+    (``unselected``), and those whose logits are there in parts (``parted``); and the last norm that
+    is ``completed``, in ``work["normed"]``.
     """
 
     def __init__(
@@ -80,6 +80,7 @@ class Lowering:
         #: The number of the operation that makes a tensor.
         self.numbers = {y: number for number, op in enumerate(self.ops) for y in op.makes}
         self.packed: dict[Tensor, Slice] = {}
+        self.halves: set[Tensor] = set()
         self.begun: dict[Tensor, Begun] = {}
         self.sent: set[Tensor] = set()
         self.pending: dict[Tensor, Adapt] = {}

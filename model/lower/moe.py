@@ -27,10 +27,11 @@ from urdir.model.lower.experts.per_row import PerRow
 from urdir.model.lower.experts.products import MixtureCall
 from urdir.model.lower.experts.shared_read import SharedRead
 from urdir.model.lower.linear import lower_chain
-from urdir.model.lower.lowering import Lowering
+from urdir.model.lower.lowering import Begun, Lowering
 from urdir.model.lower.norms import append_norm
 from urdir.model.lower.parts import StepParts
 from urdir.model.lower.registers import COUNTERS
+from urdir.model.lower.requests import packed_norm_after
 from urdir.model.lower.rule import Rule, variants
 from urdir.model.memory.norms import NormLayer
 from urdir.ptxgen.kernels.experts.keep_experts import KeepExperts
@@ -49,11 +50,11 @@ if TYPE_CHECKING:
 #: goes through the columns in as many steps for few rows as for many, and needs a second launch. A
 #: step of qwen3-30b-a3b takes 4.25 ms with it and 4.73 without for 64 rows, 3.20 and 3.41 for 32.
 MANY_LOGITS = 2048
-#: Experts from which products of few rows choose for themselves, at most, and those that read
-#: experts together. On an H200 a step of gpt-oss-20b (32 experts) takes 1,115 us in place of 1,157,
-#: one of two sequences 1,558 of 1,609, of eight 1,745 of 1,768; of qwen3-30b-a3b (128 experts) one
-#: of one sequence 1,130 in place of 1,100, of eight 2,021 of 2,082.
-MOST_CHOSEN, MOST_TOGETHER = 32, 128
+#: Experts from which products of few rows choose for themselves, at most. On an H200 a step of
+#: gpt-oss-20b (32 experts) takes 1,115 us in place of 1,157, one of two sequences 1,558 of 1,609,
+#: of eight 1,745 of 1,768; of qwen3-30b-a3b (128 experts) one of one sequence 970 in place of
+#: 1,071, of eight 2,064 of 2,082.
+MOST_CHOSEN = 128
 
 # One object for equal kernels, with its cached properties.
 _logits = lru_cache(maxsize=64)(RouterLogits)
@@ -72,12 +73,35 @@ def lower_shared_norm(at: Lowering, ops: Sequence[Op]) -> bool:
         return False
     if not any(isinstance(op, Experts | Route) for op in readers):
         return False
-    if at.takes_gemm(norm.x.rows):
+    if at.takes_gemm(norm.x.rows) and not _take_factors(at, norm):
         if at.completed != (norm.x, norm.of):
             append_norm(at, norm.label, norm, at.work["normed"])
     else:
         at.unmade[norm.y] = norm
     return True
+
+
+def _take_factors(at: Lowering, norm: Norm) -> bool:
+    """Whether a router and experts of many rows take a norm without a launch for it: they read its
+    input, and the router finds the rows' factors."""
+    readers, rows = at.readers(norm.y), norm.x.rows
+    if at.completed == (norm.x, norm.of) or at.parts.config.random_routing is not None:
+        return False
+    if {type(op) for op in readers} != {Route, Experts} or len(readers) > 2:
+        return False
+    router, experts = sorted(readers, key=lambda op: isinstance(op, Experts))
+    assert isinstance(router, Route)
+    assert isinstance(experts, Experts)
+    layer = router_layer(at, router)
+    if not _finds_factors(router, layer, at.norm(norm.of)) or experts.room is not None:
+        return False
+    packs = GroupedGemm(at, rows).packs(mixture_layer(at, experts))
+    return packs and _makes_many_logits(at, layer, rows)
+
+
+def _finds_factors(of: Route, router: RouterLayer, norm: NormLayer) -> bool:
+    """Whether logits can be made before the factors of a norm: nothing is added to them."""
+    return norm.is_scaled_rms and router.matrix.bias is None and of.low is None
 
 
 def lower_route(at: Lowering, ops: Sequence[Op]) -> bool:
@@ -118,14 +142,15 @@ def lower_route(at: Lowering, ops: Sequence[Op]) -> bool:
         or matrix.format.name != "F32"
         or not RouteExperts.takes(matrix.cols, computed)
     ):
-        splits = 1
+        select = _select(rows, router.selection)
         if many:
-            splits = _append_logits(at, of, router, x, layer)
+            select = _append_logits(at, of, router, x, layer)
         else:
             _append_product(at, of, norm)
         if of.router.by_token is not None:
-            _append_kept(at, of, of.router.by_token, splits)
-        select = _select(rows, router.selection, splits)
+            _append_kept(at, of, of.router.by_token, select.splits)
+        if select.cols:
+            chosen |= {"squares": work["router squares"], "factor": work["router factor"]}
         at.launch(select, f"{of.label}.select", logits=logits, **chosen)
         return True
     has_bias, selects = matrix.bias is not None, bool(norms) or not _products_choose(at, of)
@@ -157,9 +182,7 @@ def _products_choose(at: Lowering, of: Route) -> bool:
         return False
     if experts.x is not of.x or experts.room is not None or experts.weigh_input:
         return False
-    together = SharedRead(at, of.x.rows).pays(mixture_layer(at, experts))
-    most = MOST_TOGETHER if together else MOST_CHOSEN
-    return of.selection.is_plain and of.selection.experts <= most
+    return of.selection.is_plain and of.selection.experts <= MOST_CHOSEN
 
 
 def router_layer(at: Lowering, of: Route) -> RouterLayer:
@@ -192,10 +215,11 @@ def _makes_many_logits(at: Lowering, router: RouterLayer, rows: int) -> bool:
 
 def _append_logits(
     at: Lowering, of: Route, router: RouterLayer, x: Slice, norm: NormLayer | None
-) -> int:
-    """Returns in how many splits they are."""
+) -> SelectExperts:
+    """Returns what chooses by them: they may be in several splits, and before the norm."""
     matrix, rows = router.matrix, of.x.rows
-    if norm is not None:
+    begun = norm is not None and _finds_factors(of, router, norm)
+    if norm is not None and not begun:
         # A norm of the router alone: "normed" may have the experts' input already.
         maker = at.maker(of.x)
         assert isinstance(maker, Norm)
@@ -203,15 +227,11 @@ def _append_logits(
         x = at.work["expert out"]
     of_sizes = (rows, router.selection.experts, matrix.cols)
     splits = RouterLogits.splits_for(*of_sizes, at.limits.sms)
-    kernel = _logits(*of_sizes, matrix.bias is not None, router.scale, splits)
-    at.launch(
-        kernel,
-        of.label,
-        weights=matrix.data,
-        x=x,
-        logits=at.work["router logits"],
-        bias=matrix.bias,
-    )
+    kernel = _logits(*of_sizes, matrix.bias is not None, router.scale, splits, begun)
+    launch = {"weights": matrix.data, "x": x, "bias": matrix.bias}
+    if norm is not None and begun:
+        launch |= {"norm": norm.weight, "squares": at.work["router squares"]}
+    at.launch(kernel, of.label, logits=at.work["router logits"], **launch)
     if of.low is not None and of.room is not None:
         room = of.room
         expand = LoraExpand(rows, matrix.rows, room.slots, room.rank, 1, 1, room.element)
@@ -223,7 +243,9 @@ def _append_logits(
             lora_b=at.parts.weights.lora(of.router.linear)[1],
             y=at.work["router logits"],
         )
-    return splits
+    if norm is None or not begun:
+        return _select(rows, router.selection, splits)
+    return _select(rows, router.selection, splits, matrix.cols, norm.norm.eps)
 
 
 def _append_product(at: Lowering, of: Route, norm: Norm | None) -> None:
@@ -273,12 +295,29 @@ def lower_experts(at: Lowering, ops: Sequence[Op]) -> bool:
     if of.room is not None:
         adapters = ExpertAdapters(at, of, rows_of_tensor(at, of.x), of.room)
     mixture, selection = mixture_layer(at, of), at.unselected.get(of.routing)
-    parted, y_at = at.parted.get(of.routing), at.place(y)
-    call = MixtureCall(of.label, mixture, x, layer, residual, y_at, adapters, selection, parted)
+    begins, many = None, at.takes_gemm(of.x.rows)
+    if many and adapters is None and residual is not None:
+        begins = packed_norm_after(at, y)
+    call = MixtureCall(
+        of.label,
+        mixture,
+        x,
+        layer,
+        residual,
+        at.place(y),
+        adapters,
+        selection,
+        at.parted.get(of.routing),
+        begins,
+        factored=many and of.x in at.unmade,
+    )
     cache = at.parts.weights.expert_caches.get(of.up.matrix)
     if cache is not None:
         call = through_cache(at, of, call, cache)
     append_experts(at, of.x.rows, call)
+    if begins is not None:
+        left = Begun(begins, at.work["scaled"], at.work["summary"], packed=True)
+        at.begun = {y: left}  # the buffers are those of one norm
     if adapters is not None:
         adapters.add_last(at.place(y))
     return True

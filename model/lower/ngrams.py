@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from urdir.model.graph.ngrams import ConvolveApart, EmbedNgrams, GateStreams
-from urdir.model.graph.op import Op
+from urdir.model.graph.ngrams import ConvolveApart, EmbedNgrams
 from urdir.model.lower.lowering import Lowering
 from urdir.model.lower.parts import StepParts
-from urdir.model.lower.rule import Rule
+from urdir.model.lower.rule import Rule, alone, launched
 from urdir.model.lower.states import recurrent_state
-from urdir.ptxgen.kernels import gate_streams
 from urdir.ptxgen.kernels.embedding import Embedding
+from urdir.ptxgen.kernels.gate_streams import GateStreams
 from urdir.ptxgen.kernels.ngram_rows import NgramRows
 from urdir.ptxgen.kernels.recurrent.dilated_conv import DilatedConv
 
@@ -23,10 +22,8 @@ MOST_ROWS, _ALIGNED_ROWS = 65535, 4
 ROWS = "ngram rows"
 
 
-def lower_embed_ngrams(at: Lowering, ops: Sequence[Op]) -> bool:
+def lower_embed_ngrams(at: Lowering, of: EmbedNgrams) -> None:
     """The rows' numbers, and then the rows."""
-    (of,) = ops
-    assert isinstance(of, EmbedNgrams)
     assert isinstance(at.parts, StepParts)
     state, table, heads = at.parts.state, at.parts.weights.matrix(of.table), of.hash.heads
     kernel = NgramRows(of.hash, state.max_len, of.y.rows, state.sequences)
@@ -46,23 +43,10 @@ def lower_embed_ngrams(at: Lowering, ops: Sequence[Op]) -> bool:
             position=numbers,  # each is below the table's rows: there is no padding row
             y=y.slice(4 * first * table.cols, 4 * count * table.cols),
         )
-    return True
 
 
-def lower_gate_streams(at: Lowering, ops: Sequence[Op]) -> bool:
-    """Gated values of streams."""
-    (of,) = ops
-    assert isinstance(of, GateStreams)
-    kernel = gate_streams.GateStreams(of.value.width, of.y.rows)
-    key, query, value = (at.place(x) for x in (of.key, of.query, of.value))
-    at.launch(kernel, of.label, key=key, query=query, value=value, y=at.place(of.y))
-    return True
-
-
-def lower_convolve_apart(at: Lowering, ops: Sequence[Op]) -> bool:
+def lower_convolve_apart(at: Lowering, of: ConvolveApart) -> None:
     """The convolution, and then its inputs into the state."""
-    (of,) = ops
-    assert isinstance(of, ConvolveApart)
     memory, shape, states = of.of, at.parts.cache.shape, at.parts.recurrent
     assert states is not None
     (size,) = memory.state_with(states.shape.drafts).values()
@@ -80,11 +64,10 @@ def lower_convolve_apart(at: Lowering, ops: Sequence[Op]) -> bool:
     weight = at.vector(memory.conv)
     at.launch(kernel, of.label, weight=weight, y=at.place(of.y), **given)
     at.launch(replace(kernel, stores=True), f"{of.label}.tail", **given)
-    return True
 
 
 RULES: Sequence[Rule] = (
-    Rule("embed_ngrams", lower_embed_ngrams),
-    Rule("gate_streams", lower_gate_streams),
-    Rule("convolve_apart", lower_convolve_apart),
+    alone("embed_ngrams", lower_embed_ngrams),
+    launched("gate_streams", lambda of: GateStreams(of.value.width, of.y.rows)),
+    alone("convolve_apart", lower_convolve_apart),
 )

@@ -10,7 +10,7 @@ from urdir.model.graph.op import Op
 from urdir.model.graph.ops import Add, Norm, Product, Scale, ScaleBy
 from urdir.model.lower.lowering import Lowering
 from urdir.model.lower.requests import packs
-from urdir.model.lower.rule import Rule, variants
+from urdir.model.lower.rule import Rule, alone, variants
 from urdir.model.lower.stream import append_scale_by
 from urdir.ptxgen.kernels import normalise
 from urdir.ptxgen.kernels.linear import pack
@@ -74,21 +74,18 @@ def normed_place(at: Lowering, norm: Norm) -> Slice:
     return at.work["normed"]
 
 
-def lower_norm(at: Lowering, ops: Sequence[Op]) -> bool:
+def lower_norm(at: Lowering, of: Norm) -> None:
     """A norm that several launches read, or of heads: a separate launch, unless it is computed
     already."""
-    (of,) = ops
-    assert isinstance(of, Norm)
     if of.y.name == "normed" and at.completed == (of.x, of.of):
-        return True
+        return
     if (packed := _packed_norm(at, of)) is not None:
         layer, kernel = at.norm(of.of), _pack(of.y.rows, of.cols, at.norm(of.of).norm, keeps=True)
         weights = {"weight": layer.weight, "bias": layer.bias}
         at.launch(kernel, of.label, x=at.place(of.x), y=packed, z=at.place(of.y), **weights)
         at.packed[of.y] = packed
-        return True
+        return
     append_norm(at, of.label, of, at.place(of.y))
-    return True
 
 
 def _packed_norm(at: Lowering, of: Norm) -> Slice | None:
@@ -144,5 +141,5 @@ RULES: Sequence[Rule] = (
     *variants("norm scale? add norm", lower_norm_after),
     Rule("norm add scale_by", lower_norm_after),
     *variants("norm scale? add", lower_norm_after),
-    Rule("norm", lower_norm),
+    alone("norm", lower_norm),
 )

@@ -16,6 +16,7 @@ from urdir.model.lower.chain import Chain
 from urdir.model.lower.lowering import Begun, Lowering
 from urdir.model.lower.norms import append_norm
 from urdir.model.lower.requests import biases, packs_next_norm
+from urdir.model.lower.text_heads import heads_of_texts
 from urdir.model.memory.weights import Matrix
 from urdir.ptxgen.kernels.linear.epilogue.heads import HeadPlaces, Heads
 from urdir.ptxgen.kernels.linear.epilogue.norm import BeginNorm
@@ -39,8 +40,10 @@ def append_packed(at: Lowering, chain: Chain, matrices: Sequence[Matrix], packs:
     (first, *rest) = matrices
     others = [] if pair else rest
     begun, begins = _begun(at, chain), packs_next_norm(at, chain, matrices)
+    heads = heads_of_texts(at, chain) if begun is None else None
     steps: list[Step] = [rest_of_norm(begun.norm.norm)] if begun is not None else []
     steps += [BeginNorm()] if begins is not None else []
+    steps += [heads] if heads is not None else []
     kernel = _choose_packed(
         at.limits,
         first.format,
@@ -73,6 +76,8 @@ def append_packed(at: Lowering, chain: Chain, matrices: Sequence[Matrix], packs:
         launch["residual"] = at.place(residual.a)
     if packs:
         at.packed[chain.y] = at.place(chain.y)
+    if heads is not None:
+        at.halves.update(chain.results)
     if begins is not None:
         left = Begun(begins, at.work["scaled"], at.work["summary"], packed=True)
         launch |= {"next_norm": begins.weight, "scaled": left.scaled, "y_summary": left.summary}

@@ -6,13 +6,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from urdir.model.families.recurrent import KimiDelta, Lightning, Recurrence
-from urdir.model.graph.op import Op
 from urdir.model.graph.ops import Product
 from urdir.model.graph.recurrent import Convolve, GatedNorm, Recur, Scan
 from urdir.model.graph.tensor import Tensor
 from urdir.model.lower.lowering import Lowering
 from urdir.model.lower.requests import packs
-from urdir.model.lower.rule import Rule
+from urdir.model.lower.rule import Rule, alone, launched
 from urdir.model.lower.states import convolution, launch_heads, scan
 from urdir.ptxgen.kernels.recurrent import gated_norm
 from urdir.ptxgen.kernels.recurrent.prefill_conv import PrefillConv
@@ -23,36 +22,28 @@ if TYPE_CHECKING:
     from urdir.driver.memory import Slice
 
 
-def lower_convolve(at: Lowering, ops: Sequence[Op]) -> bool:
+def lower_convolve(at: Lowering, of: Convolve) -> None:
     """A convolution, left packed as well for products of its result alone."""
-    (of,) = ops
-    assert isinstance(of, Convolve)
     packed = None
     if PrefillConv.can_pack(of.conv.channels) and of.input_gate is None:
         packed = _packed(at, of.y, of.conv.channels)
     convolution(at, of, packed).append(at, at.place(of.x))
     if packed is not None:
         at.packed[of.y] = packed
-    return True
 
 
-def lower_scan(at: Lowering, ops: Sequence[Op]) -> bool:
+def lower_scan(at: Lowering, of: Scan) -> None:
     """A selective scan, left packed for the product that follows."""
-    (of,) = ops
-    assert isinstance(of, Scan)
     channels, packed = of.mixer.conv.channels, None
     if PrefillScan.can_pack(channels, of.mixer.size):
         packed = _packed(at, of.y, channels)
     scan(at, of, packed).append(at, at.place(of.step))
     if packed is not None:
         at.packed[of.y] = packed
-    return True
 
 
-def lower_recur(at: Lowering, ops: Sequence[Op]) -> bool:
+def lower_recur(at: Lowering, of: Recur) -> None:
     """A recurrence of heads."""
-    (of,) = ops
-    assert isinstance(of, Recur)
     mixer = of.mixer
     arguments = {role: at.place(x) for role, x in zip(of.roles, of.inputs, strict=True)}
     arguments["y"] = at.place(of.y)
@@ -69,24 +60,12 @@ def lower_recur(at: Lowering, ops: Sequence[Op]) -> bool:
             arguments |= {"a": at.vector(mixer.a), "dt_bias": at.vector(mixer.step.bias)}
             arguments["skip"] = at.vector(mixer.skip)
     launch_heads(at, of.label, mixer, of.layer, **arguments)
-    return True
 
 
-def lower_gated_norm(at: Lowering, ops: Sequence[Op]) -> bool:
-    """The norm of heads with a gate, in a launch of its own."""
-    (of,) = ops
-    assert isinstance(of, GatedNorm)
+def _gated_norm(of: GatedNorm) -> gated_norm.GatedNorm:
+    """The norm of heads with a gate."""
     rows = of.x.rows * of.x.width // of.cols
-    kernel = gated_norm.GatedNorm(rows, of.cols, of.eps, of.sets, of.gates_first, activation=of.f)
-    at.launch(
-        kernel,
-        of.label,
-        x=at.place(of.x),
-        gate=at.place(of.gate),
-        weight=at.vector(of.weight),
-        y=at.place(of.y),
-    )
-    return True
+    return gated_norm.GatedNorm(rows, of.cols, of.eps, of.sets, of.gates_first, activation=of.f)
 
 
 def _packed(at: Lowering, y: Tensor, channels: int) -> Slice | None:
@@ -102,8 +81,8 @@ def _packed(at: Lowering, y: Tensor, channels: int) -> Slice | None:
 
 
 RULES: Sequence[Rule] = (
-    Rule("convolve", lower_convolve),
-    Rule("scan", lower_scan),
-    Rule("recur", lower_recur),
-    Rule("gated_norm", lower_gated_norm),
+    alone("convolve", lower_convolve),
+    alone("scan", lower_scan),
+    alone("recur", lower_recur),
+    launched("gated_norm", _gated_norm),
 )

@@ -130,9 +130,11 @@ def takes_few_normed(
 
 
 def next_norm(at: Lowering, chain: Chain) -> NormLayer | None:
-    """The norm after the sum, if the launch may begin it."""
+    """The norm after the sum, if the launch may begin it, for products that read it."""
     following = at.following()
     if chain.residual is None or not isinstance(following, Norm) or following.x is not chain.y:
+        return None
+    if not any(isinstance(op, Product) for op in at.readers(following.y)):
         return None
     norm = at.norm(following.of)
     return norm if norm.is_scaled_rms and at.begins_block(following) else None
@@ -141,12 +143,22 @@ def next_norm(at: Lowering, chain: Chain) -> NormLayer | None:
 def packs_next_norm(at: Lowering, chain: Chain, matrices: Sequence[Matrix]) -> NormLayer | None:
     """The norm that follows the sum of many rows, where the launch may begin it and leave it
     packed: all that read it are products that take packed activations."""
-    whole = len(matrices) == 1 and matrices[0].rows % TILE_COLS == 0
-    if not whole or chain.rows > MOST_BEGUN or not packed_choice.begins_norms(at.limits):
+    if len(matrices) > 1 or chain.residual is None:
         return None
-    norm, following = next_norm(at, chain), at.following()
-    if norm is None or following is None:
+    return packed_norm_after(at, chain.y)
+
+
+def packed_norm_after(at: Lowering, y: Tensor) -> NormLayer | None:
+    """The norm of the sum y of many rows that follows, where the launch that makes y may begin it
+    and leave it packed."""
+    following, rows = at.following(), y.rows
+    if y.width % TILE_COLS or rows > MOST_BEGUN or not packed_choice.begins_norms(at.limits):
+        return None
+    if not isinstance(following, Norm) or following.x is not y:
+        return None
+    norm = at.norm(following.of)
+    if not norm.is_scaled_rms or not at.begins_block(following):
         return None
     readers = [op for op in at.readers(following.y) if not adapts_packed(at, op)]
     products = [at.matrix(op.of) for op in readers if isinstance(op, Product)]
-    return norm if len(products) == len(readers) and packs(at, chain.rows, products) else None
+    return norm if len(products) == len(readers) and packs(at, rows, products) else None

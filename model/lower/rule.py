@@ -5,11 +5,18 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
 
+from urdir.model.families.stored import StoredVector
 from urdir.model.graph.op import Op
 from urdir.model.graph.ops import Product
+from urdir.model.graph.tensor import Tensor
 from urdir.model.lower.lowering import Lowering
+from urdir.ptxgen.spec import KernelSpec
+
+if TYPE_CHECKING:
+    from urdir.driver.memory import Slice
 
 #: Operations that a rule takes at most.
 MOST_OPERATIONS = 24
@@ -67,6 +74,46 @@ class RuleBook:
             found = [(rule, match[0].count(",")) for rule, match in matched if match is not None]
             self._known[words] = found
         return found
+
+
+def alone(word: str, lower: Callable[[Lowering, Any], None]) -> Rule:
+    """The rule of an operation alone, which never refuses."""
+
+    def lowered(at: Lowering, ops: Sequence[Op]) -> bool:
+        (op,) = ops
+        lower(at, op)
+        return True
+
+    return Rule(word, lowered)
+
+
+def launched(word: str, kernel: Callable[[Any], KernelSpec]) -> Rule:
+    """The rule of an operation that is one launch, of the ``kernel`` for it: parameters have the
+    names of the operation's tensors and stored vectors, or of the vectors of its record ``of``.
+    Those of several tensors are numbered, as several results are, y0, y1, ..."""
+
+    def lower(at: Lowering, op: Op) -> None:
+        spec, known = kernel(op), _arguments(op)
+        at.launch(spec, op.label, **{p.name: _place(at, known[p.name]) for p in spec.params})
+
+    return alone(word, lower)
+
+
+def _arguments(op: Op) -> dict[str, object]:
+    """What may be an argument, by its name."""
+    own = {field.name: getattr(op, field.name) for field in fields(op)}
+    record = own.get("of")
+    found = {name: getattr(record, name) for name in getattr(record, "__slots__", ())} | own
+    several = {name: of for name, of in own.items() if isinstance(of, tuple)}
+    several |= {"y": op.makes} if len(op.makes) > 1 else {}
+    for name, tensors in several.items():
+        found |= {f"{name}{number}": tensor for number, tensor in enumerate(tensors)}
+    return found
+
+
+def _place(at: Lowering, of: object) -> Slice:
+    assert isinstance(of, Tensor | StoredVector)
+    return at.place(of) if isinstance(of, Tensor) else at.vector(of)
 
 
 def words_of(ops: Sequence[Op]) -> list[str]:

@@ -13,7 +13,7 @@ from urdir.model.lower.chain import Chain
 from urdir.model.lower.linear import lower_chain
 from urdir.model.lower.lowering import Lowering
 from urdir.model.lower.requests import request_of
-from urdir.model.lower.rule import Rule, variants
+from urdir.model.lower.rule import Rule, alone, variants
 from urdir.model.lower.states import launch_recurrent, recurrent_state
 from urdir.model.memory.weights import Matrix
 from urdir.ptxgen.kernels.activation import Activation
@@ -64,10 +64,8 @@ def lower_shift(at: Lowering, ops: Sequence[Op]) -> bool:
     return True
 
 
-def lower_wkv(at: Lowering, ops: Sequence[Op]) -> bool:
+def lower_wkv(at: Lowering, of: Wkv) -> None:
     """Time mixing."""
-    (of,) = ops
-    assert isinstance(of, Wkv)
     mixer = of.mixer
     vectors = {"bonus": mixer.bonus, "key_scale": mixer.key_scale, "key_rate": mixer.key_rate}
     if mixer.norm is not None:
@@ -90,13 +88,10 @@ def lower_wkv(at: Lowering, ops: Sequence[Op]) -> bool:
     arguments |= {name: at.vector(v) for name, v in vectors.items() if v is not None}
     arguments |= {"state": recurrent_state(at, of.layer)["state"], "y": at.place(of.y)}
     launch_recurrent(at, of.label, kernel, **arguments)
-    return True
 
 
-def lower_low_ranks(at: Lowering, ops: Sequence[Op]) -> bool:
+def lower_low_ranks(at: Lowering, of: LowRanks) -> None:
     """Products of low rank: of one row two launches, if their matrices are floats."""
-    (of,) = ops
-    assert isinstance(of, LowRanks)
     lows = [Tensor(f"low rank {i}", of.y.rows, low.down.rows) for i, low in enumerate(of.of)]
     linears = [linear for low in of.of for linear in (low.down, low.up)]
     matrices = [at.matrix(linear) for linear in linears]
@@ -104,14 +99,13 @@ def lower_low_ranks(at: Lowering, ops: Sequence[Op]) -> bool:
         fs = [low.activation for low in of.of]
         _small(at, f"{of.label}.down", matrices[::2], of.inputs, lows, [None] * len(lows))
         _small(at, of.label, matrices[1::2], lows, of.results, fs)
-        return True
+        return
     for x, low, z, y in zip(of.inputs, of.of, lows, of.results, strict=True):
         label = f"{of.label}.{y.name.removeprefix('time ')}"
         ends = () if low.activation is None else (Activated(low.activation),)
         down, up = Product(f"{label}.down", z, x, low.down), Product(label, y, z, low.up)
         assert lower_chain(at, Chain(x, products=[down], ends=ends, results=[z]))
         assert lower_chain(at, Chain(z, products=[up], results=[y]))
-    return True
 
 
 def _small(
@@ -157,8 +151,8 @@ def lower_own_vectors(at: Lowering, ops: Sequence[Op]) -> bool:
 
 
 RULES: Sequence[Rule] = (
-    Rule("low_ranks", lower_low_ranks),
+    alone("low_ranks", lower_low_ranks),
     Rule("product product product", lower_own_vectors),
     *variants("norm? shift", lower_shift),
-    Rule("wkv", lower_wkv),
+    alone("wkv", lower_wkv),
 )

@@ -10,12 +10,11 @@ from urdir.model.families.rope import RopeConfig
 from urdir.model.graph.attention import Attend
 from urdir.model.graph.compression import SelectBlocks
 from urdir.model.graph.latent import AttendLatent
-from urdir.model.graph.op import Op
 from urdir.model.graph.selection import Select
 from urdir.model.lower.attend import LayerAttention, append_keys_alone, append_tokens
 from urdir.model.lower.latent_heads import append_absorbed, append_latent_key, parts_of_heads
 from urdir.model.lower.lowering import Lowering
-from urdir.model.lower.rule import Rule
+from urdir.model.lower.rule import Rule, alone
 from urdir.ptxgen.kernels.attention.choice import chosen_attention
 from urdir.ptxgen.kernels.attention.index_scores import IndexScores, can_multiply
 from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
@@ -39,24 +38,18 @@ SCORES_NBYTES, ALIGNED_ROWS = 64 << 20, 4
 LAST, ROW = "selected last", "selected row"
 
 
-def lower_select(at: Lowering, ops: Sequence[Op]) -> bool:
+def lower_select(at: Lowering, of: Select) -> None:
     """select: index keys into the cache, and the tokens with the highest scores. Where no row of a
     step has more tokens than it would select, all attend to all."""
-    (of,) = ops
-    assert isinstance(of, Select)
     sparse = at.rows.keys > of.indexer.width
     _append_index_tokens(at, of, of.indexer.heads if sparse else 0)
     if sparse:
         append_selection(at, of)
-    return True
 
 
-def lower_cache_index(at: Lowering, ops: Sequence[Op]) -> bool:
+def lower_cache_index(at: Lowering, of: Select) -> None:
     """cache_index: the keys alone."""
-    (of,) = ops
-    assert isinstance(of, Select)
     _append_index_tokens(at, of, 0)
-    return True
 
 
 def selects(at: Lowering, of: AttendLatent | Attend) -> bool:
@@ -248,4 +241,4 @@ def _cache(at: Lowering, of: Select | SelectBlocks) -> dict[str, Slice]:
     return {"k_cache": arguments["i_cache"], **table}
 
 
-RULES: Sequence[Rule] = (Rule("select", lower_select), Rule("cache_index", lower_cache_index))
+RULES: Sequence[Rule] = (alone("select", lower_select), alone("cache_index", lower_cache_index))

@@ -12,21 +12,19 @@ from urdir.model.graph.ops import (
     Add,
     AddVector,
     Columns,
-    Concat,
-    Copy,
     Embed,
     Gate,
     Gather,
     Hide,
     Recall,
-    Reorder,
     Scale,
     ScaleBy,
 )
 from urdir.model.graph.pooling import Pool
+from urdir.model.graph.tensor import Tensor
 from urdir.model.lower.lowering import Lowering
 from urdir.model.lower.parts import StepParts
-from urdir.model.lower.rule import Rule, variants
+from urdir.model.lower.rule import Rule, alone, launched, variants
 from urdir.ptxgen.kernels import (
     activate,
     add,
@@ -35,10 +33,10 @@ from urdir.ptxgen.kernels import (
     hide,
     pool_rows,
     recall,
-    reorder,
     rescale,
 )
 from urdir.ptxgen.kernels.join import Join
+from urdir.ptxgen.kernels.reorder import Reorder
 
 if TYPE_CHECKING:
     from urdir.driver.memory import Slice
@@ -74,31 +72,22 @@ def lower_sum(at: Lowering, ops: Sequence[Op]) -> bool:
     return True
 
 
-def lower_added_vector(at: Lowering, ops: Sequence[Op]) -> bool:
+def lower_added_vector(at: Lowering, of: AddVector) -> None:
     """Add a stored vector to every row."""
-    (of,) = ops
-    assert isinstance(of, AddVector)
     kernel = add.Add(of.y.rows * of.y.width, width=of.y.width)
     at.launch(kernel, of.label, a=at.place(of.x), b=at.vector(of.vector), y=at.place(of.y))
-    return True
 
 
-def lower_scale(at: Lowering, ops: Sequence[Op]) -> bool:
+def lower_scale(at: Lowering, of: Scale) -> None:
     """Multiply with a number, in place if the result may lie anywhere."""
-    (of,) = ops
-    assert isinstance(of, Scale)
     kernel = _rescale(of.y.rows * of.y.width, scale=of.factor)
     at.share(of.y, of.x)
     at.launch(kernel, of.label, x=at.place(of.x), y=at.place(of.y))
-    return True
 
 
-def lower_scale_by(at: Lowering, ops: Sequence[Op]) -> bool:
+def lower_scale_by(at: Lowering, of: ScaleBy) -> None:
     """Multiply with a stored factor."""
-    (of,) = ops
-    assert isinstance(of, ScaleBy)
     append_scale_by(at, of.label, of)
-    return True
 
 
 def append_scale_by(at: Lowering, label: str, of: ScaleBy) -> None:
@@ -107,49 +96,31 @@ def append_scale_by(at: Lowering, label: str, of: ScaleBy) -> None:
     at.launch(kernel, label, x=at.place(of.x), s=s, y=at.place(of.y))
 
 
-def lower_copy(at: Lowering, ops: Sequence[Op]) -> bool:
-    """Copy the stream for later operations."""
-    (of,) = ops
-    assert isinstance(of, Copy)
-    kernel = _rescale(of.y.rows * of.y.width)
-    at.launch(kernel, of.label, x=at.place(of.x), y=at.place(of.y))
-    return True
-
-
-def lower_hide(at: Lowering, ops: Sequence[Op]) -> bool:
+def lower_hide(at: Lowering, of: Hide) -> None:
     """Set columns to the lowest f32 number, in place."""
-    (of,) = ops
-    assert isinstance(of, Hide)
     at.share(of.y, of.x)
     kernel = hide.Hide(of.y.width, of.first, of.end - of.first, of.y.rows)
     at.launch(kernel, of.label, y=at.place(of.x))
-    return True
 
 
-def lower_recall(at: Lowering, ops: Sequence[Op]) -> bool:
+def lower_recall(at: Lowering, of: Recall) -> None:
     """Mix the stream with banked streams, which lie side by side."""
-    (of,) = ops
-    assert isinstance(of, Recall)
     assert of.of.weight is not None
     kernel = recall.Recall(of.y.rows, of.y.width, len(of.banked), of.of.norm.eps)
     bank = at.work["banked"].slice(0, len(of.banked) * of.y.nbytes)
     weight = at.vector(of.of.weight)
     at.launch(kernel, of.label, x=at.place(of.x), bank=bank, weight=weight, y=at.place(of.y))
-    return True
 
 
 # ---- activations and gates ----
 
 
-def lower_activate(at: Lowering, ops: Sequence[Op]) -> bool:
+def lower_activate(at: Lowering, of: Activate) -> None:
     """f(x) as a separate launch."""
-    (of,) = ops
-    assert isinstance(of, Activate)
     width = of.y.width if of.divisors is not None else 0
     kernel = _activate(of.y.rows * of.y.width, of.f, width=width)
     by = None if of.divisors is None else at.vector(of.divisors)
     at.launch(kernel, of.label, x=at.place(of.x), by=by, y=at.place(of.y))
-    return True
 
 
 def lower_gate(at: Lowering, ops: Sequence[Op]) -> bool:
@@ -188,41 +159,42 @@ def lower_gate_of_columns(at: Lowering, ops: Sequence[Op]) -> bool:
 # ---- rows ----
 
 
-def lower_gather(at: Lowering, ops: Sequence[Op]) -> bool:
+def lower_gather(at: Lowering, of: Gather) -> None:
     """Gather the rows whose results the step needs."""
-    (of,) = ops
-    assert isinstance(of, Gather)
     assert at.outputs is not None
     kernel = gather.Gather(of.y.width, of.x.rows, of.y.rows)
     at.launch(kernel, of.label, x=at.place(of.x), index=at.outputs.index, y=at.place(of.y))
-    return True
 
 
-def lower_pool(at: Lowering, ops: Sequence[Op]) -> bool:
+def lower_pool(at: Lowering, of: Pool) -> None:
     """Pool the rows of each text by their mean."""
-    (of,) = ops
-    assert isinstance(of, Pool)
     assert at.rows.texts is not None
     kernel = pool_rows.PoolRows(of.y.width, of.x.rows, of.y.rows)
     segment = at.rows.texts.segment
     at.launch(kernel, of.label, x=at.place(of.x), segment=segment, y=at.place(of.y))
-    return True
 
 
-def lower_reorder(at: Lowering, ops: Sequence[Op]) -> bool:
-    """Permute columns."""
-    (of,) = ops
-    assert isinstance(of, Reorder)
-    kernel = reorder.Reorder(of.y.width, of.y.rows)
-    order = at.parts.weights.vector(of.order)
-    at.launch(kernel, of.label, x=at.place(of.x), order=order, y=at.place(of.y))
-    return True
-
-
-def lower_embed(at: Lowering, ops: Sequence[Op]) -> bool:
+def lower_embed(at: Lowering, of: Embed) -> None:
     """Look up the embedding of each row's token."""
-    (of,) = ops
+    _append_embedding(at, of, None, of.y)
+
+
+def lower_embed_with_types(at: Lowering, ops: Sequence[Op]) -> bool:
+    """The same, plus that of each token's type."""
+    of, types, add = ops
     assert isinstance(of, Embed)
+    assert isinstance(types, Embed)
+    assert isinstance(add, Add)
+    is_sum = (add.a, add.b) == (of.y, types.y) and at.readers(of.y) == [add] == at.readers(types.y)
+    tables = [at.parts.weights.matrix(each.table) for each in (of, types)]
+    alike = tables[0].format == tables[1].format and types.scale == 1
+    if not (is_sum and alike and types.types) or at.rows.texts is None or of.tokens is not None:
+        return False
+    _append_embedding(at, of, types, add.y)
+    return True
+
+
+def _append_embedding(at: Lowering, of: Embed, added: Embed | None, y: Tensor) -> None:
     weights, texts = at.parts.weights, at.rows.texts
     table = weights.matrix(of.table)
     positions = weights.positions if of.positions is not None else None
@@ -239,6 +211,9 @@ def lower_embed(at: Lowering, ops: Sequence[Op]) -> bool:
         where = at.rows.arguments
         if of.tokens is not None:
             tokens, where = at.place(of.tokens), {"position": at.rows.position}
+    types = None if added is None else weights.matrix(added.table)
+    if types is not None and texts is not None:
+        where |= {"type_weights": types.data, "types": texts.types}
     kernel = embedding.Embedding(
         table.format,
         table.rows,
@@ -249,42 +224,34 @@ def lower_embed(at: Lowering, ops: Sequence[Op]) -> bool:
         scale=of.scale,
         positions=known,
         texts=texts is not None or of.tokens is not None,
+        types=0 if types is None else types.rows,
     )
     at.launch(
         kernel,
         of.label,
         weights=table.data,
         tokens=tokens,
-        y=at.place(of.y),
+        y=at.place(y),
         **where,
         position_table=positions,
     )
-    return True
-
-
-def lower_concat(at: Lowering, ops: Sequence[Op]) -> bool:
-    """Concatenate two vectors per row."""
-    (of,) = ops
-    assert isinstance(of, Concat)
-    kernel = Join(of.x.rows, of.x.width, of.other.width)
-    at.launch(kernel, of.label, a=at.place(of.x), b=at.place(of.other), y=at.place(of.y))
-    return True
 
 
 RULES: Sequence[Rule] = (
-    Rule("concat", lower_concat),
+    launched("concat", lambda of: Join(of.a.rows, of.a.width, of.b.width)),
     *variants("scale? add", lower_sum),
     Rule("columns gate", lower_gate_of_columns),
-    Rule("add_vector", lower_added_vector),
-    Rule("scale", lower_scale),
-    Rule("scale_by", lower_scale_by),
-    Rule("copy", lower_copy),
-    Rule("hide", lower_hide),
-    Rule("recall", lower_recall),
-    Rule("activate", lower_activate),
+    alone("add_vector", lower_added_vector),
+    alone("scale", lower_scale),
+    alone("scale_by", lower_scale_by),
+    launched("copy", lambda of: _rescale(of.y.rows * of.y.width)),
+    alone("hide", lower_hide),
+    alone("recall", lower_recall),
+    alone("activate", lower_activate),
     *variants("gate add?", lower_gate),
-    Rule("gather", lower_gather),
-    Rule("pool", lower_pool),
-    Rule("reorder", lower_reorder),
-    Rule("embed", lower_embed),
+    alone("gather", lower_gather),
+    alone("pool", lower_pool),
+    launched("reorder", lambda of: Reorder(of.y.width, of.y.rows)),
+    Rule("embed embed add", lower_embed_with_types),
+    alone("embed", lower_embed),
 )

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from urdir.model.graph.op import Op
 from urdir.model.graph.switch import SwitchRows
 from urdir.model.lower.lowering import Lowering
 from urdir.model.lower.parts import StepParts
-from urdir.model.lower.rule import Rule
+from urdir.model.lower.rule import alone
 from urdir.ptxgen.kernels import switch_rows
 
 #: Of all rows of a step, and after them of those whose results are wanted: the tokens that they are
@@ -17,10 +14,8 @@ TOKENS, ROWS = "switched token", "switched row"
 SCALES, ADAPTERS = "switched scale", "switched adapter"
 
 
-def lower_switch_rows(at: Lowering, ops: Sequence[Op]) -> bool:
+def lower_switch_rows(at: Lowering, of: SwitchRows) -> None:
     """switch_rows: tokens, and the adapters of all rows of the step."""
-    (of,) = ops
-    assert isinstance(of, SwitchRows)
     assert isinstance(at.parts, StepParts)
     state, rows, outputs = at.parts.state, at.rows, at.outputs
     kernel = switch_rows.SwitchRows(
@@ -44,7 +39,6 @@ def lower_switch_rows(at: Lowering, ops: Sequence[Op]) -> bool:
         scale=at.work[SCALES],
     )
     at.move(of.y, at.work[TOKENS].slice(0, 4 * rows.count))
-    return True
 
 
-RULES = (Rule("switch_rows", lower_switch_rows),)
+RULES = (alone("switch_rows", lower_switch_rows),)

@@ -58,7 +58,11 @@ def make_app(
     kept = Kept(keeping or KeepingHere(Store(limits.kept_bytes, limits.kept_seconds)))
     background = Background(kept, metrics.counts, limits, set() if tasks is None else tasks)
     endpoints = Endpoints(service, limits, metrics, kept, background)
-    routes = [
+    posts = {path: endpoints.answered(read) for path, read in ANSWERED.items()}
+    posts |= {path: endpoints.embedded(read) for path, read in EMBEDDED.items()}
+    posts |= {path: endpoints.text_job(job) for path, job in JOBS.items()}
+    routes = [  # compared with a path in this order: those of answers come first
+        *(Route(path, endpoint, methods=["POST"]) for path, endpoint in posts.items()),
         *([Route("/", page)] if access.page else []),
         Route("/health", endpoints.health),
         Route("/v1/health", endpoints.health),
@@ -71,12 +75,8 @@ def make_app(
         Route("/v1/responses/{name}/cancel", background.cancel, methods=["POST"]),
         Route("/slots/{slot}", endpoints.slot, methods=["POST"]),
         Route("/lora-adapters", endpoints.adapters, methods=["GET", "POST"]),
+        *(Route(path, endpoints.fixed(make)) for path, make in FIXED.items()),
     ]
-    posts = {path: endpoints.answered(read) for path, read in ANSWERED.items()}
-    posts |= {path: endpoints.embedded(read) for path, read in EMBEDDED.items()}
-    posts |= {path: endpoints.text_job(job) for path, job in JOBS.items()}
-    routes += [Route(path, endpoints.fixed(make)) for path, make in FIXED.items()]
-    routes += [Route(path, endpoint, methods=["POST"]) for path, endpoint in posts.items()]
     return guarded(routes, access, limits, metrics.counts)
 
 

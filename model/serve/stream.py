@@ -250,20 +250,24 @@ class AnswerResponse:
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, _Result]) -> _Result:
-    """Run ``work``, and cancel it if the client disconnects, with ClientDisconnect."""
-    working = asyncio.create_task(work)
-    gone = asyncio.create_task(_disconnected(receive))
+    """Run ``work`` in this task, and cancel it if the client disconnects, with ClientDisconnect."""
+    this, is_gone = asyncio.current_task(), False
+    assert this is not None
+
+    async def watch() -> None:
+        nonlocal is_gone
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        if not this.cancelling():  # else it ends already
+            is_gone = True
+            this.cancel()
+
+    watching = asyncio.create_task(watch())
     try:
-        await asyncio.wait((working, gone), return_when=asyncio.FIRST_COMPLETED)
-        if working.done():
-            return await working
-        raise ClientDisconnect
+        return await work
+    except asyncio.CancelledError:
+        if is_gone and this.uncancel() == 0:
+            raise ClientDisconnect from None
+        raise
     finally:
-        for task in (working, gone):
-            task.cancel()
-        await asyncio.gather(working, gone, return_exceptions=True)
-
-
-async def _disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
+        watching.cancel()

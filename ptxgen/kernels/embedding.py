@@ -22,7 +22,8 @@ class Embedding(KernelSpec):
     They are multiplied by ``scale``. With ``positions`` row position[r] of ``position_table``
     (positions, cols), a learned position embedding, is added.
 
-    Tokens of ``texts`` are those of the rows, tokens[r].
+    Tokens of ``texts`` are those of the rows, tokens[r]. They may have ``types``: row types[r] of a
+    table of as many rows, of the same format, is added.
 
     A row whose position is ``max_len`` or more is a padding row: zeros. A token or sequence out of
     range reads nothing and gives NaNs: the host checks tokens when it accepts them.
@@ -37,6 +38,7 @@ class Embedding(KernelSpec):
     scale: float = 1.0
     positions: int = 0
     texts: bool = False
+    types: int = 0
 
     name = "embedding"
     template = ("urdir.templates", "embedding.ptx.j2")
@@ -58,6 +60,9 @@ class Embedding(KernelSpec):
                 f"embedding: {self.positions} learned positions, sequences of up to {self.max_len}"
             )
 
+        if self.types and not self.texts:
+            raise PtxgenError("embedding: tokens of sequences have no types")
+
     @property
     def launch_fields(self) -> frozenset[str]:
         return frozenset({"rows"})
@@ -67,10 +72,22 @@ class Embedding(KernelSpec):
         """The table's layout: that of a weight matrix, so that it can be tied."""
         return Layout(self.format, self.vocab, self.cols)
 
+    @cached_property
+    def type_layout(self) -> Layout | None:
+        """The layout of the table of types, if there is one."""
+        return Layout(self.format, self.types, self.cols) if self.types else None
+
     @property
     def params(self) -> tuple[Param, ...]:
+        types: tuple[Param, ...] = ()
+        if self.type_layout is not None:
+            types = (
+                Param("type_weights", "u8", (self.type_layout.nbytes,), Access.IN),
+                Param("types", "u32", ("rows",), Access.IN),
+            )
         return (
             Param("weights", "u8", ("weight_nbytes",), Access.IN),
+            *types,
             *self._token_params,
             Param("position", "u32", ("rows",), Access.IN),
             *(
@@ -100,7 +117,9 @@ class Embedding(KernelSpec):
         return LaunchShape(grid=(grid, self.rows, 1), block=(32, 1, 1))
 
     def reference(self, **inputs: Any) -> dict[str, Array]:
-        table = self.layout.unpack(inputs["weights"])
+        table, types = self.layout.unpack(inputs["weights"]), None
+        if self.type_layout is not None:
+            types = self.type_layout.unpack(inputs["type_weights"])
         y = np.full((self.rows, self.cols), np.nan, np.float32)
         sequences = [0] * self.rows if self.texts else inputs["sequence"].tolist()
         places = zip(sequences, inputs["position"].tolist(), strict=True)
@@ -113,6 +132,8 @@ class Embedding(KernelSpec):
                     y[row] = table[token]
                     if self.scale != 1:
                         y[row] *= np.float32(self.scale)
+                    if types is not None:
+                        y[row] += types[inputs["types"][row]]
                     if self.positions:
                         y[row] += inputs["position_table"][position]
         return {"y": y}
@@ -125,6 +146,10 @@ class Embedding(KernelSpec):
             "tokens": rng.integers(0, self.vocab, self.shape_of(tokens), np.uint32),
             "position": self._positions(rng),
         }
+        if self.type_layout is not None:
+            count = self.types * self.cols // self.format.block
+            inputs["type_weights"] = self.type_layout.pack(random_blocks(self.format, count, rng))
+            inputs["types"] = rng.integers(0, self.types, self.rows, np.uint32)
         if not self.texts:
             inputs["sequence"] = rng.integers(0, self.sequences, self.rows, np.uint32)
         if self.positions:
@@ -155,6 +180,19 @@ class Embedding(KernelSpec):
                 FORMATS["Q4_0"], vocab=5, cols=64, max_len=3, rows=3, sequences=2, positions=4
             ),
             "texts": cls(FORMATS["Q8_0"], vocab=9, cols=96, max_len=5, rows=7, texts=True),
+            "texts with types": cls(
+                FORMATS["F16"],
+                vocab=9,
+                cols=1088,
+                max_len=5,
+                rows=7,
+                positions=6,
+                texts=True,
+                types=2,
+            ),
+            "texts with types, odd": cls(
+                FORMATS["BF16"], vocab=9, cols=45, max_len=5, rows=4, texts=True, types=3, scale=0.5
+            ),
             "texts, learned positions": cls(
                 FORMATS["F16"], vocab=9, cols=45, max_len=5, rows=6, positions=7, texts=True
             ),

@@ -57,7 +57,7 @@ class Halves:
         return len(list(self.format.parts("q"))) == 2 and not self.format.table
 
     @property
-    def are_floats(self) -> bool:
+    def are_e2m1(self) -> bool:
         """Whether quants are codes of floats of four bits: their bits are those of f16 numbers."""
         return self.format.table == E2M1
 
@@ -67,12 +67,12 @@ class Halves:
         factors of eight. What else multiplies them is the same in a row."""
         fmt = self.format
         of_rows = fmt.of_rows or not fmt.has_singles
-        return self.are_floats and fmt.has_e4m3_factors and of_rows
+        return self.are_e2m1 and fmt.has_e4m3_factors and of_rows
 
     @property
     def raised(self) -> int:
         """By what power of two f16 quants are more than 2^-24 times what the table says."""
-        return 9 if self.are_floats else 0
+        return 9 if self.are_e2m1 else 0
 
     @property
     def mask(self) -> int:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.patience import PATIENCE
+from tests.patience import PATIENCE, wait_for
 from urdir.driver.apart import Compilers
 from urdir.driver.cache import CacheWarning
 from urdir.driver.device import Device
@@ -245,6 +245,47 @@ def test_other_processes_compile(
         assert len(unknown.rendered[0]) == 1
         device.end_compilers()
         run_ramp(device, unknown)
+
+
+def test_compilers_start_at_once_where_nothing_is_compiled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If they have memory; elsewhere the first kernel starts them."""
+
+    def started(spare: int | None) -> tuple[bool, bool]:
+        """Whether there are compilers, and whether they run before any kernel comes."""
+        with Device.open("emulator", cache_folder=tmp_path) as device:
+            device.begin_compilers(spare)
+            compilers = device._modules.compilers
+            if compilers is not None:
+                compilers._threads.submit(int).result()  # after what starts them
+            return compilers is not None, bool(compilers and compilers._processes)
+
+    monkeypatch.setattr("os.cpu_count", lambda: 2)  # one process
+    assert started(None) == (True, False)
+    assert started(1 << 20) == (False, False)
+    assert started(1 << 30) == (True, True)
+    with Device.open("emulator", cache_folder=tmp_path) as device:
+        device.load(Add(n=512))
+    assert started(1 << 30) == (False, False)
+
+
+def test_compilers_import_what_kernels_will_need(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before one comes; a module that is not there costs nothing."""
+    (tmp_path / "is_imported.py").write_text(
+        "import pathlib; pathlib.Path(__file__).with_name('imported').touch()"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    cache = tmp_path / "cache"
+    modules = ["no.such_module", "is_imported"]
+    with Compilers("emulator", cache, None, 1, modules) as compilers:
+        compilers.begin()
+        wait_for((tmp_path / "imported").exists)
+        compilers.begin()
+        assert len(compilers._processes) == 1
+        assert compilers.compile({"256": Add(n=256)})
 
 
 def test_compilers_that_end_cost_nothing_but_time(tmp_path: Path) -> None:

@@ -298,10 +298,10 @@ def test_halves_of_a_table_add_up_to_it(fmt: Format) -> None:
 
 
 def test_floats_of_four_bits_are_f16_numbers() -> None:
-    """Sign, exponent and fraction of a code are those of an f16 number (`Halves.are_floats`)."""
+    """Sign, exponent and fraction of a code are those of an f16 number (`Halves.are_e2m1`)."""
     codes = np.arange(16, dtype=np.uint16)
     halves = ((codes & 8) << 12 | (codes & 7) << 9).view(np.float16).astype(np.float64)
-    types = [f for f in QUANTISED if Halves(f).are_floats]
+    types = [f for f in QUANTISED if Halves(f).are_e2m1]
     assert {f.name for f in types} == {"MXFP4", "NVFP4", "E2M1G256", "E2M1G64"}
     for fmt in types:
         quants = np.array(fmt.table) * 2.0**-24

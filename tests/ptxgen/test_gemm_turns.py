@@ -13,6 +13,7 @@ from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.activation import Activation
 from urdir.ptxgen.kernels.linear.epilogue.activation import Activated, Bounded, Gated, Scaled
 from urdir.ptxgen.kernels.linear.epilogue.bias import Bias
+from urdir.ptxgen.kernels.linear.epilogue.heads import HeadPlaces, Heads
 from urdir.ptxgen.kernels.linear.epilogue.pack import PackedVectors
 from urdir.ptxgen.kernels.linear.epilogue.residual import Residual
 from urdir.ptxgen.kernels.linear.products.gemm_wgmma import GemmWgmma, WgmmaCut
@@ -36,6 +37,16 @@ CASES: dict[str, GemmWgmma] = {
     "gated groups": GemmWgmma.of(BF16, 256, 800, 64, TURNS, Gated(), PACKED),
     "gated, an odd group": GemmWgmma.of(
         F16, 200, 260, 70, replace(TURNS, vectors=40), Bias(), Gated(), PACKED
+    ),
+    "heads": GemmWgmma.of(
+        F16,
+        160,
+        290,
+        85,
+        TURNS,
+        Bias(),
+        Heads((HeadPlaces(32, 0, 32, 85), HeadPlaces(20, 0, 20, 85)), whole=True),
+        others=((F16, 300),),
     ),
     "three": GemmWgmma.of(F16, 40, 290, 85, TURNS, Bias(), others=((BF16, 24), (F16, 300))),
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, cast
@@ -38,6 +38,9 @@ if TYPE_CHECKING:
     from urdir.driver.device import Device
     from urdir.driver.plan import Plan
     from urdir.model.engine.runner import Observer
+
+#: Rows of the first step of texts that are made as they are asked for.
+FIRST_ROWS = 1024
 
 Floats = npt.NDArray[np.float32]
 Tokens = npt.NDArray[np.integer]
@@ -102,18 +105,29 @@ class Encoder(Owner):
             self._results = owners.enter_context(QueuedResults(device, self.stream))
             self._owners = owners.pop_all()
 
-    def encode(self, texts: Iterable[Sequence[int]], pooling: Pooling | None = None) -> Floats:
+    def encode(
+        self,
+        texts: Iterable[Sequence[int]],
+        pooling: Pooling | None = None,
+        each: Callable[[Floats], Floats] = np.copy,
+    ) -> Floats:
         """What is made of texts: embeddings (n, width), of a ranking model the scores (n, labels),
         or with the pooling "none" the states of all tokens, text after text. Not normalised. Texts
-        are asked for while the device has those before.
+        are asked for while the device has those before; where they are not a sequence, that is,
+        made as they are asked for, the first steps are small, so that the device begins early.
 
-        ``pooling`` replaces the file's. Raises SettingsError for a pooling that is not known,
+        ``pooling`` replaces the file's. ``each`` makes the results of a step what they are to be,
+        while the device has the steps after. Raises SettingsError for a pooling that is not known,
         UnsupportedError for scores of a model without them, ContextFullError for a text that is too
-        long, SettingsError for one without tokens or with a token outside the vocabulary.
+        long, SettingsError for one without tokens or with a token outside the vocabulary. Numbers
+        of tokens in a sequence of texts are checked before any step; tokens, and texts of an
+        iterator, each at its turn, while the device has those before.
         """
         chosen = self.chosen_pooling(pooling)
         width = self.check_pooling(chosen)
-        waiting = Waiting()
+        if isinstance(texts, Sequence):
+            self.check_lengths(texts)
+        waiting = Waiting(each)
         try:
             for some in self._steps(texts):
                 self._queue(some, chosen, width, waiting)
@@ -161,6 +175,13 @@ class Encoder(Owner):
         `encode` does not take."""
         return [self._checked(number, text) for number, text in enumerate(texts)]
 
+    def check_lengths(self, texts: Iterable[str | Sequence[int]]) -> None:
+        """Raise as `encode` for texts that have no tokens or too many, or that are no texts.
+        Strings, which are not tokenised, pass."""
+        for number, text in enumerate(texts):
+            if not isinstance(text, str):
+                self._check_length(number, text)
+
     def prepare(self, lengths: Sequence[int], pooling: Pooling | None = None) -> None:
         """Record the graph of a step of texts of so many tokens each. Raises DriverError."""
         self._graphs.make_ready(_shape(lengths, self.chosen_pooling(pooling)))
@@ -188,13 +209,14 @@ class Encoder(Owner):
     # ---- steps ----
 
     def _steps(self, texts: Iterable[Sequence[int]]) -> Iterator[_Texts]:
-        """The texts of each step, in order, as many as fit."""
-        tokens, seconds, rows = list[Tokens](), list[int](), 0
+        """The texts of each step, in order, as many as fit; see `encode`."""
+        tokens, seconds, rows, largest = list[Tokens](), list[int](), 0, self.settings.rows
+        most = largest if isinstance(texts, Sequence) else min(FIRST_ROWS, largest)
         for number, text in enumerate(texts):
             of = self._checked(number, text)
-            if rows + len(of) > self.settings.rows or len(tokens) == MOST_TEXTS:
+            if tokens and (rows + len(of) > most or len(tokens) == MOST_TEXTS):
                 yield _Texts(tokens, seconds, rows)
-                tokens, seconds, rows = [], [], 0
+                tokens, seconds, rows, most = [], [], 0, min(2 * most, largest)
             tokens.append(of)
             seconds.append(text.second if isinstance(text, Pair) else len(of))
             rows += len(of)
@@ -203,22 +225,30 @@ class Encoder(Owner):
 
     def _checked(self, number: int, text: Sequence[int]) -> Tokens:
         """The tokens of a text; raises as `check_texts`."""
-        vocab, most = self.config.vocab_size, self.settings.context
+        vocab = self.config.vocab_size
         tokens = np.asarray(text)
         if tokens.ndim != 1 or (len(tokens) and tokens.dtype.kind not in "iu"):
-            raise SettingsError(f"text {number} is neither a text nor a list of token ids")
-        if not len(tokens):
-            raise SettingsError(f"text {number} has no tokens")
-        if len(tokens) > most:
-            raise ContextFullError(
-                f"text {number} has {len(tokens)} tokens, {most} fit: shorten it, or open the "
-                f"model with a larger context (it takes {self.config.context_length})"
-            )
+            raise _no_text(number)
+        self._check_length(number, tokens)
         if not 0 <= tokens.min() <= tokens.max() < vocab:
             raise SettingsError(
                 f"text {number} has a token outside the vocabulary of {vocab} tokens"
             )
         return tokens
+
+    def _check_length(self, number: int, text: Sequence[int] | Tokens) -> None:
+        """Raise as `check_texts` for a text without tokens or with too many."""
+        try:
+            length, most = len(text), self.settings.context
+        except TypeError:
+            raise _no_text(number) from None
+        if not length:
+            raise SettingsError(f"text {number} has no tokens")
+        if length > most:
+            raise ContextFullError(
+                f"text {number} has {length} tokens, {most} fit: shorten it, or open the model "
+                f"with a larger context (it takes {self.config.context_length})"
+            )
 
     def _queue(self, some: _Texts, pooling: Pooling, width: int, waiting: Waiting) -> None:
         """Queue a step. Its rows are put together while the device has the one before."""
@@ -237,6 +267,10 @@ def _shape(lengths: Sequence[int], pooling: Pooling) -> EncodeShape:
     rows = row_bucket(sum(lengths))
     texts = text_bucket(len(lengths), rows)
     return EncodeShape(rows, texts, pooling, short=max(lengths) <= MOST_TOKENS)
+
+
+def _no_text(number: int) -> SettingsError:
+    return SettingsError(f"text {number} is neither a text nor a list of token ids")
 
 
 class _Texts(NamedTuple):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from urdir.driver.device import Device
     from urdir.driver.memory import Region
     from urdir.driver.stream import Event, Stream
+
+Floats = npt.NDArray[np.float32]
 
 #: Page-locked bytes of each half: 512 results of 1,024 values.
 _HALF_BYTES = 1 << 21
@@ -36,7 +39,7 @@ class QueuedResults(Owner):
         if nbytes > _HALF_BYTES:
             waiting.take_all()
             self._stream.synchronize()
-            waiting.made.append(source.download(np.float32, shape))
+            waiting.take(source.download(np.float32, shape))
             return
         waiting.take_all(left=1)
         self._half = 1 - self._half
@@ -51,16 +54,21 @@ class QueuedResults(Owner):
 
 
 class Waiting:
-    """The results of the steps of one call, in order: those that are ``made``, and copies that are
-    ``queued``."""
+    """The results of the steps of one call, in order: those that are ``made``, a step's by
+    ``each``, and copies that are ``queued``."""
 
-    def __init__(self) -> None:
-        self.made: list[npt.NDArray[np.float32]] = []
-        self.queued: deque[tuple[Event, npt.NDArray[np.float32]]] = deque()
+    def __init__(self, each: Callable[[Floats], Floats] = np.copy) -> None:
+        self._each = each
+        self.made: list[Floats] = []
+        self.queued: deque[tuple[Event, Floats]] = deque()
+
+    def take(self, values: Floats) -> None:
+        """Take the results of a step, whose memory others will have."""
+        self.made.append(self._each(values))
 
     def take_all(self, left: int = 0) -> None:
         """Wait for what is queued, except for so many of the last ones."""
         while len(self.queued) > left:
             event, values = self.queued.popleft()
             event.synchronize()
-            self.made.append(values.copy())
+            self.take(values)

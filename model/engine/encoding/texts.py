@@ -15,8 +15,9 @@ if TYPE_CHECKING:
     from urdir.model.files.metadata import Metadata
     from urdir.model.text.tokenizer import Tokenizer
 
-#: Characters that are cut into tokens together: half a step's worth of them.
-_TOGETHER = 1 << 14
+#: Characters that are cut into tokens together: those of a first step, and then a quarter of the
+#: largest ones.
+_FIRST, _TOGETHER = 1 << 13, 1 << 14
 #: The template of a query and a document that a ranking model was trained with.
 _TEMPLATE = "tokenizer.chat_template.rerank"
 
@@ -29,9 +30,17 @@ def embeddings(
     normalize: bool,
 ) -> Floats:
     """See `Engine.embed`."""
-    made = encoder.encode(tokens_of(tokenizer, texts), pooling)
+    texts = [texts] if isinstance(texts, str) else [*texts]
+    encoder.check_lengths(texts)
     is_score = encoder.chosen_pooling(pooling) == "rank"
-    return normalized(made) if normalize and not is_score else made
+    each = normalized if normalize and not is_score else np.copy
+    return encoder.encode(_given_tokens(texts) or tokens_of(tokenizer, texts), pooling, each)
+
+
+def _given_tokens(texts: Sequence[str | Sequence[int]]) -> Sequence[Sequence[int]] | None:
+    """The texts, where all of them are tokens."""
+    tokens = [text for text in texts if not isinstance(text, str)]
+    return tokens if len(tokens) == len(texts) else None
 
 
 def scores(
@@ -55,16 +64,16 @@ def tokens_of(
 ) -> Iterator[Sequence[int]]:
     """The tokens of each text, made as they are asked for, so that the device works on some while
     the host cuts the next ones; tokens that are given stay as they are."""
-    waiting, size = list[str](), 0
+    waiting, size, most = list[str](), 0, min(_FIRST, _TOGETHER)
     for text in [texts] if isinstance(texts, str) else texts:
         if isinstance(text, str):
             waiting.append(text)
             size += len(text)
-            if size < _TOGETHER:
+            if size < most:
                 continue
         if waiting:
             yield from tokenizer().encode_each(waiting)
-            waiting, size = [], 0
+            waiting, size, most = [], 0, _TOGETHER
         if not isinstance(text, str):
             yield text
     if waiting:
@@ -96,6 +105,6 @@ def pair_tokens(
 
 def normalized(vectors: Floats) -> Floats:
     """Vectors (n, width) of unit length; those of zeros stay so."""
-    lengths = np.linalg.norm(vectors.astype(np.float64), axis=1, keepdims=True)
-    made: Floats = (vectors / np.where(lengths > 0.0, lengths, 1.0)).astype(np.float32)
+    lengths = np.sqrt(np.einsum("ij,ij->i", vectors, vectors, dtype=np.float64))
+    made: Floats = vectors / np.where(lengths > 0.0, lengths, 1.0).astype(np.float32)[:, None]
     return made

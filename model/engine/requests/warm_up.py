@@ -109,8 +109,10 @@ class WarmUp:
 
     @property
     def _next(self) -> StepShape | None:
-        """The first graph that waits for no other thread, of those that may have begun."""
-        first = islice(self._shapes, _AHEAD)
+        """The first graph that waits for no other thread, of those that may have begun: others
+        than the needed ones once all kernels of these are asked for, which are compiled first."""
+        asked = all(self._steps.asks_for_kernels(shape) for shape in self._needed)
+        first = islice(self._shapes, _AHEAD if asked else len(self._needed))
         return next((shape for shape in first if not self._steps.waits(shape)), None)
 
     def _do(self, shape: StepShape) -> bool:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
+from urdir.model.families.draft_file import DraftConfig
 from urdir.model.families.stored import Linear, Normalization
 from urdir.model.graph.graph import Graph
 from urdir.model.graph.ops import Norm, Product
@@ -60,6 +61,15 @@ class DraftParts:
         """The first tokens, of which a pass of so many rows makes logits: see `Matrix.first`."""
         whole = self.own.config.vocab_size
         return self.tokens if 0 < self.tokens < whole and rows <= MAX_BATCH else whole
+
+    @property
+    def output(self) -> DraftProduct:
+        """What makes logits of a draft from a file of its own: the model's where they share it."""
+        config, label = self.own.config, "draft.output"
+        if isinstance(config, DraftConfig) and config.shares_output:
+            whole = Linear(self.target.config.output.matrix)
+            return DraftProduct(label, self.target.weights, whole)
+        return DraftProduct(label, self.own.weights, config.output)
 
 
 @dataclass(frozen=True, slots=True)

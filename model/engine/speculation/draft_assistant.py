@@ -29,8 +29,8 @@ from urdir.model.layers.attention import attend_op, head_products, prepared_head
 from urdir.model.layers.builder import LayerOps, StepOps
 from urdir.model.layers.dense import dense
 from urdir.model.lower.attend import append_tokens
-from urdir.model.lower.attention import Prepared, layer_attention
 from urdir.model.lower.lowering import Lowering
+from urdir.model.lower.prepared import Prepared, layer_attention
 from urdir.model.lower.sheet import Sheet, sheet_of
 from urdir.model.lower.step import lower
 from urdir.model.memory.draft_memory import STREAM

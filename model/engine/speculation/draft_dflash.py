@@ -9,7 +9,6 @@ from urdir.model.engine.speculation.draft import (
     EMBEDDED,
     GIVEN,
     DraftParts,
-    DraftProduct,
     TokenRows,
     append_embedded,
     append_logits,
@@ -23,7 +22,6 @@ from urdir.model.engine.speculation.draft_convolutions import (
 from urdir.model.engine.speculation.draft_streams import append_given_streams
 from urdir.model.engine.speculation.selected_tokens import append_candidates
 from urdir.model.families.dflash import DFlash
-from urdir.model.families.stored import Linear
 from urdir.model.graph.attention import Attend
 from urdir.model.graph.graph import Graph
 from urdir.model.graph.tensor import Tensor
@@ -31,8 +29,8 @@ from urdir.model.layers.attention import attend_op, cached_keys, head_products, 
 from urdir.model.layers.builder import LayerOps, StepOps
 from urdir.model.layers.dense import dense
 from urdir.model.lower.attend import LayerAttention, append_tokens
-from urdir.model.lower.attention import Prepared, layer_attention
 from urdir.model.lower.lowering import Lowering
+from urdir.model.lower.prepared import Prepared, layer_attention
 from urdir.model.lower.sheet import Sheet, sheet_of
 from urdir.model.lower.step import lower
 from urdir.model.memory.draft_memory import OTHER_STREAM, STREAM
@@ -104,7 +102,7 @@ class DFlashDraft:
             self._append_layer(plan, rows, index, x, other, block)
             x, other = other, x
         assert draft.output_norm is not None
-        append_logits(plan, self.parts, rows, self._output, x, draft.output_norm)
+        append_logits(plan, self.parts, rows, self.parts.output, x, draft.output_norm)
         if draft.selector is not None:
             append_candidates(plan, own, rows, draft.selector, x)
 
@@ -174,14 +172,6 @@ class DFlashDraft:
     def last_state(self) -> Slice:
         """The stream after the last layer of the rows of blocks, before the output's norm."""
         return self.parts.own.work[OTHER_STREAM if self.draft.n_layers % 2 else STREAM]
-
-    @property
-    def _output(self) -> DraftProduct:
-        target = self.parts.target
-        if self.draft.shares_output:
-            of = Linear(target.config.output.matrix)
-            return DraftProduct("draft.output", target.weights, of)
-        return DraftProduct("draft.output", self.parts.own.weights, self.draft.output)
 
 
 def _attend(plan: Sheet, attention: LayerAttention, out: Slice) -> None:

@@ -11,7 +11,6 @@ from urdir.model.engine.speculation.draft import (
     JOINED,
     PASSED_ON,
     DraftParts,
-    DraftProduct,
     TokenRows,
     append_embedded,
     append_joined,
@@ -20,7 +19,6 @@ from urdir.model.engine.speculation.draft import (
 )
 from urdir.model.engine.speculation.draft_streams import append_given_streams
 from urdir.model.families.eagle3 import Eagle3
-from urdir.model.families.stored import Linear
 from urdir.model.graph.tensor import Tensor
 from urdir.model.layers.attention import attention, cached_keys
 from urdir.model.layers.builder import LayerOps, StepOps
@@ -91,15 +89,7 @@ class Eagle3Draft:
         lower(plan, own, rows, step.graph, fixed=fixed)
         assert draft.output_norm is not None
         norm_of = draft.output_norm
-        append_logits(plan, self.parts, rows, self._output, work[PASSED_ON], norm_of)
-
-    @property
-    def _output(self) -> DraftProduct:
-        target = self.parts.target
-        if self.draft.shares_output:
-            of = Linear(target.config.output.matrix)
-            return DraftProduct("draft.output", target.weights, of)
-        return DraftProduct("draft.output", self.parts.own.weights, self.draft.output)
+        append_logits(plan, self.parts, rows, self.parts.output, work[PASSED_ON], norm_of)
 
     def _append_input(self, plan: Plan, rows: Rows, tokens: TokenRows, hidden: Slice) -> Slice:
         """What attention multiplies: embedding and hidden state side by side, normalised."""

@@ -34,11 +34,13 @@ class GroupedGemm(ExpertProducts):
 
     def append(self, call: MixtureCall) -> None:
         """See `append_experts`."""
-        call = call.after_norm(self.at, self.rows)
+        if not call.factored:
+            call = call.after_norm(self.at, self.rows)
         label, mixture, x = call.label, call.mixture, call.x
         plan, work, selection = self.at.plan, self.work, mixture.selection
-        if call.adapters is None and self._packs(mixture):
-            PackedExperts(plan, work, self.rows, self.at.limits.sms).append(label, mixture, x)
+        if call.adapters is None and self.packs(mixture):
+            packed = PackedExperts(plan, work, self.rows, self.at.limits.sms)
+            packed.append(label, mixture, x, call.norm)
             self.append_combined(call, selection.used)
             return
         formats = [product.matrix.format for product in mixture_products(mixture)]
@@ -59,7 +61,7 @@ class GroupedGemm(ExpertProducts):
         self._append_gemm(f"{label}_down", mixture, down, height, activated, out)
         self.append_combined(call, selection.used)
 
-    def _packs(self, mixture: MixtureLayer) -> bool:
+    def packs(self, mixture: MixtureLayer) -> bool:
         """Whether its products take packed activations (`GemmWgmma`)."""
         gate, up = mixture.gate, mixture.up
         together = gate is None or alike(gate, up)

@@ -11,6 +11,7 @@ from urdir.driver.kernel import nbytes_of
 from urdir.model.lower.arguments import without_none
 from urdir.model.lower.experts.layer import MixtureLayer
 from urdir.model.lower.experts.products import Product, mixture_products
+from urdir.model.memory.norms import NormLayer
 from urdir.ptxgen.kernels.experts.gemm import tile_height
 from urdir.ptxgen.kernels.experts.group import GroupExperts
 from urdir.ptxgen.kernels.linear.epilogue.pack import PackedVectors
@@ -47,11 +48,13 @@ class PackedExperts:
     rows: int
     sms: int
 
-    def append(self, label: str, mixture: MixtureLayer, x: Slice) -> None:
+    def append(
+        self, label: str, mixture: MixtureLayer, x: Slice, norm: NormLayer | None = None
+    ) -> None:
         """``work["expert out"]`` (rows, used, hidden) f32 = the experts' weighted results for x
-        (rows, hidden) f32."""
+        (rows, hidden) f32, after a ``norm`` whose factors are in the register "router factor"."""
         tiles = self._tiles(mixture)
-        vectors = self._append_lists(label, mixture, tiles, x)
+        vectors = self._append_lists(label, mixture, tiles, x, norm)
         inner = self._append_up(label, mixture, tiles, vectors)
         down = mixture_products(mixture)[-1]
         kernel = self._product(down, mixture.hidden, tiles)
@@ -74,7 +77,9 @@ class PackedExperts:
             height = max(height, _LEAST_HEIGHT)
         return Mixture(experts, used, height)
 
-    def _append_lists(self, label: str, mixture: MixtureLayer, tiles: Mixture, x: Slice) -> Slice:
+    def _append_lists(
+        self, label: str, mixture: MixtureLayer, tiles: Mixture, x: Slice, norm: NormLayer | None
+    ) -> Slice:
         """Lists of pairs and tiles, and the packed vectors of the pairs."""
         work, weighted = self.work, mixture.weigh_input
         group = _group(self.rows, tiles.experts, tiles.used, tiles.height, GROUP)
@@ -87,10 +92,17 @@ class PackedExperts:
             tile_of=_part(tile_of, group, "tile_of"),
         )
         pack = _pack(
-            self.rows, mixture.up.cols, used=tiles.used, places=group.places, weighted=weighted
+            self.rows,
+            mixture.up.cols,
+            used=tiles.used,
+            places=group.places,
+            weighted=weighted,
+            factors=norm is not None,
         )
         vectors = _part(work["expert out"], pack, "y")
         weight = without_none(weight=work["expert weight"] if weighted else None)
+        if norm is not None:
+            weight |= without_none(next_norm=norm.weight, factor=work["router factor"])
         self.plan.launch(pack, f"{label}.pack", x=x, pair=pair, y=vectors, **weight)
         return vectors
 

@@ -38,7 +38,8 @@ class MixtureCall:
     """A mixture to compute: y = residual + the weighted sum of the chosen experts for x after the
     ``norm``, all (rows, hidden) f32; y is another buffer. Labels of launches begin with ``label``.
     ``selection``: by which the products choose the experts, None if they are chosen; ``parted``: by
-    the parts of logits.
+    the parts of logits. ``begins``: the norm of y that may be begun, for products that take packed
+    vectors. ``factored``: the factors of the ``norm`` are in the register "router factor".
     """
 
     label: str
@@ -50,6 +51,8 @@ class MixtureCall:
     adapters: CallAdapters | None = None
     selection: Selection | None = None
     parted: Parted | None = None
+    begins: NormLayer | None = None
+    factored: bool = False
 
     @property
     def logit_parts(self) -> LogitParts | None:
@@ -154,10 +157,15 @@ class ExpertProducts:
 
     def append_combined(self, call: MixtureCall, slots: int) -> None:
         """y = residual + the sum of the slots of ``work["expert out"]``."""
-        residual = call.residual
-        kernel = _combine(self.rows, slots, call.mixture.hidden, residual is not None)
+        residual, norm = call.residual, call.begins
+        begins = norm is not None
+        kernel = _combine(self.rows, slots, call.mixture.hidden, residual is not None, begins)
         label, x = f"{call.label}.combine", self.work["expert out"]
-        self.at.plan.launch(kernel, label, x=x, y=call.y, **without_none(residual=residual))
+        given = {} if residual is None else {"residual": residual}
+        if norm is not None:
+            scaled, squares = self.work["scaled"], self.work["summary"]
+            given |= without_none(next_norm=norm.weight, scaled=scaled, y_summary=squares)
+        self.at.plan.launch(kernel, label, x=x, y=call.y, **given)
 
 
 def mixture_products(mixture: MixtureLayer, apart: bool = False) -> list[Product]:

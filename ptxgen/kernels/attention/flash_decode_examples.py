@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import TypeVar
 
 from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
@@ -35,81 +36,29 @@ OTHER_CACHES = {
 
 def plain_examples(cls: Callable[..., S]) -> dict[str, S]:
     """Rows whose tokens are in the cache."""
+    small, large = (partial(cls, ctas=4, least=16, most=most) for most in (16, 32))
     return {
         "one chunk": cls(1, KvLayout(1, 1, 16, 64, "f16")),
         "head_dim 80": cls(4, KvLayout(1, 2, 70, 80, "f16"), ctas=3, least=16),
         "long chunks": cls(4, KvLayout(1, 1, 200, 128, "f16"), ctas=2),
         "many chunks": cls(4, KvLayout(1, 1, 300, 128, "f16"), ctas=40, least=16),
-        "bf16": cls(7, KvLayout(1, 1, 50, 128, "bf16"), ctas=4, least=16, most=16),
+        "bf16": small(7, KvLayout(1, 1, 50, 128, "bf16")),
         "f32 rows": cls(12, KvLayout(2, 1, 60, 96, "f32"), rows=3, ctas=6, least=16),
-        "window": cls(
-            3,
-            KvLayout(2, 1, 70, 112, "f16"),
-            rows=3,
-            scores=Scores(window=20),
-            ctas=4,
-            least=16,
-            most=16,
+        "window": small(3, KvLayout(2, 1, 70, 112, "f16"), rows=3, scores=Scores(window=20)),
+        "q8_0 softcap": large(8, KvLayout(1, 1, 64, 256, "q8_0"), scores=Scores(softcap=50.0)),
+        "pages": large(4, KvLayout(2, 2, 96, 64, "f16", page_len=16, pages=10), rows=3),
+        "pages q8_0": small(2, KvLayout(3, 1, 128, 128, "q8_0", page_len=64, pages=7), rows=4),
+        "pages f32 window": large(
+            2, KvLayout(1, 1, 64, 256, "f32", page_len=16, pages=5), scores=Scores(window=33)
         ),
-        "q8_0 softcap": cls(
-            8,
-            KvLayout(1, 1, 64, 256, "q8_0"),
-            scores=Scores(softcap=50.0),
-            ctas=4,
-            least=16,
-            most=32,
+        "head_dim 512": small(2, KvLayout(1, 1, 40, 512, "f16")),
+        "latent": small(
+            3, KvLayout(1, 1, 40, 576, "f16", value_dim=512, values_in_keys=True), most_heads=1
         ),
-        "pages": cls(
-            4,
-            KvLayout(2, 2, 96, 64, "f16", page_len=16, pages=10),
-            rows=3,
-            ctas=4,
-            least=16,
-            most=32,
-        ),
-        "pages q8_0": cls(
-            2,
-            KvLayout(3, 1, 128, 128, "q8_0", page_len=64, pages=7),
-            rows=4,
-            ctas=4,
-            least=16,
-            most=16,
-        ),
-        "pages f32 window": cls(
-            2,
-            KvLayout(1, 1, 64, 256, "f32", page_len=16, pages=5),
-            scores=Scores(window=33),
-            ctas=4,
-            least=16,
-            most=32,
-        ),
-        "head_dim 512": cls(2, KvLayout(1, 1, 40, 512, "f16"), ctas=4, least=16, most=16),
-        "latent": cls(
-            3,
-            KvLayout(1, 1, 40, 576, "f16", value_dim=512, values_in_keys=True),
-            most_heads=1,
-            ctas=4,
-            least=16,
-            most=16,
-        ),
-        "value_dim": cls(
-            3, KvLayout(1, 1, 40, 192, "f16", value_dim=128), ctas=4, least=16, most=32
-        ),
-        "chunk sinks": cls(
-            2,
-            KvLayout(3, 1, 90, 64, "f16"),
-            3,
-            Scores(chunk=48, sinks=True),
-            ctas=4,
-            least=16,
-            most=16,
-        ),
-        "ALiBi": cls(
-            3, KvLayout(2, 1, 70, 64, "f16"), 3, Scores(max_bias=8.0), ctas=4, least=16, most=32
-        ),
-        "relative": cls(
-            2, KvLayout(2, 2, 70, 64, "f16"), 3, Scores(relative=9), ctas=4, least=16, most=32
-        ),
+        "value_dim": large(3, KvLayout(1, 1, 40, 192, "f16", value_dim=128)),
+        "chunk sinks": small(2, KvLayout(3, 1, 90, 64, "f16"), 3, Scores(chunk=48, sinks=True)),
+        "ALiBi": large(3, KvLayout(2, 1, 70, 64, "f16"), 3, Scores(max_bias=8.0)),
+        "relative": large(2, KvLayout(2, 2, 70, 64, "f16"), 3, Scores(relative=9)),
         "40 rows": cls(2, KvLayout(40, 1, 50, 64, "f16"), rows=40, ctas=5, least=16, most=16),
         "a long row": cls(2, KvLayout(3, 2, 150, 64, "f16"), rows=3, ctas=8, least=32, most=48),
         "cluster": cls(4, KvLayout(2, 1, 70, 64, "f16"), rows=2, ctas=2, cluster=4, least=16),
@@ -117,41 +66,28 @@ def plain_examples(cls: Callable[..., S]) -> dict[str, S]:
         "cluster sinks f32": cls(
             6, KvLayout(1, 2, 90, 80, "f32"), 1, Scores(sinks=True), ctas=1, cluster=2, least=16
         ),
-        "ring": cls(
-            2,
-            KvLayout(3, 1, 160, 64, "f16", 16, 13, capacity=64),
-            3,
-            Scores(window=50),
-            ctas=4,
-            least=16,
-            most=16,
-        ),
+        "ring": small(2, KvLayout(3, 1, 160, 64, "f16", 16, 13, capacity=64), 3, Scores(window=50)),
     }
 
 
 def examples_with_a_token(cls: Callable[..., S]) -> dict[str, S]:
     """Every type of cache; chunks shorter and longer than a step of keys."""
+    small, large = (partial(cls, ctas=4, least=16, most=most) for most in (16, 32))
     whole = OwnToken(Rotation(128, "half"))
     half = OwnToken(Rotation(64, "interleaved", magnitude=1.2))
     latent = replace(half, latent_norm=QK_NORM)
     return {
-        "latent rows": cls(
+        "latent rows": small(
             3,
             KvLayout(2, 1, 48, 576, "q8_0", 16, 7, value_dim=512, values_in_keys=True),
             rows=3,
             token=half,
-            ctas=4,
-            least=16,
-            most=16,
         ),
-        "values in keys": cls(
+        "values in keys": small(
             8,
             KvLayout(2, 1, 40, 192, "f16", value_dim=128, values_in_keys=True),
             rows=3,
             token=half,
-            ctas=4,
-            least=16,
-            most=16,
         ),
         "latent cluster": cls(
             3,
@@ -182,52 +118,24 @@ def examples_with_a_token(cls: Callable[..., S]) -> dict[str, S]:
         "rope ring q8_0": cls(
             4, KvLayout(3, 1, 600, 128, "q8_0"), 3, token=whole, ctas=2, cluster=2, ring=68 << 10
         ),
-        "rope f32 rows": cls(
-            12, KvLayout(2, 1, 60, 96, "f32"), rows=3, token=half, ctas=4, least=16, most=16
+        "rope f32 rows": small(12, KvLayout(2, 1, 60, 96, "f32"), rows=3, token=half),
+        "rope bf16 window": small(
+            3, KvLayout(2, 1, 70, 112, "bf16"), rows=3, scores=Scores(window=20), token=half
         ),
-        "rope bf16 window": cls(
-            3,
-            KvLayout(2, 1, 70, 112, "bf16"),
-            rows=3,
-            scores=Scores(window=20),
-            token=half,
-            ctas=4,
-            least=16,
-            most=16,
+        "rope q8_0 head_dim 256": large(
+            8, KvLayout(1, 1, 64, 256, "q8_0"), token=OwnToken(Rotation(90, "half"))
         ),
-        "rope q8_0 head_dim 256": cls(
-            8,
-            KvLayout(1, 1, 64, 256, "q8_0"),
-            token=OwnToken(Rotation(90, "half")),
-            ctas=4,
-            least=16,
-            most=32,
-        ),
-        "rope pages": cls(
-            4,
-            KvLayout(2, 2, 96, 64, "f16", page_len=16, pages=14),
-            3,
-            token=half,
-            ctas=4,
-            least=16,
-            most=32,
-        ),
-        "norms head_dim 512 shared": cls(
+        "rope pages": large(4, KvLayout(2, 2, 96, 64, "f16", page_len=16, pages=14), 3, token=half),
+        "norms head_dim 512 shared": small(
             2,
             KvLayout(1, 1, 40, 512, "f16", value_dim=64),
             token=OwnToken(Rotation(128, "half"), QK_NORM, appends=False),
-            ctas=4,
-            least=16,
-            most=16,
         ),
-        "norm of rows": cls(
+        "norm of rows": small(
             6,
             KvLayout(2, 2, 60, 96, "bf16"),
             rows=2,
             token=OwnToken(Rotation(96, "half"), QK_NORM, qk_norm_over="row"),
-            ctas=4,
-            least=16,
-            most=16,
         ),
         "packs": cls(
             4,
@@ -250,25 +158,14 @@ def examples_with_a_token(cls: Callable[..., S]) -> dict[str, S]:
             most=16,
             packs=True,
         ),
-        "norms ring": cls(
+        "norms ring": small(
             3,
             KvLayout(2, 1, 100, 96, "q8_0", capacity=64),
             rows=2,
             scores=Scores(chunk=64, window=40),
             token=OwnToken(Rotation(96, "half"), QK_NORM, V_NORM, Temperature(0.2, 16)),
-            ctas=4,
-            least=16,
-            most=16,
         ),
-        "rope pages q8_0": cls(
-            2,
-            KvLayout(3, 1, 128, 128, "q8_0", 64, 7),
-            rows=4,
-            token=whole,
-            ctas=4,
-            least=16,
-            most=16,
-        ),
+        "rope pages q8_0": small(2, KvLayout(3, 1, 128, 128, "q8_0", 64, 7), rows=4, token=whole),
     }
 
 

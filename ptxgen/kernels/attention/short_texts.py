@@ -29,9 +29,10 @@ class ShortTexts(KernelSpec):
 
     Text t has rows ``segment[t, 0]`` ... ``segment[t, 1]`` - 1, up to `MOST_TOKENS`; row r attends
     to the keys of rows ``begin[r]`` ... ``position[r]`` of its text. q (rows, heads, head_dim), k
-    and v (rows, kv_heads, head_dim) f32 are what products leave: with ``rope`` q and k are rotated
-    first, at their places in their texts, by ``frequencies``, a ``turns_table``. They are then
-    rounded to f16, as are the weights; sums are f32.
+    and v (rows, kv_heads, head_dim) f32 are what products leave, or, with ``halves``, heads in f16,
+    (heads, rows, head_dim). With ``rope`` q and k are rotated first, at their places in their
+    texts, by ``frequencies``, a ``turns_table``. They are then rounded to f16, as are the weights;
+    sums are f32.
 
     Rows of no text come last. Their positions are IDLE and their results zeros; texts that are none
     come last, and have IDLE bounds. With ``packs`` the output has the form that the next product
@@ -46,6 +47,7 @@ class ShortTexts(KernelSpec):
     scale: float | None = None
     rope: Rotation | None = None
     packs: bool = False
+    halves: bool = False
 
     name = "short_texts"
     template = ("urdir.templates", "attention/short_texts.ptx.j2")
@@ -63,6 +65,8 @@ class ShortTexts(KernelSpec):
             raise PtxgenError(f"{self.rows} rows of {self.texts} texts: 1 to 65535")
         if self.rope and not self.rotates(self.rope, self.head_dim):
             raise PtxgenError("attention of short texts rotates whole heads, half and half")
+        if self.query_scale <= 0:
+            raise PtxgenError(f"attention of short texts: a scale of {self.scale}")
         if self.packs and not self.can_pack:
             raise PtxgenError(f"packed rows are multiples of {TILE_COLS} values")
 
@@ -93,7 +97,7 @@ class ShortTexts(KernelSpec):
 
     @property
     def query_scale(self) -> float:
-        """The factor of queries, from q . k to the exponent of 2."""
+        """The factor from q . k to the exponent of 2."""
         return Scores(self.scale).scale_of(self.head_dim) * LOG2E
 
     @property
@@ -122,15 +126,21 @@ class ShortTexts(KernelSpec):
     @property
     def params(self) -> tuple[Param, ...]:
         return (
-            Param("q", "f32", ("rows", "heads", "head_dim"), Access.IN),
-            Param("k", "f32", ("rows", "kv_heads", "head_dim"), Access.IN),
-            Param("v", "f32", ("rows", "kv_heads", "head_dim"), Access.IN),
+            self._heads_param("q", "heads"),
+            self._heads_param("k", "kv_heads"),
+            self._heads_param("v", "kv_heads"),
             *(() if self.rope is None else (self.rope.param,)),
             Param("begin", "u32", ("rows",), Access.IN),
             Param("position", "u32", ("rows",), Access.IN),
             Param("segment", "u32", ("texts", 2), Access.IN),
             self.out_param,
         )
+
+    def _heads_param(self, name: str, heads: str) -> Param:
+        """Heads of rows, as they come."""
+        if self.halves:
+            return Param(name, "f16", (heads, "rows", "head_dim"), Access.IN)
+        return Param(name, "f32", ("rows", heads, "head_dim"), Access.IN)
 
     @property
     def launch_shape(self) -> LaunchShape:
@@ -147,10 +157,13 @@ class ShortTexts(KernelSpec):
 
     def reference(self, **inputs: Any) -> dict[str, Array]:
         out = np.zeros((self.rows, self.heads, self.head_dim), np.float32)
+        of_rows = {
+            name: inputs[name].swapaxes(0, 1) if self.halves else inputs[name] for name in "qkv"
+        }
         for first, end in inputs["segment"].tolist():
             if first == IDLE:
                 continue
-            q, k, v = (inputs[name][first:end].astype(np.float64) for name in "qkv")
+            q, k, v = (of_rows[name][first:end].astype(np.float64) for name in "qkv")
             if self.rope is not None:
                 q, k = (
                     self.rope.turn(of, np.arange(end - first), inputs["frequencies"])
@@ -187,7 +200,7 @@ class ShortTexts(KernelSpec):
         for name, heads in (("q", self.heads), ("k", self.kv_heads), ("v", self.kv_heads)):
             x = rng.standard_normal((self.rows, heads, self.head_dim)).astype(np.float32)
             x[live:] = np.nan
-            inputs[name] = x
+            inputs[name] = x.swapaxes(0, 1).astype(np.float16).copy() if self.halves else x
         if self.rope is not None:
             inputs["frequencies"] = turns_table(frequencies(self.head_dim, 1e4)[0])
         return inputs | {"begin": bounds[0], "position": bounds[1], "segment": segment}
@@ -204,6 +217,12 @@ class ShortTexts(KernelSpec):
             "rope of narrow heads": cls(2, 2, 32, rows=70, texts=2, rope=Rotation(32, "half", 1.5)),
             "packs": cls(4, 4, 64, rows=139, texts=3, packs=True),
             "packs narrow heads": cls(8, 8, 32, rows=35, texts=4, packs=True),
+            "halves": cls(4, 2, 64, rows=171, texts=4, packs=True, halves=True),
+            "halves of narrow heads": cls(3, 3, 32, rows=150, texts=4, scale=0.25, halves=True),
+            "halves, rope": cls(2, 1, 64, rows=200, texts=5, rope=half, halves=True),
+            "halves of narrow heads, rope": cls(
+                2, 2, 32, rows=70, texts=2, rope=Rotation(32, "half", 1.5), halves=True
+            ),
         }
 
     def flops(self) -> int:

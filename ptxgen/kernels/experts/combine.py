@@ -10,19 +10,31 @@ import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.experts.selection import MAX_USED
+from urdir.ptxgen.kernels.linear.pack import TILE_THREADS
+from urdir.ptxgen.kernels.summary import PACKED_SUMMARY, packed_squares
 from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, Tolerance, ceil_div
+from urdir.ptxgen.weights.layout import TILE_COLS
+from urdir.ptxgen.weights.packed import GROUP, pack, packed_shape
 
 THREADS = 128
+#: Rows of a CTA that begins a norm: 32 bytes are written at once.
+CTA_ROWS = 2
 
 
 @dataclass(frozen=True)
 class CombineExperts(KernelSpec):
-    """y[b] = the sum over slots s of x[b, s] (+ residual[b]), slot by slot."""
+    """y[b] = the sum over slots s of x[b, s] (+ residual[b]), slot by slot.
+
+    ``begins``: the RMSNorm that follows is begun for products that take packed vectors, as by
+    `BeginNorm`: ``scaled`` is y times its weights ``next_norm``, packed, and ``y_summary`` has the
+    sums of the squares of every 32 values of y in the packed order.
+    """
 
     rows: int
     used: int
     cols: int
     residual: bool = False
+    begins: bool = False
 
     name = "combine_experts"
     template = ("urdir.templates", "experts/combine.ptx.j2")
@@ -35,30 +47,58 @@ class CombineExperts(KernelSpec):
             )
         if self.cols % 4:
             raise PtxgenError(f"combine_experts: {self.cols} columns: a multiple of 4")
+        if self.begins and self.cols % TILE_COLS:
+            raise PtxgenError(f"combine_experts: {self.cols} columns: a multiple of {TILE_COLS}")
 
     @property
     def params(self) -> tuple[Param, ...]:
         residual = (Param("residual", "f32", ("rows", "cols"), Access.IN),) if self.residual else ()
-        return (
+        params = (
             Param("x", "f32", ("rows", "used", "cols"), Access.IN),
             *residual,
             Param("y", "f32", ("rows", "cols"), Access.OUT),
         )
+        if not self.begins:
+            return params
+        squares = (1, "rows", self.cols // PACKED_SUMMARY)
+        return (
+            *params,
+            Param("next_norm", "f32", ("cols",), Access.IN),
+            Param("scaled", "f16", packed_shape(self.rows, self.cols), Access.OUT),
+            Param("y_summary", "f32", squares, Access.OUT),
+        )
+
+    #: Read by the macros of `Pack`: rows of a CTA in neighbouring lanes, all of which have columns.
+    cta_rows, has_idle = CTA_ROWS, False
+
+    @property
+    def groups(self) -> int:
+        """Groups of eight packed vectors."""
+        return ceil_div(self.rows, GROUP)
 
     @property
     def launch_shape(self) -> LaunchShape:
+        if self.begins:
+            grid = (self.cols // TILE_COLS, self.groups * GROUP // CTA_ROWS, 1)
+            return LaunchShape(grid=grid, block=(CTA_ROWS * TILE_THREADS, 1, 1))
         grid = (ceil_div(self.cols, 4 * THREADS), self.rows, 1)
         return LaunchShape(grid=grid, block=(THREADS, 1, 1))
 
     @property
     def tolerance(self) -> Tolerance:
+        if self.begins:
+            return Tolerance(rtol=6e-4, atol=1e-6)
         return Tolerance.of_sum("f32", self.used + self.residual)
 
     def reference(self, **inputs: Any) -> dict[str, Array]:
         y = inputs["x"].astype(np.float64).sum(axis=1)
         if self.residual:
             y += inputs["residual"]
-        return {"y": y.astype(np.float32)}
+        made = {"y": y.astype(np.float32)}
+        if not self.begins:
+            return made
+        scaled = pack(made["y"] * inputs["next_norm"])
+        return {**made, "scaled": scaled, "y_summary": packed_squares(made["y"])}
 
     @classmethod
     def examples(cls) -> Mapping[str, CombineExperts]:
@@ -67,6 +107,8 @@ class CombineExperts(KernelSpec):
             "odd": cls(3, 5, 36, residual=True),
             "several CTAs": cls(2, 8, 1028, residual=True),
             "32 slots": cls(2, 32, 68),
+            "begins a norm": cls(11, 3, 512, residual=True, begins=True),
+            "begins a norm, ten slots": cls(8, 10, 256, begins=True),
         }
 
     def flops(self) -> int:

@@ -31,6 +31,10 @@ class RouterLogits(KernelSpec):
     As exact as the products of `RouteExperts`: f32 throughout, so that the same experts are chosen.
     A CTA reads a row of W once for 16 rows of x. The columns may be cut in ``splits``, whose sums
     are apart: logits (splits, rows, experts), the bias with the first.
+
+    ``normed``: an RMSNorm of x is begun. x is multiplied with its weights ``norm`` (cols,) alone,
+    and ``squares`` (splits, rows) f32 has the sums of the squares of x; what reads the logits makes
+    the factors of them.
     """
 
     rows: int
@@ -39,6 +43,7 @@ class RouterLogits(KernelSpec):
     bias: bool = False
     scale: float = 1.0
     splits: int = 1
+    normed: bool = False
 
     name = "router_logits"
     template = ("urdir.templates", "experts/logits.ptx.j2")
@@ -49,6 +54,8 @@ class RouterLogits(KernelSpec):
                 f"router_logits: {self.rows} rows, {self.experts} experts: at least one row, "
                 f"1 to {MAX_EXPERTS} experts"
             )
+        if self.normed and self.bias:
+            raise PtxgenError("router_logits: a bias comes after the factors of a norm")
         if not self.takes(self.cols):
             raise PtxgenError(f"router_logits: {self.cols} columns: a multiple of 4")
         if not 1 <= self.splits <= self.steps or self.step_of(self.splits - 1) >= self.steps:
@@ -91,7 +98,9 @@ class RouterLogits(KernelSpec):
             Param("weights", "u8", (self.layout.nbytes,), Access.IN),
             Param("x", "f32", ("rows", "cols"), Access.IN),
             *bias,
+            *((Param("norm", "f32", ("cols",), Access.IN),) if self.normed else ()),
             Param("logits", "f32", (*of_splits, "rows", "experts"), Access.OUT),
+            *((Param("squares", "f32", ("splits", "rows"), Access.OUT),) if self.normed else ()),
         )
 
     @property
@@ -107,12 +116,17 @@ class RouterLogits(KernelSpec):
     def reference(self, **inputs: Any) -> dict[str, Array]:
         weights = self.layout.unpack(inputs["weights"]).astype(np.float64)
         x, logits = inputs["x"].astype(np.float64), np.zeros((self.splits, self.rows, self.experts))
+        squares, given = np.zeros((self.splits, self.rows)), x
+        if self.normed:
+            x = x * inputs["norm"]
         for split in range(self.splits):
             part = slice(*(STEP * self.step_of(number) for number in (split, split + 1)))
+            squares[split] = np.square(given[:, part]).sum(axis=1)
             logits[split] = self.scale * (x[:, part] @ weights[:, part].T)
         if self.bias:
             logits[0] += inputs["bias"]
-        return {"logits": logits.astype(np.float32)[... if self.splits > 1 else 0]}
+        made = {"logits": logits.astype(np.float32)[... if self.splits > 1 else 0]}
+        return made if not self.normed else made | {"squares": squares.astype(np.float32)}
 
     def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
         shape = (self.experts, self.cols)
@@ -133,6 +147,8 @@ class RouterLogits(KernelSpec):
             "gpt-oss": cls(18, 32, 1028, bias=True),
             "many experts": cls(5, 130, 260),
             "splits": cls(18, 41, 640, bias=True, scale=0.5, splits=3),
+            "norm": cls(19, 41, 388, normed=True),
+            "norm, splits": cls(35, 41, 640, scale=0.5, splits=3, normed=True),
         }
 
     def bytes_moved(self) -> int:

@@ -34,12 +34,16 @@ class SelectExperts(KernelSpec):
     from those of ``splits`` of its columns, which are added up: (splits, rows, experts).
 
     See `Selection`. Whatever the logits are, the chosen experts are different ones; NaN counts as
-    the lowest.
+    the lowest. ``cols``: logits are those of rows of so many columns before an RMSNorm with
+    ``eps``, and ``squares`` (splits, rows) has the sums of the squares; ``factor`` (rows,) is what
+    the norm multiplies the rows with.
     """
 
     rows: int
     selection: Selection
     splits: int = 1
+    cols: int = 0
+    eps: float = 0.0
 
     name = "select_experts"
     template = ("urdir.templates", "experts/select.ptx.j2")
@@ -54,7 +58,11 @@ class SelectExperts(KernelSpec):
     def params(self) -> tuple[Param, ...]:
         of_splits = ("splits",) if self.splits > 1 else ()
         logits = Param("logits", "f32", (*of_splits, "rows", self.selection.experts), Access.IN)
-        return (logits, *selection_params(self.selection))
+        params = (logits, *selection_params(self.selection))
+        if not self.cols:
+            return params
+        squares = Param("squares", "f32", ("splits", "rows"), Access.IN)
+        return (squares, *params, Param("factor", "f32", ("rows",), Access.OUT))
 
     @property
     def launch_shape(self) -> LaunchShape:
@@ -70,11 +78,21 @@ class SelectExperts(KernelSpec):
     def reference(self, **inputs: Any) -> dict[str, Array]:
         extra = (inputs.get("choice_bias"), inputs.get("expert_scale"))
         logits = inputs["logits"].reshape(self.splits, self.rows, -1)
-        expert, weight = self.selection(logits.sum(axis=0), *extra)
-        return {"expert": expert, "weight": weight.astype(np.float32)}
+        logits = logits.sum(axis=0)
+        if not self.cols:
+            expert, weight = self.selection(logits, *extra)
+            return {"expert": expert, "weight": weight.astype(np.float32)}
+        squares = inputs["squares"].astype(np.float64).sum(axis=0)
+        factor = 1 / np.sqrt(squares / self.cols + self.eps)
+        expert, weight = self.selection(logits * factor[:, None], *extra)
+        weight, factor = weight.astype(np.float32), factor.astype(np.float32)
+        return {"expert": expert, "weight": weight, "factor": factor}
 
     def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
         made = self.selection.random_logits(self.rows, rng)
+        if self.cols:
+            squares = rng.uniform(0.5, 2.0, (self.splits, self.rows)) * self.cols / self.splits
+            made["squares"] = squares.astype(np.float32)
         if self.splits == 1:
             return made
         more = (self.selection.random_logits(self.rows, rng) for _ in range(1, self.splits))
@@ -83,7 +101,10 @@ class SelectExperts(KernelSpec):
     @classmethod
     def examples(cls) -> Mapping[str, SelectExperts]:
         found = {name: cls(rows, selection) for name, (rows, selection) in SELECTIONS.items()}
-        return found | {"splits": cls(3, Selection(70, 6), splits=3)}
+        return found | {
+            "splits": cls(3, Selection(70, 6), splits=3),
+            "squares": cls(3, Selection(70, 6), splits=3, cols=512, eps=1e-5),
+        }
 
     def flops(self) -> int:
         return self.rows * self.selection.experts**2

@@ -144,11 +144,6 @@ class LinearRequest:
         return is_large and Target.parse(self.limits.target).sm >= 80
 
     @property
-    def are_floats(self) -> bool:
-        """Whether some of the matrices are not quantised."""
-        return any(fmt.is_float for fmt in self.formats)
-
-    @property
     def takes_packed(self) -> bool:
         """Whether the launch takes packed activations: such a product, of matrices whose blocks are
         whole. Without a norm that is one matrix; with one, the first of them decides."""
@@ -162,7 +157,8 @@ class LinearRequest:
         if Halves(self.formats[0]).factors_are_exact or self.formats[0].arithmetic == "e4m3":
             fewest = PACKED_EXACT_FROM
         fits = serves and self.cols % TILE_COLS == 0
-        several = fits and self.rounds_several and self.batch >= fewest and not self.are_floats
+        several = fits and self.rounds_several and self.batch >= fewest
+        several &= not any(fmt.is_float for fmt in self.formats)
         return several and Target.parse(self.limits.target).sm >= 80
 
     @property

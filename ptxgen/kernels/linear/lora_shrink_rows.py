@@ -28,8 +28,10 @@ class LoraShrinkRows(LoraShrink):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.experts or self.each > TILE_RANKS:
-            raise PtxgenError(f"{self.name}: {self.each} ranks a CTA, {self.experts} experts")
+        if self.experts or self.each > TILE_RANKS or self.batch < TILE_ROWS:
+            raise PtxgenError(
+                f"{self.name}: {self.batch} rows, {self.each} ranks a CTA, {self.experts} experts"
+            )
 
     @property
     def tile(self) -> int:
@@ -39,12 +41,14 @@ class LoraShrinkRows(LoraShrink):
     @property
     def launch_shape(self) -> LaunchShape:
         grid = (self.width // self.each, ceil_div(self.batch, self.tile), 1)
-        return LaunchShape(grid=grid, block=(32 * self.warps, 1, 1))
+        # 168 registers a thread
+        return LaunchShape(grid=grid, block=(32 * self.warps, 1, 1), resident=12 // self.warps)
 
     @property
     def warps(self) -> int:
-        """At least two: a thread for each sum of the CTA."""
-        return max(2, min(16, ceil_div(self.cols, 32 * 32)))
+        """At least two: a thread for each sum of the CTA. At most eight: each has registers for all
+        of these sums."""
+        return max(2, min(8, ceil_div(self.cols, 32 * 32)))
 
     def bytes_moved(self) -> int:
         """With few adapters."""
@@ -54,7 +58,7 @@ class LoraShrinkRows(LoraShrink):
     def examples(cls) -> Mapping[str, LoraShrinkRows]:
         rms = Norm("rms", 1e-5)
         return {
-            "few rows": cls(3, 64, 1, 1, 8, 1),
+            "few rows": cls(8, 64, 1, 1, 8, 1),
             "odd columns": cls(11, 37, 2, 3, 8, 5, norm=rms),
             "f32": cls(17, 1028, 1, 2, 16, 4, "f32", each=4),
             "norm": cls(70, 2080, 3, 4, 16, 9, norm=rms),

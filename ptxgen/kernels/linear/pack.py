@@ -33,6 +33,9 @@ class Pack(KernelSpec):
     ``room``, without pairs: y has room for so many vectors, those beyond ``rows`` stay as they are.
     Both are multiples of eight, and the text does not have ``rows``.
 
+    ``factors``, of pairs: x is multiplied with ``next_norm`` (cols,) f32 and the row's ``factor``,
+    (rows,) f32.
+
     ``keeps``: the normalised rows are z (rows, cols) f32 as well.
     """
 
@@ -44,6 +47,7 @@ class Pack(KernelSpec):
     weighted: bool = False
     room: int = 0
     keeps: bool = False
+    factors: bool = False
 
     name = "pack"
     template = ("urdir.templates", "linear/pack.ptx.j2")
@@ -85,6 +89,8 @@ class Pack(KernelSpec):
             (norm and norm.bias, Param("bias", "f32", ("cols",), Access.IN)),
             (self.used, Param("pair", "u32", ("places",), Access.IN)),
             (self.weighted, Param("weight", "f32", ("pairs",), Access.IN)),
+            (self.factors, Param("next_norm", "f32", ("cols",), Access.IN)),
+            (self.factors, Param("factor", "f32", ("rows",), Access.IN)),
             (True, Param("y", "f16", packed_shape(self.vectors, self.cols), access)),
             (self.keeps, Param("z", "f32", ("rows", "cols"), Access.OUT)),
         )
@@ -145,7 +151,7 @@ class Pack(KernelSpec):
     @property
     def tolerance(self) -> Tolerance:
         """One rounding, as numpy's: bit for bit; after another one, f16 has 11 bits."""
-        return Tolerance(rtol=6e-4 if self.norm or self.weighted else 0)
+        return Tolerance(rtol=6e-4 if self.norm or self.weighted or self.factors else 0)
 
     def reference(self, **inputs: Any) -> dict[str, Array]:
         x = inputs["x"]
@@ -156,6 +162,9 @@ class Pack(KernelSpec):
             found = pair != NO_PAIR
             gathered = np.zeros((self.places, self.cols))
             gathered[found] = x[pair[found] // self.used]
+            if self.factors:
+                rows = pair[found] // self.used
+                gathered[found] *= inputs["next_norm"] * inputs["factor"][rows, None]
             if self.weighted:
                 gathered[found] *= inputs["weight"][pair[found], None]
             x = gathered
@@ -197,6 +206,7 @@ class Pack(KernelSpec):
             "rms, room": cls(24, 260, rms, room=24),
             "pairs": cls(5, 36, used=3, places=24),
             "weighted pairs": cls(9, 290, used=1, places=16, weighted=True),
+            "normed pairs": cls(9, 292, used=2, places=24, factors=True),
         }
 
     def flops(self) -> int:

@@ -182,10 +182,7 @@ class LinearSpec(MainLoop):
                 x = inputs[f"vector{part.number}" if part.number else "x"].astype(np.float64)
             names = (f"weights{part.suffix}", *self.matrices[1:])
             products = [x @ part.layout.unpack(inputs[n]).astype(np.float64).T for n in names]
-            y = np.stack(products) if self.gated else products[0]
-            for step in self.epilogue_of(part):
-                y = step.apply(y, Reference(self, part, inputs, outputs))
-            outputs.setdefault(f"y{part.suffix}", y.astype(np.float32))
+            self.finish(products, Reference(self, part, inputs, outputs))
         return outputs
 
     def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:

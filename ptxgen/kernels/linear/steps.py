@@ -133,7 +133,7 @@ class Epilogue(Step):
         """The nonlinearity that it is."""
         return None
 
-    def of_part(self, part: Part) -> bool:
+    def of_part(self, product: Product, part: Part) -> bool:
         """Whether it follows the product of this one of the matrices."""
         return True
 
@@ -228,7 +228,14 @@ class Product(KernelSpec):
 
     def epilogue_of(self, part: Part) -> tuple[Epilogue, ...]:
         """The steps after the product of one of the matrices."""
-        return tuple(step for step in self.epilogue if step.of_part(part))
+        return tuple(step for step in self.epilogue if step.of_part(self, part))
+
+    def finish(self, products: Sequence[Array], of: Reference) -> None:
+        """What follows the ``products`` of a matrix or a pair; the outputs have the result."""
+        y = np.stack(products) if self.gated else products[0]
+        for step in self.epilogue_of(of.part):
+            y = step.apply(y, of)
+        of.outputs.setdefault(f"y{of.part.suffix}", y.astype(np.float32))
 
     def bias_shape(self, part: Part) -> tuple[str | int, ...]:
         """The shape of the biases of a matrix."""

@@ -26,6 +26,9 @@ from urdir.driver.parallel import completed
 from urdir.model.engine.batch import Output, StepShape
 from urdir.model.engine.requests.launcher import Launcher
 from urdir.model.engine.requests.request import Request
+from urdir.model.engine.requests.scheduler import Scheduler
+from urdir.model.engine.requests.step_plan import StepPlan
+from urdir.model.engine.run_ahead import RunAhead
 from urdir.model.engine.sampling_settings import GREEDY
 from urdir.model.engine.speculation.drafting import Acceptance, Drafting
 from urdir.model.engine.speculation.model_source import ModelSource
@@ -66,23 +69,36 @@ def heads(
 
 def phases(monkeypatch: pytest.MonkeyPatch, *lengths: int, shift: int = 0) -> None:
     """Steps have 3 drafts and none by turns, for so many steps; the last length goes on. Each
-    further answer is ``shift`` steps later."""
+    further answer is ``shift`` steps later. Launches of several steps do not reach into the next
+    turn, so that turns are as long where graphs of several steps are recorded early."""
     steps: dict[Acceptance, int] = {}
+    ends = np.cumsum(lengths[:-1])
+    repeat = Scheduler.repeat
+
+    def turn(step: int) -> int:
+        return int(np.searchsorted(ends, step, side="right"))
 
     def drafts(answer: Acceptance | None, number: int) -> int:
         if answer is None:
             return 0
-        at = steps[answer] = steps.get(answer, -1 - shift * number) + 1
-        for turn, length in enumerate(lengths):
-            if at < length:
-                return 0 if turn % 2 else 3
-            at -= length
-        return 3 if len(lengths) % 2 else 0
+        steps[answer] = steps.get(answer, -1 - shift * number) + 1
+        return 0 if turn(steps[answer]) % 2 else 3
 
     def choose(self: Drafting, answers: Sequence[Acceptance | None]) -> list[int]:
         return [drafts(answer, number) for number, answer in enumerate(answers)]
 
+    def repeated(self: Scheduler, plan: StepPlan, more: int) -> list[StepPlan]:
+        known = [task.acceptance for task in self.tasks.running.values()]
+        answers = [answer for answer in known if answer in steps]
+        if any(turn(steps[answer]) != turn(steps[answer] + more) for answer in answers):
+            return []
+        plans = repeat(self, plan, more)
+        for answer in answers:
+            steps[answer] += len(plans)
+        return plans
+
     monkeypatch.setattr(Drafting, "choose", choose)
+    monkeypatch.setattr(Scheduler, "repeat", repeated)
 
 
 def counted(monkeypatch: pytest.MonkeyPatch, acts: bool = True) -> list[tuple[int, int]]:
@@ -97,6 +113,18 @@ def counted(monkeypatch: pytest.MonkeyPatch, acts: bool = True) -> list[tuple[in
 
     monkeypatch.setattr(Launcher, "_catch_up", watched)
     return found
+
+
+def prepare_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Graphs of expected steps, also of several, are recorded before the next step is read."""
+    wait = RunAhead.wait
+
+    def patient(self: RunAhead[Any], use_wait: Callable[[], bool]) -> object:
+        while use_wait():
+            pass
+        return wait(self)
+
+    monkeypatch.setattr(RunAhead, "wait", patient)
 
 
 def answers(
@@ -117,24 +145,28 @@ def expected(device: Device, same: Two) -> list[Given]:
     return answers(device, same, ALONE, REQUESTS, drafts=False)
 
 
+@pytest.mark.parametrize("prepared", [pytest.param(False, marks=pytest.mark.full), True])
 @pytest.mark.parametrize("ahead", [pytest.param(1, marks=pytest.mark.full), None])
 def test_drafts_after_a_rest_are_those_without_it(
     device: Device,
     same: Two,
     expected: list[Given],
     ahead: int | None,
+    prepared: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """k is 3, 0, 3, 0, 3: a model's own drafts are all accepted, once it has caught up."""
     if ahead is not None:
         monkeypatch.setattr("urdir.model.engine.run_ahead.AHEAD", ahead)
+    if prepared:
+        prepare_at_once(monkeypatch)
     phases(monkeypatch, 2, 9, 2, 14, 99)
     with monkeypatch.context() as patch:
         gaps = counted(patch)
         found = answers(device, same, ALONE, REQUESTS, drafts=True)
     check_same(found, expected)
     drafted, accepted = drafted_of(found)
-    assert drafted == accepted > 12
+    assert drafted == accepted > 2 * 2 * 3  # more than before the second rest
     assert len(gaps) == 2
     assert all(8 <= end - start <= 20 for start, end in gaps)
     with monkeypatch.context() as patch:

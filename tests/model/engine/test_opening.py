@@ -14,7 +14,9 @@ import pytest
 from tests.model.stepping import answer
 from tests.patience import PATIENCE
 from urdir.driver import bindings
+from urdir.driver.device import Device
 from urdir.driver.errors import DriverError
+from urdir.model.engine import engine_parts
 from urdir.model.engine.engine import Engine
 from urdir.model.engine.loading import Loading
 from urdir.model.engine.requests.request import Request
@@ -23,6 +25,7 @@ from urdir.model.engine.sampling_settings import GREEDY
 from urdir.model.errors import GgufError, ModelError
 from urdir.model.memory.weights import Weights
 from urdir.model.text.tokenizer import Tokenizer
+from urdir.ptxgen.kernels.add import Add
 
 
 @pytest.fixture
@@ -231,3 +234,20 @@ def test_ctrl_c_stops_an_upload(api: Any, model: Path, monkeypatch: pytest.Monke
     with pytest.raises(KeyboardInterrupt):
         open_engine(model, work)
     assert ended.is_set()
+
+
+def test_compilers_start_for_a_first_warm_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With what the service leaves of the memory, and with the modules of kernels."""
+    monkeypatch.setattr("os.cpu_count", lambda: 2)  # one process
+    with Device.open("emulator", cache_folder=tmp_path) as device:
+        engine_parts._begin_compilers(device, memory_share=1.0)
+        assert not device.has_compilers
+        engine_parts._begin_compilers(device, memory_share=0.5)
+        assert device.has_compilers
+        kernel = Add(n=512)
+        device.compile_beside([kernel])
+        monkeypatch.setattr(Add, "ptx", None)  # which is not rendered here
+        (loaded,) = device.load_all([kernel])
+        assert loaded.kernel is kernel

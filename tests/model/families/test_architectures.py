@@ -27,7 +27,7 @@ from urdir.model.layers.attention import attention
 from urdir.model.layers.builder import LayerOps, StepOps
 from urdir.model.layers.ends import embedding, head
 from urdir.model.layers.model import layers as layers_of
-from urdir.model.lower.attention import Prepared
+from urdir.model.lower.prepared import Prepared
 from urdir.model.memory.recurrent_state import RecurrentShape
 from urdir.ptxgen.kernels.attention.own_token import OwnToken
 

@@ -24,8 +24,8 @@ from urdir.model.graph.tensor import Tensor
 from urdir.model.layers.attention import attention
 from urdir.model.layers.builder import LayerOps, StepOps
 from urdir.model.lower.attend import LayerAttention, incremental_attention_into
-from urdir.model.lower.attention import Prepared, layer_attention
 from urdir.model.lower.lowering import Lowering
+from urdir.model.lower.prepared import Prepared, layer_attention
 from urdir.model.lower.rows import Rows
 from urdir.model.lower.sheet import Sheet
 from urdir.model.memory.session_settings import SessionSettings

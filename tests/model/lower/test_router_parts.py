@@ -67,8 +67,8 @@ class PartsBench(Workbench):
     """A product that is added to the stream, and a mixture after it."""
 
     def __init__(self, device: Device, rows: int, exact: bool, count: int) -> None:
-        kept = {"expert": 4 * rows * 8, "router logits": 4 * rows * count}
-        super().__init__(device, rows, exact, 5, kept, {"experts arrived": 4 * rows})
+        kept = {"expert": 4 * rows * 8, "router logits": 4 * 8 * rows * count}
+        super().__init__(device, rows, exact, 5, kept, {"experts arrived": 4 * rows}, 1 << 21)
 
     def experts(self, count: int, rows: int, cols: int) -> tuple[Any, Floats]:
         """Random matrices (count, rows, cols), and their numbers."""

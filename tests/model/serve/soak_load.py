@@ -163,6 +163,10 @@ class Load:
         await self._http.delete(path)
         if found["status"] == "failed":
             self._failed(found["error"])
+        elif found["status"] == "incomplete":  # random tokens may fill the context
+            self._misses(found)
+            if found["incomplete_details"] != {"reason": "max_output_tokens"}:
+                self.wrong.append(found)
         elif found["status"] not in ("completed", "cancelled"):
             self.wrong.append(found)
 

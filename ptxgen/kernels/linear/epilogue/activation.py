@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from urdir.ptxgen.errors import PtxgenError
@@ -20,6 +21,11 @@ class Activated(Epilogue):
     f: Activation
 
     stem = "activation"
+
+    @staticmethod
+    def by(f: Activation, divisors: object = None) -> tuple[Activated, ...] | None:
+        """The step; None with ``divisors``."""
+        return (Activated(f),) if divisors is None else None
 
     @property
     def nonlinearity(self) -> Activation:
@@ -117,7 +123,7 @@ class Bounded(Epilogue):
     stem = "bounds"
 
     @staticmethod
-    def within(softcap: float, clamp: float = 0.0) -> tuple[Bounded, ...]:
+    def within(softcap: float = 0.0, clamp: float = 0.0) -> tuple[Bounded, ...]:
         """The step; none if both are 0."""
         return (Bounded(softcap, clamp),) if softcap or clamp else ()
 
@@ -141,3 +147,10 @@ class Bounded(Epilogue):
 
 #: What each number of a product may go through before a residual is added, in this order.
 ELEMENTWISE: tuple[type[Epilogue], ...] = (Activated, Scaled)
+#: Operations on each number of a product, by name, in the order in which they may follow it: what
+#: makes their steps of their values, None where products have none.
+OPERATIONS: Mapping[str, Callable[..., tuple[Epilogue, ...] | None]] = {
+    "activate": Activated.by,
+    "scale": Scaled.by,
+    "bound": Bounded.within,
+}

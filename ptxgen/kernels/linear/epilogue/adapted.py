@@ -64,9 +64,8 @@ class Adapted(Epilogue):
         """Values of a row of ``lora``."""
         return self.count * self.rank
 
-    def of_part(self, part: Part) -> bool:
-        # of a gated pair, which has no others, both are in the first part
-        return part.number == 0 or self.places[part.number] is not None
+    def of_part(self, product: Product, part: Part) -> bool:
+        return bool(self.matrices(product, part))
 
     def matrices(self, product: Product, part: Part) -> tuple[tuple[int, str], ...]:
         """Of each adapted matrix of a part where its a begins in ``lora``, and its parameter."""
@@ -88,7 +87,7 @@ class Adapted(Epilogue):
     def make_inputs(self, product: Product, rng: np.random.Generator) -> dict[str, Any]:
         inputs: dict[str, Any] = {"lora_slot": random_slots(product.batch, self.slots, rng)}
         for part in product.parts:
-            for param in self.part_params(product, part) if self.of_part(part) else ():
+            for param in self.part_params(product, part):
                 values = rng.standard_normal(product.shape_of(param)) / self.rank
                 inputs[param.name] = values.astype(np.dtype(element_dtype(self.element)))
         return inputs

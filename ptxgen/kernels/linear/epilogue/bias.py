@@ -34,7 +34,7 @@ class Bias(Epilogue):
                 f"{product.name}: bias is {self.of} of {1 + len(product.others)} matrices"
             )
 
-    def of_part(self, part: Part) -> bool:
+    def of_part(self, product: Product, part: Part) -> bool:
         return not self.of or self.of[part.number]
 
     def part_params(self, product: Product, part: Part) -> tuple[Param, ...]:

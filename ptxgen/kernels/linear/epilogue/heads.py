@@ -34,9 +34,11 @@ class HeadPlaces:
 @dataclass(frozen=True, slots=True)
 class Heads(Epilogue):
     """Each y is that of heads in a cache, f16, at its one of ``places``. x has room for as many
-    vectors as the cache; their number is the argument ``length``, not a constant of the text."""
+    vectors as the cache; their number is the argument ``length``, not a constant of the text. With
+    ``whole`` these fill the room, and no heads have anything beside them."""
 
     places: tuple[HeadPlaces, ...]
+    whole: bool = False
 
     stem = "heads"
 
@@ -56,12 +58,15 @@ class Heads(Epilogue):
                 raise PtxgenError(
                     f"{product.name}: {rows} rows of {product.batch} vectors do not fill {of}"
                 )
+            if self.whole and (product.batch, of.dims) != (of.room, of.width):
+                raise PtxgenError(f"{product.name}: {product.batch} vectors leave gaps in {of}")
 
     def stored(self, param: Param, product: Product) -> Param:
         for part, of in zip(product.parts, self.places, strict=True):
             if param.name == f"y{part.suffix}":
                 shape = (part.rows // of.dims, of.room, of.width)
-                return Param(param.name, "f16", shape, Access.INOUT)
+                access = Access.OUT if self.whole else Access.INOUT
+                return Param(param.name, "f16", shape, access)
         return param
 
     def make_inputs(self, product: Product, rng: np.random.Generator) -> dict[str, Any]:
@@ -71,7 +76,8 @@ class Heads(Epilogue):
     def apply(self, y: Array, of: Reference) -> Array:
         place, name = self.places[of.part.number], f"y{of.part.suffix}"
         heads = y.reshape(of.product.batch, -1, place.dims).transpose(1, 0, 2)
-        made: Array = of.inputs[name].copy()
+        room = (heads.shape[0], place.room, place.width)
+        made: Array = np.empty(room, np.float16) if self.whole else of.inputs[name].copy()
         made[:, : of.product.batch, place.start : place.start + place.dims] = heads
         of.outputs[name] = made
         return y

@@ -76,8 +76,7 @@ class SelfAdapted(Adapted):
 
     def firsts(self, product: Product) -> tuple[tuple[int, str], ...]:
         """Where the ranks of each adapted matrix begin, and the name of its A."""
-        parts = [part for part in product.parts if self.of_part(part)]
-        found = [each for part in parts for each in self.matrices(product, part)]
+        found = [each for part in product.parts for each in self.matrices(product, part)]
         return tuple((first, name.replace("lora_b", "lora_a")) for first, name in sorted(found))
 
     def params(self, product: Product) -> tuple[Param, ...]:
@@ -98,7 +97,7 @@ class SelfAdapted(Adapted):
     def make_inputs(self, product: Product, rng: np.random.Generator) -> dict[str, Any]:
         inputs: dict[str, Any] = {}
         for part in product.parts:
-            for param in self.part_params(product, part) if self.of_part(part) else ():
+            for param in self.part_params(product, part):
                 values = rng.standard_normal(product.shape_of(param))
                 values /= 1 if param.name.startswith("lora_a") else self.rank
                 inputs[param.name] = values.astype(np.dtype(element_dtype(self.element)))

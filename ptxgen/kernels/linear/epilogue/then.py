@@ -67,7 +67,7 @@ class Continued(Epilogue):
                 f"{product.name}: {then.name} after a product with gate or residual, or in passes"
             )
 
-    def of_part(self, part: Part) -> bool:
+    def of_part(self, product: Product, part: Part) -> bool:
         return part.number == 0
 
     def params(self, product: Product) -> tuple[Param, ...]:

@@ -225,10 +225,7 @@ class GemmBytes(PackedTiling):
             products = []
             for weights, scales in self.names_of(part):
                 products.append(x @ self._matrix(part, inputs[weights], inputs.get(scales)).T)
-            y = np.stack(products) if self.gated else products[0]
-            for step in self.epilogue_of(part):
-                y = step.apply(y, Reference(self, part, inputs, outputs))
-            outputs.setdefault(f"y{part.suffix}", y.astype(np.float32))
+            self.finish(products, Reference(self, part, inputs, outputs))
         return outputs
 
     def _numbers_of(self, x: eights.Bytes) -> npt.NDArray[np.float64]:

@@ -89,11 +89,11 @@ class GemmSmall(TiledSpec):
 
     @property
     def targets(self) -> tuple[str, ...]:
-        since_80 = (self.packed or self.has_floats) and self.cluster == 1
+        since_80 = (self.packed or self.multiplies_floats) and self.cluster == 1
         return since(80) if since_80 else super().targets
 
     @property
-    def has_floats(self) -> bool:
+    def multiplies_floats(self) -> bool:
         """Whether the weights or quants are floats."""
         return self.format.arithmetic != "integers"
 
@@ -134,7 +134,7 @@ class GemmSmall(TiledSpec):
         ahead = self.packed and all(p.tile.as_halves for p in cut.rows.parts)
         # Nor of floats, whose tiles are as large as activations. On an H200 a step of 8 sequences
         # of an 8B BF16 model takes 4.304 ms so, else 4.337.
-        none = ahead or self.has_floats
+        none = ahead or self.multiplies_floats
         late = 0 if none else self.pair * _late_rounds(cut, self.pair, sharers)
         # One tile at a time is in flight: with more, the activations of several vectors would wait.
         # On an H200 a step of 4 sequences of an 8B Q4_K_M model takes 1.68 ms with one tile, 1.74
@@ -174,7 +174,7 @@ class GemmSmall(TiledSpec):
         """Vectors of which a lane has sums, those of two columns of an ``mma``. Up to four vectors
         have two columns, of high and of low bytes; more have one, and an ``mma`` for each byte;
         packed ones, and those for float weights, have one."""
-        both_bytes = self.batch <= MAX_BATCH // 2 and not self.packed and not self.has_floats
+        both_bytes = self.batch <= MAX_BATCH // 2 and not self.packed and not self.multiplies_floats
         return 1 if both_bytes else 2
 
     @property
@@ -220,7 +220,7 @@ class GemmSmall(TiledSpec):
             exact = [of.stay_whole or of.factors_are_exact for of in made]
             roundings = max(0 if e else of.roundings for e, of in zip(exact, made, strict=True))
             return Tolerance(rtol=2.0**-11 * roundings + packing + 2.0**-14)
-        if self.has_floats:
+        if self.multiplies_floats:
             least = 2e-5 if self.format.is_float else 2.0**-11
             return Tolerance(rtol=least * self.pair + packing)
         return Tolerance(rtol=(3e-4 if self.f else 1.5e-4) + packing, atol=5e-4)

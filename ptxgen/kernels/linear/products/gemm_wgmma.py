@@ -12,6 +12,7 @@ from urdir.ptxgen.kernels.activation import Activation
 from urdir.ptxgen.kernels.linear.epilogue.activation import ELEMENTWISE, Activated, Bounded, Gated
 from urdir.ptxgen.kernels.linear.epilogue.adapted import Adapted
 from urdir.ptxgen.kernels.linear.epilogue.bias import Bias
+from urdir.ptxgen.kernels.linear.epilogue.heads import Heads
 from urdir.ptxgen.kernels.linear.epilogue.norm import BeginNorm
 from urdir.ptxgen.kernels.linear.epilogue.pack import PackedVectors
 from urdir.ptxgen.kernels.linear.epilogue.residual import Residual
@@ -37,7 +38,7 @@ SLICE_REGISTERS = 28
 #: Vectors up to which a tile is of few.
 FEW = 64
 #: The steps after a product whose CTAs take turns, and the rows of an f32 y that a lane stores.
-TURN_STEPS = (Bias, Gated, *ELEMENTWISE, Residual, Bounded, PackedVectors)
+TURN_STEPS = (Bias, Gated, *ELEMENTWISE, Residual, Bounded, PackedVectors, Heads)
 LANE_ROWS = 4
 
 
@@ -178,8 +179,10 @@ class GemmWgmma(PackedProduct):
     @property
     def can_take_turns(self) -> bool:
         """Whether it has such an end: y comes from registers, by lanes with four rows each."""
-        plain = all(type(step) in TURN_STEPS for step in self.fused)
-        whole = self.packs or all(part.rows % LANE_ROWS == 0 for part in self.parts)
+        plain = all(type(step) in TURN_STEPS for step in self.fused) and not self.takes_length
+        lengths = [of.dims for of in self.heads.places] if self.heads else []
+        lengths += [part.rows for part in self.parts]
+        whole = self.packs or all(length % LANE_ROWS == 0 for length in lengths)
         whole &= self.packs or not self.gated
         floats = all(fmt.is_float for fmt in self.formats)
         return plain and whole and floats and self.mixture is None

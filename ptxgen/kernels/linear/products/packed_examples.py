@@ -38,6 +38,9 @@ def end_examples(
     yield "three matrices", cls(q4_k, 192, 256, 12, wide, others=((q6_k, 33), (f16, 64)))
     heads = (HeadPlaces(32, 16, 48, 37), HeadPlaces(16, 0, 16, 37))
     yield "heads", cls.of(q8, 96, 288, 13, wide, Heads(heads), others=((f16, 80),))
+    whole = Heads(tuple(HeadPlaces(dims, 0, dims, 29) for dims in (32, 16, 8)), whole=True)
+    others = ((f16, 80), (f16, 72))
+    yield "whole heads", cls.of(f16, 96, 290, 29, wide, Bias(), whole, others=others)
     gelu = Activation("gelu")
     ends = cls.of(
         q8, 64, 256, 8, small, Bias(), Activated(gelu), Scaled(0.05), Bounded(softcap=20.0)

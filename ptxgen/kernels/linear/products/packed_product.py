@@ -37,7 +37,7 @@ class PackedProduct(PackedTiling):
 
     @property
     def params(self) -> tuple[Param, ...]:
-        params = [Param("length", "u32")] if self.heads else []
+        params = [Param("length", "u32")] if self.takes_length else []
         params.append(Param("x", "f16", packed_shape(self.vectors, self.cols), Access.IN))
         if self.mixture is not None:
             params.append(Param("tile_of", "u32", ("tiles", 4), Access.IN))
@@ -73,10 +73,7 @@ class PackedProduct(PackedTiling):
             names = (f"weights{part.suffix}", *self.matrices[1:])
             weights = [part.layout.unpack(inputs[n]).astype(np.float64) for n in names]
             products = [x[: self.batch] @ matrix.T for matrix in weights]
-            y = np.stack(products) if self.gated else products[0]
-            for step in self.epilogue_of(part):
-                y = step.apply(y, Reference(self, part, inputs, outputs))
-            outputs.setdefault(f"y{part.suffix}", y.astype(np.float32))
+            self.finish(products, Reference(self, part, inputs, outputs))
         return outputs
 
     def _of_experts(self, mixture: Mixture, x: Array, inputs: dict[str, Any]) -> Array:
@@ -108,7 +105,7 @@ class PackedProduct(PackedTiling):
         layouts["up"] = self.layout
         # What is bounded is as large as its bound, and its errors as large as the sums.
         scale = {"scale": 0.5 / self.cols**0.5} if self.f is not None and self.f.limit else {}
-        inputs: dict[str, Any] = {"length": np.uint32(self.batch)} if self.heads else {}
+        inputs: dict[str, Any] = {"length": np.uint32(self.batch)} if self.takes_length else {}
         if self.mixture is not None:
             inputs |= self.mixture.lists(self.batch, rng)
         inputs["x"] = pack(rng.standard_normal((self.vectors, self.cols)))

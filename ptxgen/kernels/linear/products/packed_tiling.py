@@ -92,8 +92,13 @@ class PackedTiling(MainLoop):
         return self.has(PackedVectors)
 
     @property
+    def takes_length(self) -> bool:
+        """Whether the number of vectors is an argument."""
+        return self.heads is not None and not self.heads.whole
+
+    @property
     def launch_fields(self) -> frozenset[str]:
-        return frozenset({"batch"} if self.heads else ())
+        return frozenset({"batch"} if self.takes_length else ())
 
     @property
     def pair_shape(self) -> tuple[str, ...]:

@@ -17,6 +17,7 @@ from urdir.model.engine.encoding.encoder import Encoder
 from urdir.model.engine.engine import Engine
 from urdir.model.families.pooling import Pooling
 from urdir.model.verify.conformance import relative_rms
+from urdir.ptxgen.kernels.attention.short_texts import ShortTexts
 
 #: The contract: cosine distance of embeddings, difference of scores, in exact mode.
 DISTANCE, DIFFERENCE = 1e-6, 1e-4
@@ -152,7 +153,7 @@ SHORT = NAMES[:3]
 def test_short_texts_attend_without_a_cache(
     golden: Golden, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
-    """And the results are those of longer texts' kernels."""
+    """From heads in f16, and the results are those of longer texts' kernels."""
     pooling: Pooling = "none" if "none" in golden.wanted else "last"
     serves = any(name in request.node.name for name in SHORT)
     used, found = [], []
@@ -160,6 +161,8 @@ def test_short_texts_attend_without_a_cache(
         monkeypatch.setattr(encoder_module, "MOST_TOKENS", most)
         plan = golden.engine.encoder.plan([40, 3], pooling)
         used.append({kernel.name for kernel in plan.kernels()})
+        attention = [kernel for kernel in plan.kernels() if isinstance(kernel, ShortTexts)]
+        assert all(kernel.halves for kernel in attention)
         found.append(golden.engine.encoder.encode(golden.texts, pooling))
     assert ("short_texts" in used[0]) == serves
     assert ("prepare_tokens" in used[0]) != serves

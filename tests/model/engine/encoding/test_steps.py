@@ -17,7 +17,7 @@ from urdir.model.engine.encoding.budget import DEFAULT_TEXT, EncoderSettings
 from urdir.model.engine.encoding.encoder import Encoder
 from urdir.model.engine.engine import Engine
 from urdir.model.engine.text_steps import LARGEST_STEP, MOST_TEXTS, EncodeShape, text_bucket
-from urdir.model.errors import SettingsError, UnsupportedError
+from urdir.model.errors import ContextFullError, SettingsError, UnsupportedError
 from urdir.model.families.placement import Placement
 from urdir.model.families.pooling import Pooling
 from urdir.model.memory.draft_settings import DraftSettings
@@ -86,6 +86,23 @@ def test_texts_are_asked_for_while_steps_are_in_flight(
     np.testing.assert_allclose(found, wanted, atol=2e-3)
 
 
+def test_first_steps_of_texts_that_are_made_meanwhile_are_small(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each has twice the rows of the one before; a longer text is a step of its own."""
+    monkeypatch.setattr(encoder_module, "FIRST_ROWS", 16)
+    lengths = [8] * 15 + [3]
+    given = [[5 + number % 4] * length for number, length in enumerate(lengths)]
+    with Encoder(engine.device, engine.weights, EncoderSettings(CONTEXT, 64)) as encoder:
+        small = [len(some.tokens) for some in encoder._steps(iter(given))]
+        assert small == [2, 4, 8, 2]
+        assert [len(some.tokens) for some in encoder._steps(given)] == [8, 8]
+        long = [[5] * CONTEXT, [6] * 8, [7] * 8]
+        assert [some.rows for some in encoder._steps(iter(long))] == [CONTEXT, 16]
+        found = encoder.encode(iter(given))
+        np.testing.assert_allclose(found, encoder.encode(given), atol=2e-3)
+
+
 def test_a_text_that_is_refused_leaves_no_step_behind(engine: Engine) -> None:
     given = [[5 + number % 4] * 8 for number in range(9)]
     with Encoder(engine.device, engine.weights, EncoderSettings(CONTEXT, 16)) as encoder:
@@ -93,6 +110,26 @@ def test_a_text_that_is_refused_leaves_no_step_behind(engine: Engine) -> None:
         with pytest.raises(SettingsError, match=r"^text 7 "):
             encoder.encode([*given[:7], [-1]])
         np.testing.assert_array_equal(encoder.encode(given), wanted)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error"),
+    [([], SettingsError), ([5] * (CONTEXT + 1), ContextFullError), (5, SettingsError)],
+)
+def test_a_text_of_a_wrong_length_is_refused_before_steps(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, wrong: Any, error: type[Exception]
+) -> None:
+    """Behind more texts than a step takes, beside strings in `Engine.embed`."""
+    given = [[5 + number % 4] * 8 for number in range(9)]
+    launched: list[EncodeShape] = []
+    with Encoder(engine.device, engine.weights, EncoderSettings(CONTEXT, 16)) as encoder:
+        monkeypatch.setattr(encoder._graphs, "launch", launched.append)
+        monkeypatch.setattr(engine, "_encoder", encoder)
+        with pytest.raises(error, match=r"^text 9 "):
+            encoder.encode([*given, wrong])
+        with pytest.raises(error, match=r"^text 10 "):
+            engine.embed(["the warp", *given, wrong])
+    assert not launched
 
 
 def test_texts_are_cut_some_at_a_time(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -64,6 +64,74 @@ def prepare_all(session: Session, shape: StepShape) -> None:
         session.steps.wait_for_helper()
 
 
+def test_threads_make_way_for_a_request(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For a moment, in which nothing that a step needs waits for them."""
+    go, waits = threading.Event(), list[float]()
+
+    def sleep(seconds: float) -> None:
+        waits.append(seconds)
+        go.wait(PATIENCE)
+
+    monkeypatch.setattr(runner, "time", SimpleNamespace(monotonic=time.monotonic, sleep=sleep))
+    monkeypatch.setattr(runner, "_MOMENT", 60.0)
+    first, second, third = SHAPES
+    steps = session.steps
+    prepare_all(session, first)
+    assert not waits
+    steps.make_way()
+    for shape in (second, third):
+        while not steps.waits(shape):
+            assert steps.prepare(shape)
+    wait_for(lambda: bool(waits))
+    assert 0 < waits[0] <= 60
+    steps.graph(third)  # a step needs it
+    assert steps.is_recorded(third)
+    assert steps.waits(second)
+    go.set()
+    prepare_all(session, second)
+
+
+def test_kernels_of_needed_graphs_are_asked_for_first(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are compiled in this order."""
+    last, *needed = SHAPES
+    steps, begun, go = session.steps, list[StepShape](), threading.Event()
+    prepare, load = steps.prepare, steps._load_beside
+
+    def noted(shape: StepShape) -> bool:
+        if shape == last and shape not in begun:
+            assert all(steps.asks_for_kernels(each) for each in needed)
+        begun.append(shape)
+        return prepare(shape)
+
+    def waiting(kernels: Any) -> None:
+        go.wait(PATIENCE)
+        load(kernels)
+
+    monkeypatch.setattr(type(steps.parts.device), "has_compilers", property(lambda _: True))
+    monkeypatch.setattr(steps, "prepare", noted)
+    monkeypatch.setattr(steps, "_load_beside", waiting)
+    warm_up = WarmUp(steps, SHAPES, needed)
+    wait_for(lambda: warm_up.work(0.001) or last in begun)
+    go.set()
+    while warm_up.left:
+        warm_up.work(0.001)
+    assert all(steps.is_recorded(shape) for shape in SHAPES)
+
+
+def test_threads_have_time_between_requests(session: Session) -> None:
+    steps = session.steps
+    steps.make_way()
+    waited = steps._free_at
+    assert waited > time.monotonic() - PATIENCE
+    steps.make_way()
+    assert steps._free_at == waited
+    time.sleep(runner._MOMENT * (runner._BETWEEN + 2))
+    steps.make_way()
+    assert steps._free_at > waited
+
+
 def test_what_takes_long_is_another_thread_s(
     session: Session, long_calls: list[tuple[str, str]]
 ) -> None:
