@@ -24,7 +24,8 @@ ORDERS = {
     "e4m3r256": ("columns", "columns", None),
     "e2m1g256": ("lanes", "lanes", None),
     "nvfp4": ("lanes", "lanes", "lanes"),
-    "q6_k": (None, None, None),
+    "q6_k": ("lanes", "lanes", "lanes"),
+    "q5_k": (None, None, None),
 }
 
 
