@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -38,10 +36,6 @@ _WAITING = 96
 #: Graphs that have begun to be made. Which are expected changes with the requests: of more, those
 #: that were not gone on with for longest are given up.
 MOST_BEGUN = 128
-#: Seconds in which a request that has come has its first token, if it waits for no other. What
-#: threads do ahead begins later: after each call of the driver the thread of the service would wait
-#: until one of them gives up the interpreter. And how many of these they have before the next.
-_MOMENT, _BETWEEN = 0.012, 8
 #: Makes the plan of a shape, in pieces.
 Build = Callable[[StepParts, StepShape], Work["Plan"]]
 
@@ -84,7 +78,6 @@ class Steps(Owner):
         self._begun: dict[StepShape, Work[Recorded]] = {}
         self._waits: dict[StepShape, Job[Any]] = {}  # of those that have begun
         self._is_closing = False
-        self._free_at = -math.inf  # when threads may go on
         self._helper = ThreadPoolExecutor(1, "recording")
         self._waiting = ThreadPoolExecutor(_WAITING, "loading")  # for other processes
 
@@ -199,31 +192,9 @@ class Steps(Owner):
         self._begun[shape] = work
         if job is not None:
             self._waits[shape] = job
-            (self._waiting if job.waits else self._helper).submit(self._run, job)
+            (self._waiting if job.waits else self._helper).submit(job.run)
         self._give_up()
         return True
-
-    def make_way(self) -> None:
-        """A request has come: for a moment no thread begins what is done ahead, unless they have
-        just waited for another one. Callable from any thread."""
-        now = time.monotonic()
-        for steps in (self, *(steps for steps, _ in self._followers)):
-            if now > steps._free_at + _BETWEEN * _MOMENT:
-                steps._free_at = now + _MOMENT
-
-    def _wait_for_way(self, most: float) -> float:
-        """Wait for that moment's end in a thread; what is left of ``most`` seconds."""
-        wait = min(self._free_at - time.monotonic(), most)
-        if wait <= 0:
-            return most
-        time.sleep(wait)
-        return most - wait
-
-    def _run(self, job: Job[Any]) -> None:
-        """Run a job in a thread. One that waits for other processes makes way later."""
-        if not job.waits:
-            self._wait_for_way(_MOMENT)
-        job.run()
 
     def _give_up(self) -> None:
         """Give up graphs that have begun, unless a thread works for them."""
@@ -309,12 +280,9 @@ class Steps(Owner):
 
     def _load_beside(self, kernels: Sequence[Kernel]) -> None:
         """Load kernels in a thread of its own, while the device is used."""
-        device, most = self.parts.device, _MOMENT
-        device.compile_beside(kernels)
-        for kernel in kernels:
-            if not self._is_closing:
-                most = self._wait_for_way(most)  # in all: a step may need them
-                device.load(kernel)
+        self.parts.device.compile_beside(kernels)
+        if not self._is_closing:
+            self.parts.device.load_all(kernels)
 
     def _load(self, kernels: Sequence[Kernel]) -> None:
         """Load kernels; those that must be compiled are, side by side."""

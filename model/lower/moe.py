@@ -27,7 +27,7 @@ from urdir.model.lower.experts.per_row import PerRow
 from urdir.model.lower.experts.products import MixtureCall
 from urdir.model.lower.experts.shared_read import SharedRead
 from urdir.model.lower.linear import lower_chain
-from urdir.model.lower.lowering import Begun, Lowering
+from urdir.model.lower.lowering import Lowering
 from urdir.model.lower.norms import append_norm
 from urdir.model.lower.parts import StepParts
 from urdir.model.lower.registers import COUNTERS
@@ -50,11 +50,12 @@ if TYPE_CHECKING:
 #: goes through the columns in as many steps for few rows as for many, and needs a second launch. A
 #: step of qwen3-30b-a3b takes 4.25 ms with it and 4.73 without for 64 rows, 3.20 and 3.41 for 32.
 MANY_LOGITS = 2048
-#: Experts from which products of few rows choose for themselves, at most. On an H200 a step of
-#: gpt-oss-20b (32 experts) takes 1,115 us in place of 1,157, one of two sequences 1,558 of 1,609,
-#: of eight 1,745 of 1,768; of qwen3-30b-a3b (128 experts) one of one sequence 970 in place of
-#: 1,071, of eight 2,064 of 2,082.
-MOST_CHOSEN = 128
+#: Experts from which products of few rows choose for themselves, at most, and those of one row, or
+#: of rows that read experts together. On an H200 a step of gpt-oss-20b (32 experts) takes 1,115 us
+#: in place of 1,157, one of two sequences 1,558 of 1,609, of eight 1,745 of 1,768; of qwen3-30b-a3b
+#: (128 experts) one of one sequence 970 in place of 1,071, of eight 2,064 of 2,082, of four, where
+#: one warp of a CTA chose, 2,032 of 1,970.
+MOST_CHOSEN, MOST_CHOSEN_ONCE = 32, 128
 
 # One object for equal kernels, with its cached properties.
 _logits = lru_cache(maxsize=64)(RouterLogits)
@@ -182,7 +183,9 @@ def _products_choose(at: Lowering, of: Route) -> bool:
         return False
     if experts.x is not of.x or experts.room is not None or experts.weigh_input:
         return False
-    return of.selection.is_plain and of.selection.experts <= MOST_CHOSEN
+    once = of.x.rows == 1 or SharedRead(at, of.x.rows).pays(mixture_layer(at, experts))
+    most = MOST_CHOSEN_ONCE if once else MOST_CHOSEN
+    return of.selection.is_plain and of.selection.experts <= most
 
 
 def router_layer(at: Lowering, of: Route) -> RouterLayer:
@@ -297,7 +300,8 @@ def lower_experts(at: Lowering, ops: Sequence[Op]) -> bool:
     mixture, selection = mixture_layer(at, of), at.unselected.get(of.routing)
     begins, many = None, at.takes_gemm(of.x.rows)
     if many and adapters is None and residual is not None:
-        begins = packed_norm_after(at, y)
+        following = packed_norm_after(at, y)
+        begins = None if following is None else at.begin_norm(y, following, packed=True)
     call = MixtureCall(
         of.label,
         mixture,
@@ -315,9 +319,6 @@ def lower_experts(at: Lowering, ops: Sequence[Op]) -> bool:
     if cache is not None:
         call = through_cache(at, of, call, cache)
     append_experts(at, of.x.rows, call)
-    if begins is not None:
-        left = Begun(begins, at.work["scaled"], at.work["summary"], packed=True)
-        at.begun = {y: left}  # the buffers are those of one norm
     if adapters is not None:
         adapters.add_last(at.place(y))
     return True

@@ -33,7 +33,6 @@ class QueuedWrites(Owner):
     def __init__(self, device: Device, stream: Stream) -> None:
         self._stream = stream
         self._pinned = device.pinned(2 * _HALF_BYTES, "queued writes")
-        self._bytes = self._pinned.array
         self._events: list[Event] = [device.create_event("queued writes") for _ in range(2)]
         self._half = self._used = 0
 
@@ -47,8 +46,7 @@ class QueuedWrites(Owner):
         if self._used + values.nbytes > _HALF_BYTES:
             self._turn()
         at = self._half * _HALF_BYTES + self._used
-        place = self._bytes[at : at + values.nbytes].view(values.dtype)
-        place.reshape(values.shape)[...] = values
+        self._pinned.view(values.dtype, values.shape, at)[...] = values
         to.upload_async(self._pinned, values.nbytes, offset, self._stream, at)
         self._used += -(-values.nbytes // 16) * 16
 

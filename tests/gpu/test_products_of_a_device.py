@@ -4,7 +4,7 @@ here copies for the next tile come while shared memory is busiest."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ from urdir.ptxgen.kernels.linear.epilogue.pack import PackedVectors
 from urdir.ptxgen.kernels.linear.epilogue.residual import Residual
 from urdir.ptxgen.kernels.linear.products.gemm_bytes import BytesCut
 from urdir.ptxgen.kernels.linear.products.gemm_e4m3 import GemmE4m3
-from urdir.ptxgen.kernels.linear.products.gemm_wgmma import GemmWgmma
+from urdir.ptxgen.kernels.linear.products.gemm_wgmma import GemmWgmma, WgmmaCut
 from urdir.ptxgen.kernels.linear.wgmma_choice import any_cut, choose_wgmma
 from urdir.ptxgen.weights.formats import FORMATS
 
@@ -33,9 +33,8 @@ PRODUCTS = {
 
 
 @pytest.fixture
-def hopper(urdir_gpu: Device) -> Device:
-    if urdir_gpu.native_target != "sm_90a":
-        pytest.skip(f"wgmma is for sm_90a, not {urdir_gpu.native_target}")
+def hopper(urdir_gpu: Device, needs_wgmma: Callable[[Device], None]) -> Device:
+    needs_wgmma(urdir_gpu)
     return urdir_gpu
 
 
@@ -65,12 +64,12 @@ def test_products(hopper: Device, name: str, product: str) -> None:
 @pytest.mark.parametrize("rings", [(2, 5), (3, 4), (4, 3)])
 def test_turns(hopper: Device, rings: tuple[int, int]) -> None:
     """With any depth of the rings: two stages of weights are the most often waited for."""
-    rows, cols, steps = PRODUCTS["many columns"]
-    spec = GemmWgmma.of(FORMATS["F16"], rows, cols, VECTORS, any_cut(VECTORS), *steps)
-    chosen = choose_wgmma(spec, hopper.properties.sm_count)
     weights, activations = rings
-    cut = replace(chosen.cut, weight_stages=weights, x_stages=activations)
-    check(hopper, replace(chosen, cut=replace(cut, ctas=hopper.properties.sm_count)))
+    sms = hopper.properties.sm_count
+    cut = WgmmaCut(2, 256, weight_stages=weights, x_stages=activations, ctas=sms)
+    spec = GemmWgmma.of(FORMATS["F16"], 4096, 2048, VECTORS, cut, Bias(), Residual())
+    assert spec.row_ctas * spec.tiles > sms
+    check(hopper, spec)
 
 
 def test_products_of_e4m3(hopper: Device) -> None:

@@ -102,7 +102,6 @@ class Service(Owner):
 
     def add(self, answer: Answer) -> None:
         """The second half of `submit`, which never waits."""
-        self._session.steps.make_way()
         self._inbox.put(lambda: self._loop.add(answer))
 
     @property

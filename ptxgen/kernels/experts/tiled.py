@@ -90,10 +90,8 @@ class ExpertsSpec(CutOptions, ExpertsShape):
 
     @property
     def choice_nbytes(self) -> int:
-        """Bytes of shared memory for what slots have, at most, where warps share it or biases need
-        it."""
-        shares = self.selection is not None and self.logit_parts is None
-        return 8 * self.used + 32 if shares or (self.selection and self.bias) else 0
+        """Bytes of shared memory for what slots have, at most, where biases need it."""
+        return 8 * self.used + 32 if self.selection is not None and self.bias else 0
 
     @property
     def grid_rows(self) -> int:

@@ -64,33 +64,6 @@ def prepare_all(session: Session, shape: StepShape) -> None:
         session.steps.wait_for_helper()
 
 
-def test_threads_make_way_for_a_request(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    """For a moment, in which nothing that a step needs waits for them."""
-    go, waits = threading.Event(), list[float]()
-
-    def sleep(seconds: float) -> None:
-        waits.append(seconds)
-        go.wait(PATIENCE)
-
-    monkeypatch.setattr(runner, "time", SimpleNamespace(monotonic=time.monotonic, sleep=sleep))
-    monkeypatch.setattr(runner, "_MOMENT", 60.0)
-    first, second, third = SHAPES
-    steps = session.steps
-    prepare_all(session, first)
-    assert not waits
-    steps.make_way()
-    for shape in (second, third):
-        while not steps.waits(shape):
-            assert steps.prepare(shape)
-    wait_for(lambda: bool(waits))
-    assert 0 < waits[0] <= 60
-    steps.graph(third)  # a step needs it
-    assert steps.is_recorded(third)
-    assert steps.waits(second)
-    go.set()
-    prepare_all(session, second)
-
-
 def test_kernels_of_needed_graphs_are_asked_for_first(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -118,18 +91,6 @@ def test_kernels_of_needed_graphs_are_asked_for_first(
     while warm_up.left:
         warm_up.work(0.001)
     assert all(steps.is_recorded(shape) for shape in SHAPES)
-
-
-def test_threads_have_time_between_requests(session: Session) -> None:
-    steps = session.steps
-    steps.make_way()
-    waited = steps._free_at
-    assert waited > time.monotonic() - PATIENCE
-    steps.make_way()
-    assert steps._free_at == waited
-    time.sleep(runner._MOMENT * (runner._BETWEEN + 2))
-    steps.make_way()
-    assert steps._free_at > waited
 
 
 def test_what_takes_long_is_another_thread_s(
