@@ -41,8 +41,8 @@ class Convolution:
 
 class Recurrent:
     """A mixer that keeps a state per sequence. It is a frozen dataclass of the places of its
-    weights; its layer is in `layers.recurrent`. Ranks have all of it unless `share_recurrent` cuts
-    it.
+    weights; that of `families/x.py` has its layer in `layers/x.py`. Ranks have all of it unless
+    `share_recurrent` cuts it.
     """
 
     __slots__ = ()

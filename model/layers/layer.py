@@ -23,9 +23,9 @@ from urdir.model.layers.attention import attention, cached_keys
 from urdir.model.layers.builder import LayerOps, StepOps
 from urdir.model.layers.compression import cached_blocks, compressed_attention
 from urdir.model.layers.dense import activation, dense, linear
+from urdir.model.layers.mixers import state_mixer
 from urdir.model.layers.mla import cached_latents, latent_attention
 from urdir.model.layers.moe import mixture
-from urdir.model.layers.recurrent import state_mixer
 from urdir.model.layers.streams import gated_mean
 from urdir.ptxgen.kernels.activation import Activation
 
