@@ -15,6 +15,7 @@ from functools import lru_cache
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.linear.products.gemm_bytes import BytesCut, GemmBytes
+from urdir.ptxgen.kernels.linear.products.packed_tiling import BANDS
 from urdir.ptxgen.spec import ceil_div
 from urdir.ptxgen.weights.packed import GROUP
 
@@ -52,7 +53,7 @@ def estimate(product: GemmBytes, sms: int) -> float:
     cut = product.cut
     idle = sms // IDLE if max(cut.sharers, cut.cluster) > 2 else 0
     waves = ceil_div(_ctas(product), sms - idle)
-    copied = cut.bands * product.layout.tile_nbytes + 256 * cut.vectors / cut.sharers
+    copied = BANDS * cut.row_groups * product.layout.tile_nbytes + 256 * cut.vectors / cut.sharers
     made = 0.0 if product.of_floats else WEIGHTS + PER_ROWS * cut.row_groups
     tile = max(cut.row_groups * cut.vectors * PRODUCT, made, copied / NBYTES)
     apart = CLUSTER if cut.cluster > 1 else 0.0

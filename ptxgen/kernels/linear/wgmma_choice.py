@@ -75,7 +75,7 @@ from urdir.ptxgen.kernels.linear.products.gemm_wgmma import (
     GemmWgmma,
     WgmmaCut,
 )
-from urdir.ptxgen.kernels.linear.products.packed_tiling import CTA_COST, SM_NBYTES
+from urdir.ptxgen.kernels.linear.products.packed_tiling import BANDS, CTA_COST, SM_NBYTES
 from urdir.ptxgen.ptx.architecture import SM_REGISTERS
 from urdir.ptxgen.spec import ceil_div
 from urdir.ptxgen.weights.format import Format
@@ -190,7 +190,7 @@ def estimate(product: GemmWgmma, sms: int) -> float:
         alone, on_sm = longer * alone, longer * on_sm
     is_slow = cut.hands_over and each > HANDED_FROM and not product.format.is_float
     on_sm *= HANDED if is_slow else 1
-    weights = cut.bands * product.layout.tile_nbytes
+    weights = BANDS * cut.row_groups * product.layout.tile_nbytes
     copied = tiles * (weights + TILE_NBYTES * cut.vectors) * (each if each > 1 else ctas / sms)
     readers = ctas // product.tiles
     read = readers * tiles * weights / min(MEMORY_NBYTES, SM_NBYTES_READ * min(readers, sms))
