@@ -12,9 +12,8 @@ import numpy as np
 from urdir.driver import execute
 from urdir.driver.device import Device
 from urdir.model.engine.encoding.encoder import Encoder
+from urdir.model.measure.bench import PROFILED
 from urdir.model.measure.profile import ProfileRow, summarise
-
-_PROFILED = 6  # runs of a step that is profiled
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,5 +54,5 @@ def embed_profile(
     encoder.encode([[0] * tokens] * count, encoder.embedding.pooling or "mean")
     plan = encoder.plan([tokens] * count, encoder.embedding.pooling or "mean")
     bound = execute.bind(plan, device)
-    timings = execute.profile(bound, device, encoder.stream, repeats=_PROFILED)
+    timings = execute.profile(bound, device, encoder.stream, repeats=PROFILED)
     return summarise(plan, timings, bandwidth, count)

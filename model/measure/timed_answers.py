@@ -7,6 +7,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from urdir.model.engine.realizar.eager import EagerSteps
 from urdir.model.engine.requests.answer import Answer
 from urdir.model.engine.requests.answer_loop import AnswerLoop
@@ -34,6 +36,18 @@ def fill(session: Session, tokens: Sequence[int], sequences: int) -> None:
         steps.process(len(tokens))
         for other in range(1, sequences):
             steps.fork(0, other)
+
+
+def drawn_tokens(session: Session, count: int) -> list[int]:
+    """So many random tokens of the vocabulary, the same at every call."""
+    vocab = session.parts.config.vocab_size
+    return [int(token) for token in np.random.default_rng(count).integers(0, vocab, count)]
+
+
+def usual_spread(sequences: int) -> int:
+    """Tokens that the first of several sequences have more than the last, without drafts: these
+    begin in later steps, which have room for several prompts each."""
+    return min(sequences - 1, 15 + sequences // 16)
 
 
 def time_answer(session: Session, prompt: Sequence[int], count: int) -> Timing:
