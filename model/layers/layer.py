@@ -42,7 +42,7 @@ def layer(
 ) -> Tensor:
     """The stream after layer ``index``, of the stream x before it.
 
-    With ``outputs`` so many rows alone go on after attention, where that `begins_with_attention`.
+    With ``outputs`` this many rows alone go on after attention, where that `begins_with_attention`.
     ``of`` stands for the description's layer, which it is like.
     """
     step.graph.begin_layer()

@@ -183,7 +183,7 @@ def gated_norm(
     *,
     gates_first: bool = False,
 ) -> Tensor:
-    """norm(x) * f(gate), of every so many values as a vector of the norm's weights has."""
+    """norm(x) * f(gate), of every run of values as long as a vector of the norm's weights."""
     assert of.weight is not None
     y, cols = Tensor(x.name, x.rows, x.width), of.weight.shape[-1]
     given = x, gate, of.weight, cols, of.norm.eps, f, gates_first

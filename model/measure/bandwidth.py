@@ -72,6 +72,6 @@ def _read_once(device: Device, nbytes: int) -> float:
 
 
 def _best_rate(plan: Plan, device: Device, stream: Stream, nbytes: int) -> float:
-    """Bytes per second of a plan that moves so many, the best of several runs."""
+    """Bytes per second of a plan that moves this many, the best of several runs."""
     runs = (execute.profile(plan, device, stream)[0].ms for _ in range(_READS))
     return nbytes / (1e-3 * min(runs))

@@ -78,7 +78,7 @@ class BenchCase:
     """What to time, each ``repeats`` times after each of the ``depths``, tokens of context: each
     number of ``prompts``, tokens fed; each number of ``generate``, steps decoded greedily by each
     number of ``sequences``; each of ``pairs``, a prompt and steps after it. Where steps verify
-    ``drafts``, so many tokens are decoded.
+    ``drafts``, this many tokens are decoded.
     """
 
     prompts: tuple[int, ...] = (512,)
@@ -318,7 +318,7 @@ def _spread(sequences: int, drafts: DraftSettings | None) -> int:
 
 
 def time_step(session: Session, sequences: int = 1) -> tuple[Plan, Sequence[execute.Timing]]:
-    """The plan of a greedy step of so many sequences, each after a prompt of one token, and the
+    """The plan of a greedy step of this many sequences, each after a prompt of one token, and the
     time of each launch: the median of a few runs.
 
     Runs the step eagerly on the session, whose sequences are empty afterwards.

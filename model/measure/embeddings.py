@@ -49,7 +49,7 @@ def embed_rows(
 def embed_profile(
     encoder: Encoder, device: Device, texts: int, tokens: int, bandwidth: float
 ) -> Sequence[ProfileRow]:
-    """Time each launch of the first step of so many texts, by role; the median of a few runs."""
+    """Time each launch of the first step of this many texts, by role; the median of a few runs."""
     count = max(1, min(texts, encoder.settings.rows // tokens))
     encoder.encode([[0] * tokens] * count, encoder.embedding.pooling or "mean")
     plan = encoder.plan([tokens] * count, encoder.embedding.pooling or "mean")

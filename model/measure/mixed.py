@@ -57,7 +57,7 @@ def mixed_rows(session: Session, cases: Sequence[tuple[int, int]]) -> Iterator[M
 
 
 def _beside(session: Session, prompts: Sequence[Sequence[int]], rows: int) -> float:
-    """Seconds of a step with a prompt of so many rows beside answers to ``prompts``."""
+    """Seconds of a step with a prompt of this many rows beside answers to ``prompts``."""
     usual = Limits.for_throughput(session.shapes, session.sequences)
     most = usual.alignment * ceil_div(rows, usual.alignment)
     limits = replace(usual, prompt_rows=most, mixed_rows=most, share_prefixes=False)
@@ -66,8 +66,8 @@ def _beside(session: Session, prompts: Sequence[Sequence[int]], rows: int) -> fl
 
 
 def _record(session: Session, sequences: int, rows: int) -> None:
-    """Record the steps of a prompt of so many rows beside so many answers, with little padding: a
-    service does so where such steps come often."""
+    """Record the steps of a prompt of this many rows beside this many answers, with little padding:
+    a service does so where such steps come often."""
     batch = Batch(tuple(range(sequences)), (Segment(sequences, 0, rows, chooses=True),))
     for length in session.shapes.lengths:
         shape = session.shapes.of_batch(batch, length, Output.GREEDY, Grain.FINE)

@@ -29,8 +29,8 @@ class Timing:
 
 
 def fill(session: Session, tokens: Sequence[int], sequences: int) -> None:
-    """Leave ``tokens`` in the cache for each of so many sequences, and nothing in others: requests
-    that begin with these tokens resume from there. They are computed once, then copied."""
+    """Leave ``tokens`` in the cache for each of this many sequences, and nothing in others:
+    requests that begin with these tokens resume from there. They are computed once, then copied."""
     with EagerSteps(session) as steps:
         steps.feed(tokens)
         steps.process(len(tokens))
@@ -39,7 +39,7 @@ def fill(session: Session, tokens: Sequence[int], sequences: int) -> None:
 
 
 def drawn_tokens(session: Session, count: int) -> list[int]:
-    """So many random tokens of the vocabulary, the same at every call."""
+    """Random tokens of the vocabulary, the same at every call."""
     vocab = session.parts.config.vocab_size
     return [int(token) for token in np.random.default_rng(count).integers(0, vocab, count)]
 
@@ -140,7 +140,7 @@ class _Answers:
         return len(self._counts)
 
     def add(self, prompts: Sequence[Sequence[int]], limit: int) -> None:
-        """Request so many tokens after each prompt, with one of the loaded adapters each."""
+        """Request this many tokens after each prompt, with one of the loaded adapters each."""
         loaded = self._session.adapters
         names = [] if loaded is None else [*loaded.names]
         for number, prompt in enumerate(prompts):

@@ -208,5 +208,5 @@ def _merged(arrays: Iterable[Mapping[str, int]]) -> dict[str, int]:
 
 
 def _bytes(values: Mapping[str, int]) -> dict[str, int]:
-    """Bytes of so many f32 values."""
+    """Bytes of this many f32 values."""
     return {name: 4 * count for name, count in values.items()}

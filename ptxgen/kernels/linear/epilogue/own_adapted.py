@@ -43,7 +43,7 @@ class OwnAdapted(Adapted):
         raise NotImplementedError
 
     def suits(self, product: Product, sms: int) -> bool:
-        """Whether it is worth it on a device of so many SMs, and all CTAs are there at once."""
+        """Whether it is worth it on a device of this many SMs, and all CTAs are there at once."""
         raise NotImplementedError
 
     def firsts(self, product: Product) -> tuple[tuple[int, str], ...]:

@@ -31,7 +31,7 @@ class SharedAdapted(OwnAdapted):
     the ``parts`` of the columns in ``lora_words`` (8, 32, width, 2), then await those of all CTAs,
     and put the sums, rounded to f16, into shared memory.
 
-    CTAs count launches in ``lora_counts`` (`COUNTS`,), as if there were so many of them.
+    CTAs count launches in ``lora_counts`` (`COUNTS`,), as if there were that many of them.
     """
 
     sms: int = 132

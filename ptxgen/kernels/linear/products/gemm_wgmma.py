@@ -32,7 +32,7 @@ from urdir.ptxgen.weights.packed import GROUP, GROUP_NBYTES, TILE_SLICES
 
 #: Threads of a warpgroup, whose operand A has 64 rows.
 WARPGROUP = 128
-#: Registers of a thread except those of sums: with so many no type spills.
+#: Registers of a thread except those of sums: with this many no type spills.
 OTHER_REGISTERS = 52
 #: Registers for the weights of a slice beside those of the slice before.
 SLICE_REGISTERS = 28
@@ -53,8 +53,8 @@ class WgmmaCut:
     Each split has ``weight_stages`` stages of one tile of weights, and ``x_stages`` stages of
     ``x_slices`` slices of activations. ``resident``: CTAs of an SM.
 
-    ``ctas``: so many CTAs take the tiles of y in turns (`GemmWgmma.can_take_turns`), two row groups
-    each, whose stages of weights are their own; 0: each CTA has one tile.
+    ``ctas``: this many CTAs take the tiles of y in turns (`GemmWgmma.can_take_turns`), two row
+    groups each, whose stages of weights are their own; 0: each CTA has one tile.
     """
 
     row_groups: int
