@@ -16,7 +16,14 @@ from urdir.ptxgen.kernels.experts.selection import Selection
 
 HIDDEN, WIDTH, LAST = 512, 256, 272
 #: What a step of many rows launches between its products.
-CHOICE = ["router_logits", "select_experts", "group_experts", "pack", "gemm_wgmma", "gemm_wgmma"]
+CHOICE = [
+    "router_logits",
+    "select_experts",
+    "group_experts",
+    "pack_experts",
+    "gemm_wgmma",
+    "gemm_wgmma",
+]
 
 CASES = {
     "scaled": Case(Selection(32, 6), scale=0.5),
