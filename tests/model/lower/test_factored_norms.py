@@ -3,10 +3,12 @@ one after the sum, against numpy."""
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from tests.model.lower import test_router_parts
 from tests.model.lower.test_router_parts import INNER, LAYER, RMS, Case, PartsBench
+from urdir.driver import execute
 from urdir.driver.device import Device
 from urdir.model.graph.ops import Norm as Normed
 from urdir.model.graph.ops import Product
@@ -61,4 +63,28 @@ def test_norms_take_no_launches(emulator: Device, case: str, rows: int) -> None:
     assert made.run() == launches
     made.compare(y, expected, 1e-3)
     made.compare(last, RMS(expected, **weights) @ values.T, 1e-3)
+    made.close()
+
+
+def test_layers_in_a_graph_read_nothing_too_early(urdir_sanitizer: Device) -> None:
+    """Of two layers. Replays give what launches one after the other give, and the emulator finds no
+    race of kernels that overlap."""
+    case = CASES["normalised"]
+    made = PartsBench(urdir_sanitizer, 19, False, case.selection.experts)
+    x, first, last = made.input(HIDDEN, "x"), made.out(HIDDEN, "first"), made.out(HIDDEN, "last")
+    between = made.layer("0", case, made.input(INNER), x, first)
+    expected = made.layer("1", case, made.input(INNER, "read"), (first, between), last)
+    launches = made.run()
+    assert launches.count("pack_experts") == 2
+    made.compare(last, expected, 2e-3)
+    once = made.values(last)
+    made.fixed[last].fill(0)
+    with (
+        execute.record(made.plan, made.device) as graph,
+        made.device.create_stream() as stream,
+    ):
+        for _ in range(3):
+            graph.launch(stream)
+        stream.synchronize()
+    np.testing.assert_array_equal(made.values(last), once)
     made.close()
