@@ -67,8 +67,8 @@ def test_norms_take_no_launches(emulator: Device, case: str, rows: int) -> None:
 
 
 def test_layers_in_a_graph_read_nothing_too_early(urdir_sanitizer: Device) -> None:
-    """Of two layers. A graph gives what launches one after the other give, and the emulator finds no
-    race of kernels that overlap."""
+    """Of two layers. A graph gives what launches one after the other give, and the emulator finds
+    no race of kernels that overlap."""
     case = Case(Selection(7, 3, normalised=True))
     made = PartsBench(urdir_sanitizer, 9, False, case.selection.experts)
     x, first, last = made.input(HIDDEN, "x"), made.out(HIDDEN, "first"), made.out(HIDDEN, "last")
