@@ -14,11 +14,13 @@ from urdir.driver.harness import run_kernel
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.activation import Activation
 from urdir.ptxgen.kernels.experts.choice import most_warps
+from urdir.ptxgen.kernels.experts.combine import CombineExperts
 from urdir.ptxgen.kernels.experts.down import ExpertsDown
 from urdir.ptxgen.kernels.experts.gemm import TILES, ExpertsGemm, tile_height
 from urdir.ptxgen.kernels.experts.gemm_small import ExpertsGemmSmall
 from urdir.ptxgen.kernels.experts.group import GroupExperts
 from urdir.ptxgen.kernels.experts.logits import RouterLogits
+from urdir.ptxgen.kernels.experts.pack import PackExperts
 from urdir.ptxgen.kernels.experts.route import RouteExperts
 from urdir.ptxgen.kernels.experts.select import SelectExperts
 from urdir.ptxgen.kernels.experts.selection import Selection
@@ -26,7 +28,7 @@ from urdir.ptxgen.kernels.experts.up import ExpertsUp
 from urdir.ptxgen.kernels.linear.epilogue.activation import Activated, Gated
 from urdir.ptxgen.kernels.linear.epilogue.bias import Bias
 from urdir.ptxgen.kernels.linear.epilogue.weighted import Weighted
-from urdir.ptxgen.kernels.linear.pack import Pack
+from urdir.ptxgen.kernels.linear.packed_parts import Mixture
 from urdir.ptxgen.kernels.linear.prologue.norm import Normed
 from urdir.ptxgen.kernels.norm import Norm
 from urdir.ptxgen.kernels.pairs import most_places, most_tiles
@@ -218,8 +220,11 @@ def test_a_row_has_the_same_bits_whatever_its_neighbours(emulator: Device, down:
         (GroupExperts, {"rows": 6, "experts": 4, "used": 5, "tile": 16}, "5 of 4 experts"),
         (GroupExperts, {"rows": 6, "experts": 4, "used": 2, "tile": 16, "align": 3}, "power of"),
         (GroupExperts, {"rows": 6, "experts": 4, "used": 2, "tile": 16, "align": 32}, "power of"),
-        (Pack, {"rows": 6, "cols": 4, "used": 2}, "those of pairs"),
-        (Pack, {"rows": 6, "cols": 4, "weighted": True}, "those of pairs"),
+        (CombineExperts, {"order": "units"}, "the order of 8 rows at most"),
+        (CombineExperts, {"rows": 9, "order": "units", "begins": True}, "the order of 8 rows"),
+        (PackExperts, {"rows": 0}, "at least one of each"),
+        (PackExperts, {"mixture": Mixture(40, 33, 16)}, "32 experts at most"),
+        (PackExperts, {"rows": 65535}, "more than 65535"),
         (ExpertsUp, {"rows": 17}, "a multiple of 16 rows"),
         (ExpertsUp, {"used": 3}, "3 of 2 experts"),
         (ExpertsUp, {"format": F16, "activations": "i16"}, "quantised weights only"),
