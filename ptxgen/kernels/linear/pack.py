@@ -25,7 +25,7 @@ class Pack(KernelSpec):
     """x (rows, cols) f32 as f16, in the order of `packed`; with a ``norm`` the
     normalised rows, with its ``weight`` and ``bias`` (cols,) f32 (`can_norm`).
 
-    ``room``: y has room for so many vectors, those beyond ``rows`` stay as they are.
+    ``room``: y has room for this many vectors; those beyond ``rows`` stay unchanged.
     Both are multiples of eight, and the text does not have ``rows``.
 
     ``keeps``: the normalised rows are z (rows, cols) f32 as well.
@@ -60,7 +60,7 @@ class Pack(KernelSpec):
 
     @staticmethod
     def can_norm(cols: int) -> bool:
-        """Whether a CTA holds a row of so many columns."""
+        """Whether a CTA holds a row of this many columns."""
         return cols % 4 == 0 and TILE_THREADS * ceil_div(cols, TILE_COLS) <= MAX_THREADS
 
     @property
