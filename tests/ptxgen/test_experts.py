@@ -42,6 +42,8 @@ SILU, LIMITED = Activation("silu"), Activation("silu", limit=1.0)
 RMS, LAYER = Normed(Norm("rms", 1e-5)), Normed(Norm("layer", 1e-5))
 OAI = Activation("swiglu_oai", limit=7.0)
 FEW: dict[str, Any] = {"batch": 3}
+SUM: dict[str, Any] = {"rows": 2, "used": 2, "cols": 256}
+PAIRS: dict[str, Any] = {"rows": 2, "cols": 256, "mixture": Mixture(4, 2, 16)}
 TILES_OF_16: dict[str, Any] = {"batch": 9, "height": 16}
 GATED: dict[str, Any] = TILES_OF_16 | {"epilogue": (Gated(),)}
 
@@ -220,11 +222,11 @@ def test_a_row_has_the_same_bits_whatever_its_neighbours(emulator: Device, down:
         (GroupExperts, {"rows": 6, "experts": 4, "used": 5, "tile": 16}, "5 of 4 experts"),
         (GroupExperts, {"rows": 6, "experts": 4, "used": 2, "tile": 16, "align": 3}, "power of"),
         (GroupExperts, {"rows": 6, "experts": 4, "used": 2, "tile": 16, "align": 32}, "power of"),
-        (CombineExperts, {"order": "units"}, "the order of 8 rows at most"),
-        (CombineExperts, {"rows": 9, "order": "units", "begins": True}, "the order of 8 rows"),
-        (PackExperts, {"rows": 0}, "at least one of each"),
-        (PackExperts, {"mixture": Mixture(40, 33, 16)}, "32 experts at most"),
-        (PackExperts, {"rows": 65535}, "more than 65535"),
+        (CombineExperts, SUM | {"order": "units"}, "the order of 8 rows at most"),
+        (CombineExperts, SUM | {"rows": 9, "order": "units", "begins": True}, "8 rows at most"),
+        (PackExperts, PAIRS | {"rows": 0}, "at least one of each"),
+        (PackExperts, PAIRS | {"mixture": Mixture(40, 33, 16)}, "32 experts at most"),
+        (PackExperts, PAIRS | {"rows": 65535}, "more than 65535"),
         (ExpertsUp, {"rows": 17}, "a multiple of 16 rows"),
         (ExpertsUp, {"used": 3}, "3 of 2 experts"),
         (ExpertsUp, {"format": F16, "activations": "i16"}, "quantised weights only"),
