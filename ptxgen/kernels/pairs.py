@@ -42,7 +42,7 @@ def grouped(choice: Array, experts: int, tile: int, align: int = 1) -> dict[str,
 
 
 def places_of(pair: Array, pairs: int) -> Array:
-    """Where each of so many pairs is in the list ``pair``, (pairs,) u32."""
+    """Where each pair is in the list ``pair``, (pairs,) u32, which has ``pairs`` of them."""
     place, taken = np.zeros(pairs, np.uint32), np.flatnonzero(pair != NO_PAIR)
     place[pair[taken]] = taken
     return place
