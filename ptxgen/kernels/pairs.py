@@ -41,13 +41,6 @@ def grouped(choice: Array, experts: int, tile: int, align: int = 1) -> dict[str,
     return {"pair": pair, "tile_of": tile_of}
 
 
-def places_of(pair: Array, pairs: int) -> Array:
-    """Where each pair is in the list ``pair``, (pairs,) u32, which has ``pairs`` of them."""
-    place, taken = np.zeros(pairs, np.uint32), np.flatnonzero(pair != NO_PAIR)
-    place[pair[taken]] = taken
-    return place
-
-
 def random_choice(rng: np.random.Generator, rows: int, experts: int, used: int) -> Array:
     """Different experts for each row, (rows, used) u32, some more often than others."""
     liking = 2.0 * rng.standard_normal(experts)

@@ -20,7 +20,6 @@ from urdir.ptxgen.kernels.experts.gemm import TILES, ExpertsGemm, tile_height
 from urdir.ptxgen.kernels.experts.gemm_small import ExpertsGemmSmall
 from urdir.ptxgen.kernels.experts.group import GroupExperts
 from urdir.ptxgen.kernels.experts.logits import RouterLogits
-from urdir.ptxgen.kernels.experts.pack import PackExperts
 from urdir.ptxgen.kernels.experts.route import RouteExperts
 from urdir.ptxgen.kernels.experts.select import SelectExperts
 from urdir.ptxgen.kernels.experts.selection import Selection
@@ -28,7 +27,7 @@ from urdir.ptxgen.kernels.experts.up import ExpertsUp
 from urdir.ptxgen.kernels.linear.epilogue.activation import Activated, Gated
 from urdir.ptxgen.kernels.linear.epilogue.bias import Bias
 from urdir.ptxgen.kernels.linear.epilogue.weighted import Weighted
-from urdir.ptxgen.kernels.linear.packed_parts import Mixture
+from urdir.ptxgen.kernels.linear.pack import Pack
 from urdir.ptxgen.kernels.linear.prologue.norm import Normed
 from urdir.ptxgen.kernels.norm import Norm
 from urdir.ptxgen.kernels.pairs import most_places, most_tiles
@@ -43,7 +42,6 @@ RMS, LAYER = Normed(Norm("rms", 1e-5)), Normed(Norm("layer", 1e-5))
 OAI = Activation("swiglu_oai", limit=7.0)
 FEW: dict[str, Any] = {"batch": 3}
 SUM: dict[str, Any] = {"rows": 2, "used": 2, "cols": 256}
-PAIRS: dict[str, Any] = {"rows": 2, "cols": 256, "mixture": Mixture(4, 2, 16)}
 TILES_OF_16: dict[str, Any] = {"batch": 9, "height": 16}
 GATED: dict[str, Any] = TILES_OF_16 | {"epilogue": (Gated(),)}
 
@@ -224,9 +222,8 @@ def test_a_row_has_the_same_bits_whatever_its_neighbours(emulator: Device, down:
         (GroupExperts, {"rows": 6, "experts": 4, "used": 2, "tile": 16, "align": 32}, "power of"),
         (CombineExperts, SUM | {"order": "units"}, "the order of 8 rows at most"),
         (CombineExperts, SUM | {"rows": 9, "order": "units", "begins": True}, "8 rows at most"),
-        (PackExperts, PAIRS | {"rows": 0}, "at least one of each"),
-        (PackExperts, PAIRS | {"mixture": Mixture(40, 33, 16)}, "32 experts at most"),
-        (PackExperts, PAIRS | {"rows": 65535}, "more than 65535"),
+        (Pack, {"rows": 6, "cols": 4, "used": 2}, "those of pairs"),
+        (Pack, {"rows": 6, "cols": 4, "weighted": True}, "those of pairs"),
         (ExpertsUp, {"rows": 17}, "a multiple of 16 rows"),
         (ExpertsUp, {"used": 3}, "3 of 2 experts"),
         (ExpertsUp, {"format": F16, "activations": "i16"}, "quantised weights only"),

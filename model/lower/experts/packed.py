@@ -14,8 +14,8 @@ from urdir.model.lower.experts.products import Product, mixture_products
 from urdir.model.memory.norms import NormLayer
 from urdir.ptxgen.kernels.experts.gemm import tile_height
 from urdir.ptxgen.kernels.experts.group import GroupExperts
-from urdir.ptxgen.kernels.experts.pack import PackExperts
 from urdir.ptxgen.kernels.linear.epilogue.pack import PackedVectors
+from urdir.ptxgen.kernels.linear.pack import Pack
 from urdir.ptxgen.kernels.linear.packed_parts import Mixture
 from urdir.ptxgen.kernels.linear.products.gemm_wgmma import GemmWgmma
 from urdir.ptxgen.kernels.linear.steps import Epilogue
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 _LEAST_HEIGHT, _MANY_PAIRS = 32, 2
 # One object for equal kernels, with its cached properties.
 _group = lru_cache(maxsize=64)(GroupExperts)
-_pack = lru_cache(maxsize=64)(PackExperts)
+_pack = lru_cache(maxsize=64)(Pack)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +82,7 @@ class PackedExperts:
     ) -> Slice:
         """Lists of pairs and tiles, and the packed vectors of the pairs."""
         work, weighted = self.work, mixture.weigh_input
-        sizes = self.rows, tiles.experts, tiles.used, tiles.height, GROUP
-        group = _group(*sizes, finds=True)
+        group = _group(self.rows, tiles.experts, tiles.used, tiles.height, GROUP)
         pair, tile_of = work["expert pair"], work["expert tiles"]
         self.plan.launch(
             group,
@@ -91,15 +90,20 @@ class PackedExperts:
             expert=work[mixture.number],
             pair=_part(pair, group, "pair"),
             tile_of=_part(tile_of, group, "tile_of"),
-            place=work["expert place"],
         )
-        pack = _pack(self.rows, mixture.up.cols, tiles, weighted, norm is not None)
+        pack = _pack(
+            self.rows,
+            mixture.up.cols,
+            used=tiles.used,
+            places=group.places,
+            weighted=weighted,
+            factors=norm is not None,
+        )
         vectors = _part(work["expert out"], pack, "y")
         weight = without_none(weight=work["expert weight"] if weighted else None)
         if norm is not None:
             weight |= without_none(next_norm=norm.weight, factor=work["router factor"])
-        lists = {"place": work["expert place"], "tile_of": _part(tile_of, pack, "tile_of")}
-        self.plan.launch(pack, f"{label}.pack", x=x, y=vectors, **lists, **weight)
+        self.plan.launch(pack, f"{label}.pack", x=x, pair=pair, y=vectors, **weight)
         return vectors
 
     def _append_up(

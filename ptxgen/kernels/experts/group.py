@@ -10,13 +10,7 @@ import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.experts.selection import MAX_EXPERTS, MAX_USED
-from urdir.ptxgen.kernels.pairs import (
-    grouped,
-    most_places,
-    most_tiles,
-    places_of,
-    random_choice,
-)
+from urdir.ptxgen.kernels.pairs import grouped, most_places, most_tiles, random_choice
 from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, ceil_div
 
 THREADS = 256
@@ -31,8 +25,7 @@ class GroupExperts(KernelSpec):
     places between are
     `NO_PAIR`, as are those after the last. ``tile_of`` (tiles, 4) u32: for up to
     ``tile`` neighbouring ones of an expert its number, the place of the first, how many, 0; how
-    many is 0 after the last tile. ``finds``: ``place`` (rows, used) is where each pair is in the
-    list, as well.
+    many is 0 after the last tile.
     """
 
     rows: int
@@ -40,7 +33,6 @@ class GroupExperts(KernelSpec):
     used: int
     tile: int
     align: int = 1
-    finds: bool = False
 
     name = "group_experts"
     template = ("urdir.templates", "experts/group.ptx.j2")
@@ -83,7 +75,6 @@ class GroupExperts(KernelSpec):
             Param("expert", "u32", ("rows", "used"), Access.IN),
             Param("pair", "u32", ("places",), Access.OUT),
             Param("tile_of", "u32", ("tiles", 4), Access.OUT),
-            *((Param("place", "u32", ("rows", "used"), Access.OUT),) if self.finds else ()),
         )
 
     @property
@@ -96,11 +87,7 @@ class GroupExperts(KernelSpec):
         return ceil_div(self.pairs, THREADS)
 
     def reference(self, **inputs: Any) -> dict[str, Array]:
-        made = grouped(inputs["expert"], self.experts, self.tile, self.align)
-        if not self.finds:
-            return made
-        place = places_of(made["pair"], self.pairs)
-        return made | {"place": place.reshape(self.rows, self.used)}
+        return grouped(inputs["expert"], self.experts, self.tile, self.align)
 
     def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
         """Some experts are chosen by most rows, some by none."""
@@ -117,8 +104,6 @@ class GroupExperts(KernelSpec):
             "all of them": cls(33, 4, 4, 16),
             "aligned": cls(37, 13, 3, 16, align=8),
             "aligned, many experts": cls(9, 300, 2, 16, align=8),
-            "places": cls(41, 33, 5, 32, align=8, finds=True),
-            "places of a prompt": cls(333, 24, 4, 32, align=8, finds=True),
         }
 
     def flops(self) -> int:

@@ -10,6 +10,7 @@ import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.norm import Norm
+from urdir.ptxgen.kernels.pairs import NO_PAIR
 from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, Tolerance, ceil_div
 from urdir.ptxgen.weights.layout import TILE_COLS
 from urdir.ptxgen.weights.packed import GROUP, pack, packed_shape
@@ -25,8 +26,17 @@ class Pack(KernelSpec):
     """x (rows, cols) f32 as f16, in the order of `packed`; with a ``norm`` the
     normalised rows, with its ``weight`` and ``bias`` (cols,) f32 (`can_norm`).
 
-    ``room``: y has room for this many vectors; those beyond ``rows`` stay unchanged.
+    ``used``, without a norm: vectors of y are those of ``places`` pairs of rows and slots, as
+    `GroupExperts` lists them; the row of a pair is pair / used. The vector of a place without a
+    pair is 0, but a group of eight places without any stays as it is: no product reads it, and
+    there are more of them than others where rows choose alike. ``weighted``: times the pair's
+    weight.
+
+    ``room``, without pairs: y has room for this many vectors; those beyond ``rows`` stay unchanged.
     Both are multiples of eight, and the text does not have ``rows``.
+
+    ``factors``, of pairs: x is multiplied with ``next_norm`` (cols,) f32 and the row's ``factor``,
+    (rows,) f32.
 
     ``keeps``: the normalised rows are z (rows, cols) f32 as well.
     """
@@ -34,8 +44,12 @@ class Pack(KernelSpec):
     rows: int
     cols: int
     norm: Norm | None = None
+    used: int = 0
+    places: int = 0
+    weighted: bool = False
     room: int = 0
     keeps: bool = False
+    factors: bool = False
 
     name = "pack"
     template = ("urdir.templates", "linear/pack.ptx.j2")
@@ -47,8 +61,13 @@ class Pack(KernelSpec):
             raise PtxgenError(f"pack: norms take up to {TILE_COLS * MAX_THREADS // TILE_THREADS} "
                               f"columns, a multiple of four: {self.cols}")  # fmt: skip
 
-        if self.room and (self.room % GROUP or self.rows % GROUP):
-            raise PtxgenError(f"pack: {self}: rows and room for them are multiples of {GROUP}")
+        if bool(self.used) != bool(self.places) or self.places % GROUP:
+            raise PtxgenError(f"pack: {self}: places are those of pairs, a multiple of {GROUP}")
+        if (self.used and self.norm) or (self.weighted and not self.used):
+            raise PtxgenError(f"pack: {self}: pairs have no norm, and weights are those of pairs")
+
+        if self.room and (self.used or self.room % GROUP or self.rows % GROUP):
+            raise PtxgenError(f"pack: {self}: room for rows alone, multiples of {GROUP}")
         if self.room and self.rows > self.room:
             raise PtxgenError(f"pack: {self.rows} rows, room for {self.room}")
         if self.keeps and (self.norm is None or self.room):
@@ -65,11 +84,15 @@ class Pack(KernelSpec):
 
     @property
     def params(self) -> tuple[Param, ...]:
-        norm, access = self.norm, Access.INOUT if self.room else Access.OUT
+        norm, access = self.norm, Access.INOUT if self.room or self.used else Access.OUT
         given = (
             (True, Param("x", "f32", ("rows", "cols"), Access.IN)),
             (norm and norm.weight, Param("weight", "f32", ("cols",), Access.IN)),
             (norm and norm.bias, Param("bias", "f32", ("cols",), Access.IN)),
+            (self.used, Param("pair", "u32", ("places",), Access.IN)),
+            (self.weighted, Param("weight", "f32", ("pairs",), Access.IN)),
+            (self.factors, Param("next_norm", "f32", ("cols",), Access.IN)),
+            (self.factors, Param("factor", "f32", ("rows",), Access.IN)),
             (True, Param("y", "f16", packed_shape(self.vectors, self.cols), access)),
             (self.keeps, Param("z", "f32", ("rows", "cols"), Access.OUT)),
         )
@@ -78,12 +101,17 @@ class Pack(KernelSpec):
     @property
     def vectors(self) -> int:
         """Vectors of y."""
-        return self.room or self.rows
+        return self.places or self.room or self.rows
 
     @property
     def launched(self) -> int:
         """Vectors that a launch writes."""
-        return GROUP * ceil_div(self.rows, GROUP)
+        return GROUP * ceil_div(self.places or self.rows, GROUP)
+
+    @property
+    def pairs(self) -> int:
+        """Pairs of rows and slots."""
+        return self.rows * self.used
 
     @property
     def tiles(self) -> int:
@@ -125,21 +153,42 @@ class Pack(KernelSpec):
     @property
     def tolerance(self) -> Tolerance:
         """One rounding, as numpy's: bit for bit; after another one, f16 has 11 bits."""
-        return Tolerance(rtol=6e-4 if self.norm else 0)
+        return Tolerance(rtol=6e-4 if self.norm or self.weighted or self.factors else 0)
 
     def reference(self, **inputs: Any) -> dict[str, Array]:
         x = inputs["x"]
         if self.norm is not None:
             x = self.norm(x, inputs.get("weight"), inputs.get("bias"))
+        if self.used:
+            pair = inputs["pair"].astype(np.int64)
+            found = pair != NO_PAIR
+            gathered = np.zeros((self.places, self.cols))
+            gathered[found] = x[pair[found] // self.used]
+            if self.factors:
+                rows = pair[found] // self.used
+                gathered[found] *= inputs["next_norm"] * inputs["factor"][rows, None]
+            if self.weighted:
+                gathered[found] *= inputs["weight"][pair[found], None]
+            x = gathered
         y = pack(x)
+        if self.used:
+            has_pair = found.reshape(-1, GROUP).any(axis=1)
+            y = np.where(has_pair[None, :, None, None, None], y, inputs["y"])
         if self.room:
             y, made = inputs["y"].copy(), y
             y[:, : made.shape[1]] = made
         return {"y": y} | ({"z": x.astype(np.float32)} if self.keeps else {})
 
     def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
-        """Rows of a layer norm have means other than 0."""
+        """Rows of a layer norm have means other than 0. Pairs are in any order, each once, with
+        places between them, and none in the first group if the others have room."""
         inputs = super().make_inputs(rng)
+        if self.used:
+            pair = np.full(self.places, NO_PAIR, np.uint32)
+            room = self.places - (GROUP if self.pairs <= self.places - GROUP else 0)
+            taken = self.places - room + rng.permutation(room)[: self.pairs]
+            pair[taken] = rng.permutation(self.pairs)
+            inputs["pair"] = pair
         if self.norm is not None and self.norm.kind == "layer":
             inputs["x"] += rng.standard_normal((self.rows, 1)).astype(np.float32)
         return inputs
@@ -161,6 +210,9 @@ class Pack(KernelSpec):
             "layer of odd rows, kept": cls(11, 900, layer, keeps=True),
             "room": cls(16, 259, room=40),
             "rms, room": cls(24, 260, rms, room=24),
+            "pairs": cls(5, 36, used=3, places=24),
+            "weighted pairs": cls(9, 290, used=1, places=16, weighted=True),
+            "normed pairs": cls(9, 292, used=2, places=32, factors=True),
         }
 
     def flops(self) -> int:

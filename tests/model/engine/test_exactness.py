@@ -20,10 +20,7 @@ from urdir.ptxgen.spec import KernelSpec
 CACHES: tuple[KvDtype, ...] = ("f32", "f16", "bf16", "q8_0", "fp8")
 TOKENS = [3, 141, 59, 26, 5]
 #: Kernels that round activations whatever their settings.
-ROUNDING = {
-    *("gemm_small", "gemm", "gemm_wgmma", "pack", "pack_experts"),
-    *("prefill_attention", "prefill_wgmma"),
-}
+ROUNDING = {"gemm_small", "gemm", "gemm_wgmma", "pack", "prefill_attention", "prefill_wgmma"}
 
 
 def specs(kv_dtype: KvDtype, exact: bool, context: int) -> list[KernelSpec]:

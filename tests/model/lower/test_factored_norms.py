@@ -75,7 +75,7 @@ def test_layers_in_a_graph_read_nothing_too_early(urdir_sanitizer: Device) -> No
     between = made.layer("0", case, made.input(INNER), x, first)
     expected = made.layer("1", case, made.input(INNER, "read"), (first, between), last)
     launches = made.run()
-    assert launches.count("pack_experts") == 2
+    assert launches.count("group_experts") == 2
     made.compare(last, expected, 2e-3)
     once = made.values(last)
     made.fixed[last].fill(0)
