@@ -127,7 +127,6 @@ class CombineExperts(KernelSpec):
             "begins a norm": cls(11, 3, 512, residual=True, begins=True),
             "begins a norm, ten slots": cls(8, 10, 256, begins=True),
             "of few rows": cls(5, 3, 768, residual=True, begins=True, order="units"),
-            "of few rows, by columns": cls(8, 2, 512, begins=True, order="columns"),
             "of few rows, by lanes": cls(3, 10, 1280, residual=True, begins=True, order="lanes"),
         }
 

@@ -22,7 +22,7 @@ CHOICE = [
     "router_logits",
     "select_experts",
     "group_experts",
-    "pack_experts",
+    "pack",
     "gemm_wgmma",
     "gemm_wgmma",
 ]
