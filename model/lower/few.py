@@ -99,7 +99,7 @@ def append_few(
     begins = next_norm(at, chain)
     if begins is not None and request.can_begin_norm:
         request = request.plus(BeginNorm())
-        order = _packed_order(at, chain.rows) if request.can_pack else None
+        order = few_order(at, chain.rows) if request.can_pack else None
         request = request if order is None else request.plus(PackedOutput(order))
     step = None if chain.then is None else _step(at, chain)
     if step is not None and (then := step.following(at)) is not None:
@@ -186,9 +186,9 @@ def _sends(at: Lowering, chain: Chain, matrices: Sequence[Matrix]) -> RankExchan
     return exchange if fits and exchange.shape.takes_one_launch(matrices[0].rows) else None
 
 
-def _packed_order(at: Lowering, rows: int) -> Order | None:
-    """In which order the products after the norm that follows take few rows of it packed; None:
-    they do not."""
+def few_order(at: Lowering, rows: int) -> Order | None:
+    """In which order the products after the norm that follows take few rows of it packed, if it has
+    begun; None: they do not."""
     norm = at.following()
     assert isinstance(norm, Norm)
     products: list[Product] = []

@@ -8,6 +8,7 @@ it together (`experts.shared_read`); many rows are grouped by expert first (`exp
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -26,6 +27,7 @@ from urdir.model.lower.experts.layer import MixtureLayer, RouterLayer
 from urdir.model.lower.experts.per_row import PerRow
 from urdir.model.lower.experts.products import MixtureCall
 from urdir.model.lower.experts.shared_read import SharedRead
+from urdir.model.lower.few import few_order
 from urdir.model.lower.linear import lower_chain
 from urdir.model.lower.lowering import Lowering
 from urdir.model.lower.norms import append_norm
@@ -41,6 +43,7 @@ from urdir.ptxgen.kernels.experts.select import SelectExperts
 from urdir.ptxgen.kernels.experts.skewed_logits import SkewedLogits
 from urdir.ptxgen.kernels.linear.epilogue.activation import Scaled
 from urdir.ptxgen.kernels.linear.lora_expand import LoraExpand
+from urdir.ptxgen.weights.layout import TILE_COLS
 
 if TYPE_CHECKING:
     from urdir.driver.memory import Slice
@@ -318,10 +321,24 @@ def lower_experts(at: Lowering, ops: Sequence[Op]) -> bool:
     cache = at.parts.weights.expert_caches.get(of.up.matrix)
     if cache is not None:
         call = through_cache(at, of, call, cache)
+    if not many and residual is not None and SharedRead(at, of.x.rows).serves(call):
+        call = _beginning_norm(at, call, y)
     append_experts(at, of.x.rows, call)
     if adapters is not None:
         adapters.add_last(at.place(y))
     return True
+
+
+def _beginning_norm(at: Lowering, call: MixtureCall, y: Tensor) -> MixtureCall:
+    """The same with the norm of few rows that follows begun and left packed, if the products that
+    read it take it so."""
+    following = at.following()
+    if call.adapters is not None or not isinstance(following, Norm) or following.x is not y:
+        return call
+    norm, order = at.norm(following.of), few_order(at, y.rows)
+    if order is None or y.width % TILE_COLS or not at.begins_block(following):
+        return call
+    return replace(call, begins=at.begin_norm(y, norm, packed=True), order=order)
 
 
 def mixture_layer(at: Lowering, of: Experts) -> MixtureLayer:

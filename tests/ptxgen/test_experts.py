@@ -14,6 +14,7 @@ from urdir.driver.harness import run_kernel
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.activation import Activation
 from urdir.ptxgen.kernels.experts.choice import most_warps
+from urdir.ptxgen.kernels.experts.combine import CombineExperts
 from urdir.ptxgen.kernels.experts.down import ExpertsDown
 from urdir.ptxgen.kernels.experts.gemm import TILES, ExpertsGemm, tile_height
 from urdir.ptxgen.kernels.experts.gemm_small import ExpertsGemmSmall
@@ -40,6 +41,7 @@ SILU, LIMITED = Activation("silu"), Activation("silu", limit=1.0)
 RMS, LAYER = Normed(Norm("rms", 1e-5)), Normed(Norm("layer", 1e-5))
 OAI = Activation("swiglu_oai", limit=7.0)
 FEW: dict[str, Any] = {"batch": 3}
+SUM: dict[str, Any] = {"rows": 2, "used": 2, "cols": 256}
 TILES_OF_16: dict[str, Any] = {"batch": 9, "height": 16}
 GATED: dict[str, Any] = TILES_OF_16 | {"epilogue": (Gated(),)}
 
@@ -218,6 +220,8 @@ def test_a_row_has_the_same_bits_whatever_its_neighbours(emulator: Device, down:
         (GroupExperts, {"rows": 6, "experts": 4, "used": 5, "tile": 16}, "5 of 4 experts"),
         (GroupExperts, {"rows": 6, "experts": 4, "used": 2, "tile": 16, "align": 3}, "power of"),
         (GroupExperts, {"rows": 6, "experts": 4, "used": 2, "tile": 16, "align": 32}, "power of"),
+        (CombineExperts, SUM | {"order": "units"}, "the order of 8 rows at most"),
+        (CombineExperts, SUM | {"rows": 9, "order": "units", "begins": True}, "8 rows at most"),
         (Pack, {"rows": 6, "cols": 4, "used": 2}, "those of pairs"),
         (Pack, {"rows": 6, "cols": 4, "weighted": True}, "those of pairs"),
         (ExpertsUp, {"rows": 17}, "a multiple of 16 rows"),

@@ -174,8 +174,8 @@ class WaveRun:
                         if not self._passes(last, lanes):
                             self._arrive(last, next_pc, lanes)
                             return
-                    elif last.spins and polls < YIELD_AFTER:
-                        polls += 1
+                    elif last.spins and polls < YIELD_AFTER and next_pc < limit:
+                        polls += 1  # else others, perhaps those that it waits for, would never run
                     else:
                         self._attend(last, next_pc, lanes)
                         return

@@ -22,6 +22,7 @@ from urdir.ptxgen.kernels.linear.epilogue.activation import Activated, Gated
 from urdir.ptxgen.kernels.linear.epilogue.weighted import Weighted
 from urdir.ptxgen.kernels.linear.steps import Epilogue
 from urdir.ptxgen.kernels.normalise import Normalise
+from urdir.ptxgen.weights.packed_few import Order
 
 if TYPE_CHECKING:
     from urdir.driver.memory import Slice
@@ -39,7 +40,8 @@ class MixtureCall:
     ``norm``, all (rows, hidden) f32; y is another buffer. Labels of launches begin with ``label``.
     ``selection``: by which the products choose the experts, None if they are chosen; ``parted``: by
     the parts of logits. ``begins``: the norm of y that is begun, for products that take packed
-    vectors. ``factored``: the factors of the ``norm`` are in the register "router factor".
+    vectors, few ones in that ``order``. ``factored``: the factors of the ``norm`` are in the
+    register "router factor".
     """
 
     label: str
@@ -52,6 +54,7 @@ class MixtureCall:
     selection: Selection | None = None
     parted: Parted | None = None
     begins: Begun | None = None
+    order: Order | None = None
     factored: bool = False
 
     @property
@@ -159,7 +162,7 @@ class ExpertProducts:
         """y = residual + the sum of the slots of ``work["expert out"]``."""
         residual, begins = call.residual, call.begins
         adds, begun = residual is not None, begins is not None
-        kernel = _combine(self.rows, slots, call.mixture.hidden, adds, begun)
+        kernel = _combine(self.rows, slots, call.mixture.hidden, adds, begun, call.order)
         label, x = f"{call.label}.combine", self.work["expert out"]
         given = {} if residual is None else {"residual": residual}
         given |= {} if begins is None else begins.arguments

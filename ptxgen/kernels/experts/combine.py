@@ -11,10 +11,11 @@ import numpy as np
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.experts.selection import MAX_USED
 from urdir.ptxgen.kernels.linear.pack import TILE_THREADS
-from urdir.ptxgen.kernels.summary import PACKED_SUMMARY, packed_squares
+from urdir.ptxgen.kernels.summary import PACKED_SUMMARY, SUMMARY, packed_squares, summary
 from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, Tolerance, ceil_div
 from urdir.ptxgen.weights.layout import TILE_COLS
 from urdir.ptxgen.weights.packed import GROUP, pack, packed_shape
+from urdir.ptxgen.weights.packed_few import Order, few_shape, with_few
 
 THREADS = 128
 #: Rows of a CTA that begins a norm: 32 bytes are written at once.
@@ -28,6 +29,8 @@ class CombineExperts(KernelSpec):
     ``begins``: the RMSNorm that follows is begun for products that take packed vectors, as by
     `BeginNorm`: ``scaled`` is y times its weights ``next_norm``, packed, and ``y_summary`` has the
     sums of the squares of every 32 values of y in the packed order.
+    ``order``: the same for products of few packed vectors in that order (`weights.packed_few`),
+    with the squares of every 16 values; vectors beyond the rows stay as they were.
     """
 
     rows: int
@@ -35,6 +38,7 @@ class CombineExperts(KernelSpec):
     cols: int
     residual: bool = False
     begins: bool = False
+    order: Order | None = None
 
     name = "combine_experts"
     template = ("urdir.templates", "experts/combine.ptx.j2")
@@ -47,6 +51,11 @@ class CombineExperts(KernelSpec):
             )
         if self.cols % 4:
             raise PtxgenError(f"combine_experts: {self.cols} columns: a multiple of 4")
+        if self.order is not None and (not self.begins or self.rows > GROUP):
+            raise PtxgenError(
+                f"combine_experts: {self.order} is the order of {GROUP} rows at most, with the "
+                f"norm that is begun"
+            )
         if self.begins and self.cols % TILE_COLS:
             raise PtxgenError(f"combine_experts: {self.cols} columns: a multiple of {TILE_COLS}")
 
@@ -60,12 +69,15 @@ class CombineExperts(KernelSpec):
         )
         if not self.begins:
             return params
-        squares = (1, "rows", self.cols // PACKED_SUMMARY)
+        if self.order is None:
+            shape, access, each = packed_shape(self.rows, self.cols), Access.OUT, PACKED_SUMMARY
+        else:
+            shape, access, each = few_shape(self.cols), Access.INOUT, SUMMARY
         return (
             *params,
             Param("next_norm", "f32", ("cols",), Access.IN),
-            Param("scaled", "f16", packed_shape(self.rows, self.cols), Access.OUT),
-            Param("y_summary", "f32", squares, Access.OUT),
+            Param("scaled", "f16", shape, access),
+            Param("y_summary", "f32", (1, "rows", self.cols // each), Access.OUT),
         )
 
     #: Read by the macros of `Pack`: rows of a CTA in neighbouring lanes, all of which have columns.
@@ -78,7 +90,7 @@ class CombineExperts(KernelSpec):
 
     @property
     def launch_shape(self) -> LaunchShape:
-        if self.begins:
+        if self.begins and self.order is None:
             grid = (self.cols // TILE_COLS, self.groups * GROUP // CTA_ROWS, 1)
             return LaunchShape(grid=grid, block=(CTA_ROWS * TILE_THREADS, 1, 1))
         grid = (ceil_div(self.cols, 4 * THREADS), self.rows, 1)
@@ -97,7 +109,12 @@ class CombineExperts(KernelSpec):
         made = {"y": y.astype(np.float32)}
         if not self.begins:
             return made
-        scaled = pack(made["y"] * inputs["next_norm"])
+        scaled = made["y"] * inputs["next_norm"]
+        if self.order is not None:
+            squares = summary(scaled, made["y"])[1:]
+            few = with_few(inputs["scaled"], scaled, self.order)
+            return {**made, "scaled": few, "y_summary": squares}
+        scaled = pack(scaled)
         return {**made, "scaled": scaled, "y_summary": packed_squares(made["y"])}
 
     @classmethod
@@ -109,6 +126,8 @@ class CombineExperts(KernelSpec):
             "32 slots": cls(2, 32, 68),
             "begins a norm": cls(11, 3, 512, residual=True, begins=True),
             "begins a norm, ten slots": cls(8, 10, 256, begins=True),
+            "of few rows": cls(5, 3, 768, residual=True, begins=True, order="units"),
+            "of few rows, by lanes": cls(3, 10, 1280, residual=True, begins=True, order="lanes"),
         }
 
     def flops(self) -> int:

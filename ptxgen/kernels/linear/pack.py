@@ -28,7 +28,9 @@ class Pack(KernelSpec):
 
     ``used``, without a norm: vectors of y are those of ``places`` pairs of rows and slots, as
     `GroupExperts` lists them; the row of a pair is pair / used. The vector of a place without a
-    pair is 0. ``weighted``: times the pair's weight.
+    pair is 0, but a group of eight places without any stays as it is: no product reads it, and
+    there are more of them than others where rows choose alike. ``weighted``: times the pair's
+    weight.
 
     ``room``, without pairs: y has room for this many vectors; those beyond ``rows`` stay unchanged.
     Both are multiples of eight, and the text does not have ``rows``.
@@ -82,7 +84,7 @@ class Pack(KernelSpec):
 
     @property
     def params(self) -> tuple[Param, ...]:
-        norm, access = self.norm, Access.INOUT if self.room else Access.OUT
+        norm, access = self.norm, Access.INOUT if self.room or self.used else Access.OUT
         given = (
             (True, Param("x", "f32", ("rows", "cols"), Access.IN)),
             (norm and norm.weight, Param("weight", "f32", ("cols",), Access.IN)),
@@ -169,6 +171,9 @@ class Pack(KernelSpec):
                 gathered[found] *= inputs["weight"][pair[found], None]
             x = gathered
         y = pack(x)
+        if self.used:
+            has_pair = found.reshape(-1, GROUP).any(axis=1)
+            y = np.where(has_pair[None, :, None, None, None], y, inputs["y"])
         if self.room:
             y, made = inputs["y"].copy(), y
             y[:, : made.shape[1]] = made
@@ -176,11 +181,12 @@ class Pack(KernelSpec):
 
     def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
         """Rows of a layer norm have means other than 0. Pairs are in any order, each once, with
-        places between them."""
+        places between them, and none in the first group if the others have room."""
         inputs = super().make_inputs(rng)
         if self.used:
             pair = np.full(self.places, NO_PAIR, np.uint32)
-            taken = rng.permutation(self.places)[: self.pairs]
+            room = self.places - (GROUP if self.pairs <= self.places - GROUP else 0)
+            taken = self.places - room + rng.permutation(room)[: self.pairs]
             pair[taken] = rng.permutation(self.pairs)
             inputs["pair"] = pair
         if self.norm is not None and self.norm.kind == "layer":
@@ -206,7 +212,7 @@ class Pack(KernelSpec):
             "rms, room": cls(24, 260, rms, room=24),
             "pairs": cls(5, 36, used=3, places=24),
             "weighted pairs": cls(9, 290, used=1, places=16, weighted=True),
-            "normed pairs": cls(9, 292, used=2, places=24, factors=True),
+            "normed pairs": cls(9, 292, used=2, places=32, factors=True),
         }
 
     def flops(self) -> int:

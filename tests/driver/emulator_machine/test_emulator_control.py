@@ -236,6 +236,22 @@ def test_spinning_yields_to_other_work(machine: Any) -> None:
     assert (machine.download(out, "u4", 32) == 9).all()
 
 
+def test_spinning_lets_others_run_where_some_wait_at_an_earlier_instruction(machine: Any) -> None:
+    """Lanes 1 to 31 wait for lane 0, which waits for warp 1 to set a flag, and sets one for it."""
+    flag, out = machine.upload(np.zeros(2, "u4")), machine.upload(np.zeros(64, "u4"))
+    body = START + (
+        "ld.param.u64 %flag, [flag]; setp.ge.u32 %p, %me, 32; @%p bra SECOND;"
+        "setp.eq.u32 %p, %me, 0; @%p bra FIRST;\n"
+        "TOGETHER: bar.warp.sync 0xFFFFFFFF; mov.u32 %v, 5; bra LAST;\n"
+        "FIRST: " + SPIN + "st.release.gpu.global.u32 [%flag+4], 1; bra TOGETHER;\n"
+        "SECOND: st.release.gpu.global.u32 [%flag], 1;\n"
+        "WAIT2: ld.acquire.gpu.global.u32 %n, [%flag+4]; setp.eq.u32 %p, %n, 0; @%p bra WAIT2;\n"
+        "mov.u32 %v, 6;\nLAST:" + STORE
+    )  # fmt: skip
+    machine.run(body, {"flag": flag, "out": out}, threads=64)
+    assert machine.download(out, "u4", 64).tolist() == [5] * 32 + [6] * 32
+
+
 def test_barrier_not_reached_by_all(machine: Any) -> None:
     """Half the CTA waits at barrier 0, half at barrier 1."""
     body = "setp.lt.u32 %p, %me, 32; @%p bra A;\nbar.sync 0;\nret;\nA: bar.sync 1;\n"

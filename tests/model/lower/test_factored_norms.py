@@ -3,10 +3,12 @@ one after the sum, against numpy."""
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from tests.model.lower import test_router_parts
 from tests.model.lower.test_router_parts import INNER, LAYER, RMS, Case, PartsBench
+from urdir.driver import execute
 from urdir.driver.device import Device
 from urdir.model.graph.ops import Norm as Normed
 from urdir.model.graph.ops import Product
@@ -16,7 +18,14 @@ from urdir.ptxgen.kernels.experts.selection import Selection
 
 HIDDEN, WIDTH, LAST = 512, 256, 272
 #: What a step of many rows launches between its products.
-CHOICE = ["router_logits", "select_experts", "group_experts", "pack", "gemm_wgmma", "gemm_wgmma"]
+CHOICE = [
+    "router_logits",
+    "select_experts",
+    "group_experts",
+    "pack",
+    "gemm_wgmma",
+    "gemm_wgmma",
+]
 
 CASES = {
     "scaled": Case(Selection(32, 6), scale=0.5),
@@ -54,4 +63,27 @@ def test_norms_take_no_launches(emulator: Device, case: str, rows: int) -> None:
     assert made.run() == launches
     made.compare(y, expected, 1e-3)
     made.compare(last, RMS(expected, **weights) @ values.T, 1e-3)
+    made.close()
+
+
+def test_layers_in_a_graph_read_nothing_too_early(urdir_sanitizer: Device) -> None:
+    """Of two layers. A graph gives what launches one after the other give, and the emulator finds
+    no race of kernels that overlap."""
+    case = Case(Selection(7, 3, normalised=True))
+    made = PartsBench(urdir_sanitizer, 9, False, case.selection.experts)
+    x, first, last = made.input(HIDDEN, "x"), made.out(HIDDEN, "first"), made.out(HIDDEN, "last")
+    between = made.layer("0", case, made.input(INNER), x, first)
+    expected = made.layer("1", case, made.input(INNER, "read"), (first, between), last)
+    launches = made.run()
+    assert launches.count("group_experts") == 2
+    made.compare(last, expected, 2e-3)
+    once = made.values(last)
+    made.fixed[last].fill(0)
+    with (
+        execute.record(made.plan, made.device) as graph,
+        made.device.create_stream() as stream,
+    ):
+        graph.launch(stream)
+        stream.synchronize()
+    np.testing.assert_array_equal(made.values(last), once)
     made.close()
