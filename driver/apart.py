@@ -31,6 +31,8 @@ _PROGRAM = "urdir.driver.compiler"
 #: What compiles launches nothing. Fourteen contexts that are made at once with one queue each take
 #: 0.5 s, with as many as usual 1.9 s (H200, CUDA 13.0).
 _FEW_QUEUES = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
+#: Kernels that wait for a process, of each: with fewer it may soon have none.
+_QUEUED = 4
 #: The answer for a kernel that is compiled.
 DONE = b"1"
 _LENGTH = struct.Struct("<I")
@@ -70,6 +72,7 @@ class Compilers:
         self._lock = threading.Lock()  # of what follows
         self._processes: list[subprocess.Popen[bytes]] = []
         self._results: dict[str, Future[bool]] = {}
+        self._left = 0  # of the kernels
         self._is_closed = False
         self._ended = 0  # of the processes
 
@@ -83,9 +86,15 @@ class Compilers:
             for key, kernel in kernels.items():
                 if key not in self._results:
                     self._results[key] = self._threads.submit(self._compiled, kernel)
+                    self._left += 1
             results = [self._results[key] for key in kernels]
         done = [_succeeded(result) for result in results]
         return all(done)
+
+    @property
+    def is_short(self) -> bool:
+        """Whether they have begun, and few kernels wait for one of them."""
+        return self._begun is not None and self._left < (1 + _QUEUED) * self._most
 
     def begin(self) -> None:
         """Start the processes: kernels will come."""
@@ -119,6 +128,7 @@ class Compilers:
     def _compiled(self, kernel: Kernel) -> bool:
         """Have a process compile a kernel."""
         if (process := self._running()) is None:
+            self._one_less()
             return False
         assert self._begun is not None
         starting = max(0.0, self._begun + _START - time.monotonic())
@@ -134,6 +144,11 @@ class Compilers:
         finally:
             timer.cancel()
             self._idle.put(process)
+            self._one_less()
+
+    def _one_less(self) -> None:
+        with self._lock:
+            self._left -= 1
 
     def _running(self) -> subprocess.Popen[bytes] | None:
         """Wait for an idle process; None if all have ended. One that has ended is not put back: it

@@ -298,6 +298,12 @@ class Device:
         """Whether other processes compile all that `compile_beside` gets."""
         return self._modules.compilers is not None
 
+    @property
+    def wants_kernels(self) -> bool:
+        """Whether these have begun and may soon have nothing to do."""
+        compilers = self._modules.compilers
+        return compilers is not None and compilers.is_short
+
     def end_compilers(self) -> None:
         """End these processes. Idempotent."""
         if (compilers := self._modules.compilers) is not None:

@@ -288,6 +288,32 @@ def test_compilers_import_what_kernels_will_need(
         assert compilers.compile({"256": Add(n=256)})
 
 
+def test_compilers_say_that_they_may_soon_have_nothing_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once they have begun, unless several kernels wait for each."""
+    running, released = Compilers._running, threading.Event()
+
+    def found(self: Compilers) -> object:
+        assert released.wait(PATIENCE)
+        return running(self)
+
+    monkeypatch.setattr(Compilers, "_running", found)
+    kernels = {str(n): Add(n=n) for n in range(256, 256 * 8, 256)}
+    with Compilers("emulator", tmp_path, None, 1) as compilers:
+        assert not compilers.is_short
+        compilers.begin()
+        assert compilers.is_short
+        thread = threading.Thread(target=compilers.compile, args=[kernels])
+        thread.start()
+        try:
+            wait_for(lambda: not compilers.is_short)
+        finally:
+            released.set()
+            thread.join(PATIENCE)
+        assert compilers.is_short
+
+
 def test_compilers_that_end_cost_nothing_but_time(tmp_path: Path) -> None:
     kernels = {str(n): Add(n=n) for n in (256, 512, 768)}
     more = {str(n): Add(n=n) for n in (1024, 1280)}
@@ -302,6 +328,7 @@ def test_compilers_that_end_cost_nothing_but_time(tmp_path: Path) -> None:
     assert not compilers.compile(kernels)
     with Compilers("no such device", tmp_path, None, 1) as compilers:
         assert not compilers.compile(kernels)
+        assert compilers.is_short  # none is left
 
 
 def test_closing_compilers_ends_all_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

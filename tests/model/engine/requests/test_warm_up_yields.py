@@ -74,7 +74,7 @@ def test_kernels_of_needed_graphs_are_asked_for_first(
 
     def noted(shape: StepShape) -> bool:
         if shape == last and shape not in begun:
-            assert all(steps.asks_for_kernels(each) for each in needed)
+            assert all(steps.has_asked(each) for each in needed)
         begun.append(shape)
         return prepare(shape)
 
@@ -90,6 +90,33 @@ def test_kernels_of_needed_graphs_are_asked_for_first(
     go.set()
     while warm_up.left:
         warm_up.work(0.001)
+    assert all(steps.is_recorded(shape) for shape in SHAPES)
+
+
+@pytest.mark.parametrize("wants", [True, False])
+def test_processes_that_compile_come_before_graphs(
+    session: Session, monkeypatch: pytest.MonkeyPatch, wants: bool
+) -> None:
+    """While they may soon have nothing to do, kernels of all are asked for, the needed graph is
+    recorded, and then the others; else one graph after the other."""
+    needed, *others = SHAPES
+    steps, recorded = session.steps, list[bool]()
+    prepare = steps.prepare
+
+    def noted(shape: StepShape) -> bool:
+        had_asked, more = steps.has_asked(shape), prepare(shape)
+        if not had_asked and steps.has_asked(shape) and shape in others:
+            recorded.append(any(steps.is_recorded(each) for each in others))
+        return more
+
+    monkeypatch.setattr(type(steps.parts.device), "wants_kernels", property(lambda _: wants))
+    monkeypatch.setattr(steps, "waits", lambda _: False)  # for other processes
+    monkeypatch.setattr(steps, "prepare", noted)
+    warm_up = WarmUp(steps, SHAPES, [needed])
+    while warm_up.left:
+        warm_up.work(0)
+        steps.wait_for_helper()
+    assert recorded == [False, not wants]
     assert all(steps.is_recorded(shape) for shape in SHAPES)
 
 
