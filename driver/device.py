@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
@@ -165,6 +166,7 @@ class Device:
         self._ptx_files = ptx_files or PtxFiles()
         self._limit: int | None = None
         self._free_at_first = 0
+        self._usable: int | None = None  # as it was, within `memory_as_it_is`
         self.context = Context(api, name.index, self.name)
         try:
             self.properties = read_properties(api, self.context.gpu)
@@ -220,11 +222,23 @@ class Device:
 
     def usable_memory(self) -> int:
         """Bytes that are free, and below the limit."""
+        if self._usable is not None:
+            return self._usable
         free, _ = self.memory_info()
         if self._limit is None:
             return free
         used = max(0, self._free_at_first - free)  # less if another process has freed some since
         return max(0, min(free, self._limit - used))
+
+    @contextmanager
+    def memory_as_it_is(self) -> Iterator[None]:
+        """Within, `usable_memory` is what it was at first, whatever other processes take: contexts
+        of compilers, which have memory that nothing here is given."""
+        self._usable = self.usable_memory()
+        try:
+            yield
+        finally:
+            self._usable = None
 
     def allocate(self, nbytes: int, name: str) -> Buffer:
         """Allocate ``nbytes`` bytes, contents undefined. Raises OutOfMemoryError."""

@@ -94,19 +94,20 @@ def _open_session(
     config = _with_bytes(config, file, devices[0], options)
     config, adapters = _with_adapters(config, file, options)
     with_draft = _unchanged if pair is None else pair.with_draft
-    config = placed(config, file, devices, options, with_draft)
-    shares = shares_of(config, file, len(devices), options.split)
-    ranks = [*zip(shares, devices, strict=True)]
-    announce(devices[0], file)
-    settings = fitting_settings(
-        file,
-        ranks,
-        with_draft(options.session(*ranks[0], context)),
-        memory_share=options.memory_share,
-        fewer_sequences=options.sequences is None,
-    )
-    if options.warms_up and not devices[0].is_emulated:
-        _begin_compilers(devices[0], options.memory_share)
+    with devices[0].memory_as_it_is():
+        if options.warms_up and not devices[0].is_emulated:
+            _begin_compilers(devices[0], options.memory_share)
+        config = placed(config, file, devices, options, with_draft)
+        shares = shares_of(config, file, len(devices), options.split)
+        ranks = [*zip(shares, devices, strict=True)]
+        announce(devices[0], file)
+        settings = fitting_settings(
+            file,
+            ranks,
+            with_draft(options.session(*ranks[0], context)),
+            memory_share=options.memory_share,
+            fewer_sequences=options.sequences is None,
+        )
     weights = [opening.own(Weights(file, share, device)) for share, device in ranks]
     _keep_counts(opening, options, file, weights)
     loaded = [(each, file) for each in weights]
