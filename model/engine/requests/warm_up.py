@@ -30,8 +30,7 @@ log = logging.getLogger("urdir.engine")
 MOST_GRAPHS = 192
 #: The share of the memory for graphs that is left to shapes that requests need.
 _LEFT = 1 / 4
-#: Graphs that are begun before the first of them is recorded: kernels of all these are compiled
-#: side by side.
+#: Graphs that are begun and not recorded, at most: kernels of all these are compiled side by side.
 _AHEAD = 96
 #: Rows of the prompts whose graphs a first request may need.
 _FIRST_CHUNKS = (64, 128, 256)
