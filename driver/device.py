@@ -219,6 +219,8 @@ class Device:
         """From now on `usable_memory` counts up to ``nbytes`` bytes in all (None: no limit)."""
         self._limit = nbytes
         self._free_at_first = self.memory_info()[0]
+        if nbytes is not None and self._usable is not None:
+            self._usable = min(self._usable, nbytes)
 
     def usable_memory(self) -> int:
         """Bytes that are free, and below the limit."""

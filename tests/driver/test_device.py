@@ -338,5 +338,8 @@ def test_memory_is_counted_once() -> None:
             taken = device.allocate(1 << 20, "taken")
             assert device.memory_info()[0] < before
             assert device.usable_memory() == before
+            device.limit_memory(before // 2)
+            assert device.usable_memory() == before // 2
+        device.limit_memory(None)
         assert device.usable_memory() == device.memory_info()[0]
         taken.close()
