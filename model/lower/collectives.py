@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from urdir.model.graph.op import Op
 from urdir.model.graph.ops import Add, AllGather, AllReduce, Norm
 from urdir.model.graph.tensor import Tensor
-from urdir.model.lower.lowering import Begun, Lowering
+from urdir.model.lower.lowering import Lowering
 from urdir.model.lower.rule import Rule, alone, variants
 from urdir.model.memory.exchange import RankExchange
 from urdir.model.memory.norms import NormLayer
@@ -38,8 +38,7 @@ def lower_sum_of_ranks(at: Lowering, ops: Sequence[Op]) -> bool:
     if norm is None or residual is None:
         append_sum_of_ranks(at, of.label, of.x.rows * of.x.width, x, at.place(y), residual, given)
         return True
-    begun = Begun(norm, at.work["scaled"], at.work["summary"], packed=False)
-    at.begun = {y: begun}  # the buffers are those of one norm
+    begun = at.begin_norm(y, norm, packed=False)
     share, capacity = exchange.share, exchange.shape.capacity
     kernel = all_reduce.AllReduce(
         y.rows * y.width, share.ranks, share.rank, capacity, residual=True, cols=y.width
@@ -50,9 +49,7 @@ def lower_sum_of_ranks(at: Lowering, ops: Sequence[Op]) -> bool:
         x=x,
         residual=residual,
         y=at.place(y),
-        next_norm=norm.weight,
-        scaled=begun.scaled,
-        y_summary=begun.summary,
+        **begun.arguments,
         **exchange.arguments_of(kernel),
     )
     return True

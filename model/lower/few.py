@@ -16,7 +16,7 @@ from urdir.model.lower.adapters import adapter_arguments, own_adapters
 from urdir.model.lower.arguments import without_none
 from urdir.model.lower.chain import Chain, adapted
 from urdir.model.lower.experts.parts import with_router
-from urdir.model.lower.lowering import Begun, Lowering
+from urdir.model.lower.lowering import Lowering
 from urdir.model.lower.requests import next_norm, request_of, takes_few_normed
 from urdir.model.lower.states import StateStep, convolution, scan
 from urdir.model.lower.vectors import Vectors, after, gate_of, rows_of, with_norm
@@ -159,10 +159,8 @@ class _Results:
         """The norm that follows, where the launch begins it."""
         if not kernel.summarises:
             return {}
-        at = self.at
-        begun = Begun(norm, at.work["scaled"], at.work["summary"], bool(kernel.packs))
-        at.begun = {self.chain.y: begun}  # the buffers are those of one norm
-        return {**without_none(next_norm=norm.weight, scaled=begun.scaled, y_summary=begun.summary)}
+        begun = self.at.begin_norm(self.chain.y, norm, bool(kernel.packs))
+        return {**begun.arguments}
 
 
 def _ends_with(at: Lowering, chain: Chain) -> bool:

@@ -40,6 +40,12 @@ class Begun:
     summary: Slice
     packed: bool
 
+    @property
+    def arguments(self) -> dict[str, Slice]:
+        """What the launch that begins it takes for that."""
+        norm, summary = self.norm.weight, self.summary
+        return without_none(next_norm=norm, scaled=self.scaled, y_summary=summary)
+
 
 @dataclass(frozen=True, slots=True)
 class Parted:
@@ -107,6 +113,12 @@ class Lowering:
         norm = self.ops[self.position]
         if begun is not None and isinstance(norm, Norm):
             self.begun = {y: Begun(self.norm(norm.of), *begun)}
+
+    def begin_norm(self, y: Tensor, norm: NormLayer, packed: bool) -> Begun:
+        """The launch that makes y begins its norm. There are buffers for one such norm."""
+        begun = Begun(norm, self.work["scaled"], self.work["summary"], packed)
+        self.begun = {y: begun}
+        return begun
 
     # ---- what rules ask ----
 

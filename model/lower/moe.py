@@ -27,7 +27,7 @@ from urdir.model.lower.experts.per_row import PerRow
 from urdir.model.lower.experts.products import MixtureCall
 from urdir.model.lower.experts.shared_read import SharedRead
 from urdir.model.lower.linear import lower_chain
-from urdir.model.lower.lowering import Begun, Lowering
+from urdir.model.lower.lowering import Lowering
 from urdir.model.lower.norms import append_norm
 from urdir.model.lower.parts import StepParts
 from urdir.model.lower.registers import COUNTERS
@@ -300,7 +300,8 @@ def lower_experts(at: Lowering, ops: Sequence[Op]) -> bool:
     mixture, selection = mixture_layer(at, of), at.unselected.get(of.routing)
     begins, many = None, at.takes_gemm(of.x.rows)
     if many and adapters is None and residual is not None:
-        begins = packed_norm_after(at, y)
+        following = packed_norm_after(at, y)
+        begins = None if following is None else at.begin_norm(y, following, packed=True)
     call = MixtureCall(
         of.label,
         mixture,
@@ -318,9 +319,6 @@ def lower_experts(at: Lowering, ops: Sequence[Op]) -> bool:
     if cache is not None:
         call = through_cache(at, of, call, cache)
     append_experts(at, of.x.rows, call)
-    if begins is not None:
-        left = Begun(begins, at.work["scaled"], at.work["summary"], packed=True)
-        at.begun = {y: left}  # the buffers are those of one norm
     if adapters is not None:
         adapters.add_last(at.place(y))
     return True

@@ -79,9 +79,7 @@ def append_packed(at: Lowering, chain: Chain, matrices: Sequence[Matrix], packs:
     if heads is not None:
         at.halves.update(chain.results)
     if begins is not None:
-        left = Begun(begins, at.work["scaled"], at.work["summary"], packed=True)
-        launch |= {"next_norm": begins.weight, "scaled": left.scaled, "y_summary": left.summary}
-        at.begun = {chain.y: left}  # the buffers are those of one norm
+        launch |= at.begin_norm(chain.y, begins, packed=True).arguments
     at.launch(kernel, chain.label, **launch)
 
 

@@ -4,6 +4,8 @@ here copies for the next tile come while shared memory is busiest."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 
@@ -31,9 +33,8 @@ PRODUCTS = {
 
 
 @pytest.fixture
-def hopper(urdir_gpu: Device) -> Device:
-    if urdir_gpu.native_target != "sm_90a":
-        pytest.skip(f"wgmma is for sm_90a, not {urdir_gpu.native_target}")
+def hopper(urdir_gpu: Device, needs_wgmma: Callable[[Device], None]) -> Device:
+    needs_wgmma(urdir_gpu)
     return urdir_gpu
 
 

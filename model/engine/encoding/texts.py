@@ -31,10 +31,12 @@ def embeddings(
 ) -> Floats:
     """See `Engine.embed`."""
     texts = [texts] if isinstance(texts, str) else [*texts]
-    encoder.check_lengths(texts)
+    tokens = _given_tokens(texts)
+    if tokens is None:  # else `encode` checks them
+        encoder.check_lengths(texts)
     is_score = encoder.chosen_pooling(pooling) == "rank"
     each = normalized if normalize and not is_score else np.copy
-    return encoder.encode(_given_tokens(texts) or tokens_of(tokenizer, texts), pooling, each)
+    return encoder.encode(tokens or tokens_of(tokenizer, texts), pooling, each)
 
 
 def _given_tokens(texts: Sequence[str | Sequence[int]]) -> Sequence[Sequence[int]] | None:

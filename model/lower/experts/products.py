@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from urdir.model.lower.arguments import without_none
 from urdir.model.lower.experts.layer import MixtureLayer
-from urdir.model.lower.lowering import Lowering, Parted
+from urdir.model.lower.lowering import Begun, Lowering, Parted
 from urdir.model.lower.requests import alike, biases
 from urdir.model.memory.norms import NormLayer
 from urdir.model.memory.weights import Matrix
@@ -38,7 +38,7 @@ class MixtureCall:
     """A mixture to compute: y = residual + the weighted sum of the chosen experts for x after the
     ``norm``, all (rows, hidden) f32; y is another buffer. Labels of launches begin with ``label``.
     ``selection``: by which the products choose the experts, None if they are chosen; ``parted``: by
-    the parts of logits. ``begins``: the norm of y that may be begun, for products that take packed
+    the parts of logits. ``begins``: the norm of y that is begun, for products that take packed
     vectors. ``factored``: the factors of the ``norm`` are in the register "router factor".
     """
 
@@ -51,7 +51,7 @@ class MixtureCall:
     adapters: CallAdapters | None = None
     selection: Selection | None = None
     parted: Parted | None = None
-    begins: NormLayer | None = None
+    begins: Begun | None = None
     factored: bool = False
 
     @property
@@ -157,14 +157,12 @@ class ExpertProducts:
 
     def append_combined(self, call: MixtureCall, slots: int) -> None:
         """y = residual + the sum of the slots of ``work["expert out"]``."""
-        residual, norm = call.residual, call.begins
-        begins = norm is not None
-        kernel = _combine(self.rows, slots, call.mixture.hidden, residual is not None, begins)
+        residual, begins = call.residual, call.begins
+        adds, begun = residual is not None, begins is not None
+        kernel = _combine(self.rows, slots, call.mixture.hidden, adds, begun)
         label, x = f"{call.label}.combine", self.work["expert out"]
         given = {} if residual is None else {"residual": residual}
-        if norm is not None:
-            scaled, squares = self.work["scaled"], self.work["summary"]
-            given |= without_none(next_norm=norm.weight, scaled=scaled, y_summary=squares)
+        given |= {} if begins is None else begins.arguments
         self.at.plan.launch(kernel, label, x=x, y=call.y, **given)
 
 

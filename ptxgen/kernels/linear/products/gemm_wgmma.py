@@ -273,9 +273,10 @@ class GemmWgmma(PackedProduct):
 
     @property
     def second_full(self) -> int:
-        """Where full barriers of weights of the second row group of a product that takes turns
-        begin, after `barriers_at`: of its own, since with an odd number of stages it has each of
-        them every other time, and the parity of a phase that it does not wait for tells nothing."""
+        """Where the full barriers begin, after `barriers_at`, that the second row group of a
+        product that takes turns has for its weights. With an odd number of stages a row group has
+        each of them every other time: on shared barriers it would skip phases of the other one, and
+        could take the parity of such a phase for that of its next."""
         return 16 * self.slots
 
     @property
