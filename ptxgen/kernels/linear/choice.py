@@ -31,9 +31,13 @@ CLUSTERED_TILES = 6
 #: 4 and 8 sequences of an 8B Q4_K_M model takes 1.348, 1.387 and 1.550 ms if the down matrices do
 #: so, else 1.342, 1.400 and 1.648.
 PACKED_FROM = 4
-#: The same of products with a norm, of types whose quants `stay_whole`. On an H200 a step of 8
+#: The same of products with a norm. On an H200 a step of 8
 #: sequences of an 8B Q4_K_M model takes 1.450 ms so, else 1.506.
 PACKED_NORMS_FROM = 5
+#: Types of which products with a norm round f32 vectors: a tile takes fewer instructions with
+#: integers than as halves (SASS: Q5_K 332 and 391, IQ4_XS 438 and 503, IQ3_XXS 457 and 520, IQ2_XXS
+#: 360 and 406; but Q6_K 437 and 373, Q8_0 312 and 271, MXFP4 490 and 354, IQ2_XS 723 and 446).
+INTEGERS_AFTER_NORMS = frozenset({"Q5_K", "IQ4_XS", "IQ3_XXS", "IQ2_XXS"})
 #: The same of both, of types whose `factors_are_exact`. On an H200 a step of 2, 3 and 4 sequences
 #: of an 8B NVFP4 model takes 1.379, 1.387 and 1.390 ms so, else 1.549, 1.594 and 1.522.
 PACKED_EXACT_FROM = 2
@@ -146,14 +150,14 @@ class LinearRequest:
     @property
     def takes_packed(self) -> bool:
         """Whether the launch takes packed activations: such a product, of matrices whose blocks are
-        whole. Without a norm that is one matrix; with one, the first of them decides."""
+        whole. Without a norm that is one matrix; with one, the type of the first decides."""
         if self.has(Normed) or self.has(BegunNorm):
             first = self.formats[0]
-            serves = Halves(first).stay_whole or first.has_e4m3_factors
+            serves = first.name not in INTEGERS_AFTER_NORMS
             fewest = PACKED_NORMS_FROM
         else:
             serves, fewest = not self.has(Gated) and len(self.matrices) == 1, PACKED_FROM
-        if Halves(self.formats[0]).factors_are_exact:
+        if Halves(self.formats[0]).factors_are_exact or self.formats[0].arithmetic == "e4m3":
             fewest = PACKED_EXACT_FROM
         fits = serves and self.cols % TILE_COLS == 0
         several = fits and self.rounds_several and self.batch >= fewest

@@ -193,18 +193,17 @@ def test_rows_of_several_blocks_are_shared_by_pairs_of_ctas() -> None:
 
 @pytest.mark.parametrize("rows", [2, 4, 5, 8])
 def test_activations_of_networks_are_packed_from_four_rows_on(engine: Engine, rows: int) -> None:
-    """And heads and norms that a product begins, from five rows on; not the output's, whose product
-    takes no packed ones."""
+    """And heads and norms that a product begins, from five rows on."""
     layers = engine.config.n_layers
     packed = {f"blk.{i}.ffn_down" for i in range(layers) if rows >= 4}
     packs = {f"blk.{i}.ffn_gate_up" for i in range(layers) if rows >= 4}
     if rows >= 5:
         packs |= {f"blk.{i}.attn_output" for i in range(layers)}
-        packs |= {f"blk.{i}.ffn_down" for i in range(layers - 1)}
+        packs |= {f"blk.{i}.ffn_down" for i in range(layers)}
         packed |= {
             f"blk.{i}.{name}" for i in range(layers) for name in ("attn_output", "ffn_gate_up")
         }
-        packed |= {f"blk.{i}.attn_qkv" for i in range(1, layers)}
+        packed |= {"output", *(f"blk.{i}.attn_qkv" for i in range(1, layers))}
     settings = SessionSettings(KEYS, sequences=rows)
     with Session(engine.device, engine.weights, settings) as session:
         plan = build_plan(session.parts, StepShape(rows, KEYS, Output.GREEDY))
