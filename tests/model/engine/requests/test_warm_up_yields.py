@@ -244,7 +244,7 @@ def test_what_is_not_gone_on_with_is_given_up(
     emulated_session.steps.record(SHAPES)
     live = api.live()
     with Steps(parts, 1 << 30) as steps:
-        for pieces in (1, 3, 10, 60):
+        for pieces in (1, 3, 10, 20):
             for shape in SHAPES:
                 for _ in range(pieces):
                     steps.prepare(shape)
