@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import os
 import pickle
+import signal
+import socket
 import struct
 import subprocess
 import sys
@@ -18,19 +20,26 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
+from io import BufferedRWPair
 from pathlib import Path
 from queue import SimpleQueue
-from typing import IO, Any
+from typing import Any
 
+from urdir.driver.cache import CubinCache
+from urdir.driver.device_name import DeviceName
 from urdir.driver.kernel import Kernel
 
 #: Seconds in which a process starts, and in which it compiles a kernel, at most.
 _START, _EACH = 20.0, 10.0
 _PROGRAM = "urdir.driver.compiler"
+#: What it imports: kernels, and what renders them.
+_MODULES = ("urdir.ptxgen.kernels", "urdir.ptxgen.render.jinja")
 #: What compiles launches nothing. Fourteen contexts that are made at once with one queue each take
 #: 0.5 s, with as many as usual 1.9 s (H200, CUDA 13.0).
 _FEW_QUEUES = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
+#: Processes, at most.
+_MOST = 14
 #: Kernels that wait for a process, of each: with fewer it may soon have none.
 _QUEUED = 4
 #: The answer for a kernel that is compiled.
@@ -39,8 +48,9 @@ _LENGTH = struct.Struct("<I")
 
 
 class Compilers:
-    """``most`` processes that compile kernels for ``device``; all start with the first kernel, or
-    when told to `begin`; each imports ``modules`` at first, without those that are not found.
+    """``most`` processes that compile kernels for ``device``, forked by a program that has imported
+    ``modules``, and those of packages, without those that are not found. It starts with the first
+    kernel, or when told to `begin`; the others with the first kernel, or when told to `fork`.
 
     Cubins go to the cache in ``folder`` (None: only what the driver keeps is kept). A process takes
     as much memory of a GPU as a context does (0.5 GB of an H200) until `close`. A failure costs
@@ -53,7 +63,7 @@ class Compilers:
         folder: Path | None,
         limit: int | None,
         most: int,
-        modules: Sequence[str] = (),
+        modules: Sequence[str] = _MODULES,
     ) -> None:
         self._command = [
             sys.executable,
@@ -65,12 +75,14 @@ class Compilers:
             str(limit or 0),
             *modules,
         ]
-        self._most = most
+        self.most = most
         self._threads = ThreadPoolExecutor(most, "compilers")
-        self._idle = SimpleQueue[subprocess.Popen[bytes] | None]()
-        self._begun: float | None = None
+        self._idle = SimpleQueue[_Process | None]()
+        self._begun: float | None = None  # when they were forked
         self._lock = threading.Lock()  # of what follows
-        self._processes: list[subprocess.Popen[bytes]] = []
+        self._program: subprocess.Popen[bytes] | None = None
+        self._control: socket.socket | None = None  # to the program
+        self._processes: list[_Process] = []
         self._results: dict[str, Future[bool]] = {}
         self._left = 0  # of the kernels
         self._is_closed = False
@@ -78,11 +90,11 @@ class Compilers:
 
     def compile(self, kernels: Mapping[str, Kernel]) -> bool:
         """Compile kernels by their keys, each once, and wait; whether all succeeded."""
+        if kernels:
+            self.fork()
         with self._lock:
             if self._is_closed:
                 return False
-            if kernels:
-                self._begin()
             for key, kernel in kernels.items():
                 if key not in self._results:
                     self._results[key] = self._threads.submit(self._compiled, kernel)
@@ -94,36 +106,62 @@ class Compilers:
     @property
     def is_short(self) -> bool:
         """Whether they have begun, and few kernels wait for one of them."""
-        return self._begun is not None and self._left < (1 + _QUEUED) * self._most
+        return self._begun is not None and self._left < (1 + _QUEUED) * self.most
 
     def begin(self) -> None:
-        """Start the processes: kernels will come."""
-        with self._lock:
-            if not self._is_closed:
-                self._begin()
+        """Start the program, which imports: processes will be needed. Idempotent."""
+        with self._lock, suppress(OSError):
+            if self._is_closed or self._control is not None:
+                return
+            self._control, theirs = socket.socketpair()
+            with theirs:
+                self._program = subprocess.Popen(
+                    self._command,
+                    env=os.environ | _FEW_QUEUES | {"PYTHONPATH": _path()},
+                    stdin=theirs.fileno(),
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                    process_group=0,  # which `close` ends
+                )
+
+    def fork(self) -> None:
+        """Start the processes: kernels will come. Idempotent."""
+        self.begin()
+        with self._lock, ExitStack() as theirs:
+            if self._is_closed or self._begun is not None:
+                return
+            self._begun = time.monotonic()
+            numbers: list[int] = []
+            with suppress(OSError):  # those that are there have ended then
+                for _ in range(self.most):
+                    ours, other = socket.socketpair()
+                    self._processes.append(_Process(ours))
+                    numbers.append(theirs.enter_context(other).fileno())
+                if self._control is not None:
+                    socket.send_fds(self._control, [b"\0"], numbers)
+            self._ended = self.most - len(self._processes)
+        for process in self._processes or (None,):
+            self._idle.put(process)
 
     def close(self) -> None:
         """End the processes; what waits for them goes on. Idempotent."""
         with self._lock:
             self._is_closed = True
+            if self._program is not None and self._program.returncode is None:
+                os.killpg(self._program.pid, signal.SIGKILL)
+                self._program.wait()
             for process in self._processes:
-                process.kill()
+                process.end()
         self._threads.shutdown(cancel_futures=True)
-        for process in self._processes:
-            process.communicate()
+        for each in (*self._processes, self._control):
+            if each is not None:
+                each.close()
 
     def __enter__(self) -> Compilers:
         return self
 
     def __exit__(self, *exc: object) -> None:
         self.close()
-
-    def _begin(self) -> None:
-        if self._begun is not None:
-            return
-        self._begun = time.monotonic()
-        for _ in range(self._most):  # each takes milliseconds of a thread
-            self._threads.submit(lambda: self._idle.put(self._start()))
 
     def _compiled(self, kernel: Kernel) -> bool:
         """Have a process compile a kernel."""
@@ -132,13 +170,10 @@ class Compilers:
             return False
         assert self._begun is not None
         starting = max(0.0, self._begun + _START - time.monotonic())
-        timer = threading.Timer(_EACH + starting, process.kill)
+        timer = threading.Timer(_EACH + starting, process.end)
         timer.start()
         try:
-            assert process.stdin is not None
-            assert process.stdout is not None
-            write(process.stdin, kernel)
-            return process.stdout.read(1) == DONE
+            return process.compile(kernel)
         except (OSError, pickle.PicklingError, AttributeError, TypeError):
             return False
         finally:
@@ -150,33 +185,74 @@ class Compilers:
         with self._lock:
             self._left -= 1
 
-    def _running(self) -> subprocess.Popen[bytes] | None:
+    def _running(self) -> _Process | None:
         """Wait for an idle process; None if all have ended. One that has ended is not put back: it
         would be the first to be idle again, and each kernel would fail."""
-        while (process := self._idle.get()) is None or process.poll() is not None:
+        while (process := self._idle.get()) is None or process.has_ended:
             with self._lock:
-                self._ended += 1
-                if self._ended >= self._most:
+                self._ended += process is not None
+                if self._ended >= self.most:
                     self._idle.put(None)  # for the others that wait
                     return None
         return process
 
-    def _start(self) -> subprocess.Popen[bytes] | None:
-        environment = os.environ | _FEW_QUEUES
-        environment |= {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-        pipe = subprocess.PIPE
-        with self._lock, suppress(OSError):
-            if not self._is_closed:
-                process = subprocess.Popen(
-                    self._command,
-                    env=environment,
-                    stdin=pipe,
-                    stdout=pipe,
-                    stderr=subprocess.DEVNULL,
-                )
-                self._processes.append(process)
-                return process
+
+def compilers_for(name: str, cache_folder: Path | None) -> Compilers | None:
+    """What compiles for a device that is not open yet, see `Device.begin_compilers`; its program
+    has begun, which takes as long as a device to be opened. None where kernels were compiled
+    before, or will not be."""
+    if cache_folder is None or DeviceName.parse(name).kind == "emulator" or not most_compilers():
         return None
+    with suppress(OSError):  # opening the device says so
+        if CubinCache(cache_folder).is_empty:
+            compilers = Compilers(name, cache_folder, None, most_compilers())
+            compilers.begin()
+            return compilers
+    return None
+
+
+def most_compilers() -> int:
+    """As many processes that compile as this machine has cores for."""
+    return min((os.cpu_count() or 1) * 7 // 8, _MOST) if hasattr(os, "fork") else 0
+
+
+class _Process:
+    """A process that compiles, at the other end of a socket."""
+
+    def __init__(self, ours: socket.socket) -> None:
+        self._socket = ours
+        self._pipe = ours.makefile("rwb")
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it has closed its end."""
+        try:
+            return not self._socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+
+    def compile(self, kernel: Kernel) -> bool:
+        """Have it compile a kernel; whether it has. Raises OSError if it has ended, and what
+        pickling raises."""
+        write(self._pipe, kernel)
+        return self._pipe.read(1) == DONE
+
+    def end(self) -> None:
+        """End what waits for it; it ends once it hears of that. From any thread."""
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Close the socket."""
+        with suppress(OSError):  # of what could not be written
+            self._pipe.close()
+        self._socket.close()
+
+
+def _path() -> str:
+    return os.pathsep.join(filter(None, sys.path))
 
 
 def _succeeded(result: Future[bool]) -> bool:
@@ -187,14 +263,14 @@ def _succeeded(result: Future[bool]) -> bool:
         return False
 
 
-def write(pipe: IO[bytes], kernel: Kernel) -> None:
+def write(pipe: BufferedRWPair, kernel: Kernel) -> None:
     """Send a kernel to such a process."""
     data = pickle.dumps(kernel)
     pipe.write(_LENGTH.pack(len(data)) + data)
     pipe.flush()
 
 
-def read(pipe: IO[bytes]) -> Any:
+def read(pipe: BufferedRWPair) -> Any:
     """The next kernel; None at the end. Raises what a class that is not found here raises."""
     head = pipe.read(_LENGTH.size)
     return pickle.loads(pipe.read(*_LENGTH.unpack(head))) if head else None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from urdir.driver import bindings
+from urdir.driver.apart import Compilers, most_compilers
 from urdir.driver.cache import DEFAULT_LIMIT, CubinCache
 from urdir.driver.compile import compile_ptx
 from urdir.driver.context import Context
@@ -32,8 +32,8 @@ from urdir.driver.ptx_files import PtxFiles
 from urdir.driver.stream import Event, Stream
 from urdir.ptxgen.ptx.architecture import OPENED, specific_target
 
-#: Processes that compile, at most, and memory of the GPU that one may take, and usually takes.
-_MOST_COMPILERS, _COMPILER_NBYTES, _USUAL_NBYTES = 14, 1 << 30, 1 << 29
+#: Memory of the GPU that a process which compiles may take, and usually takes.
+_COMPILER_NBYTES, _USUAL_NBYTES = 1 << 30, 1 << 29
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,24 +290,26 @@ class Device:
         when it is loaded."""
         self._modules.compile_beside(kernels, self)
 
-    def begin_compilers(self, spare: int | None = None, modules: Sequence[str] = ()) -> None:
+    def begin_compilers(self, spare: int | None = None, begun: Compilers | None = None) -> None:
         """From now on other processes compile for `compile_beside`, as many as pay and as the
         GPU has memory for.
 
         With ``spare`` bytes, which the caller leaves to them, that is so where these are enough and
-        no kernel was ever compiled; then the processes start at once, and import ``modules``. Each
-        takes about 2 s until its first kernel is there (an H200 with 16 cores), so they should
-        start early.
+        no kernel was ever compiled; then the processes start at once. They are those that have
+        ``begun`` (`compilers_for`), if there are any, which are closed where they cannot be used.
         """
         free, _ = self.memory_info()
-        most = min((os.cpu_count() or 1) * 7 // 8, _MOST_COMPILERS, free // _COMPILER_NBYTES)
-        if not most or self._modules.compilers is not None:
-            return
-        if spare is not None and (spare < most * _USUAL_NBYTES or not self._modules.knows_none):
-            return
-        self._modules.compilers = self._modules.compilers_of(self, most, modules)
-        if spare is not None:
-            self._modules.compilers.begin()
+        most, modules = min(most_compilers(), free // _COMPILER_NBYTES), self._modules
+        is_new = spare is None or (spare >= most * _USUAL_NBYTES and modules.knows_none)
+        if modules.compilers is None and most and is_new:
+            if begun is None or begun.most > most:
+                modules.compilers = modules.compilers_of(self, most)
+            else:
+                modules.compilers, begun = begun, None
+            if spare is not None:
+                modules.compilers.fork()
+        if begun is not None:
+            begun.close()
 
     @property
     def has_compilers(self) -> bool:

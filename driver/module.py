@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -169,7 +170,7 @@ class ModuleCache:
             unknown = {key: each for key, each in unknown.items() if is_whole(each.ptx(target))}
         if compilers is not None:
             compilers.compile(unknown)
-        elif unknown and not device.is_emulated:
+        elif unknown and not device.is_emulated and hasattr(os, "fork"):
             with self.compilers_of(device, 1 if is_few else _ONCE) as once:
                 once.compile(unknown)
 
@@ -178,10 +179,10 @@ class ModuleCache:
         """Whether all kernels will have to be compiled, into a cache on disk."""
         return self._disk is not None and self._disk.is_empty
 
-    def compilers_of(self, device: OpenDevice, most: int, modules: Sequence[str] = ()) -> Compilers:
+    def compilers_of(self, device: OpenDevice, most: int) -> Compilers:
         """Processes that compile for this cache; see `Compilers`."""
         limit = None if self._disk is None else self._disk.limit
-        return Compilers(device.name, self._folder, limit, most, modules)
+        return Compilers(device.name, self._folder, limit, most)
 
     def _is_unknown(self, key: str) -> bool:
         """Whether a kernel has to be compiled from what its spec renders."""

@@ -242,9 +242,9 @@ def test_compilers_start_for_a_first_warm_up(
     """With what the service leaves of the memory, and with the modules of kernels."""
     monkeypatch.setattr("os.cpu_count", lambda: 2)  # one process
     with Device.open("emulator", cache_folder=tmp_path) as device:
-        engine_parts._begin_compilers(device, memory_share=1.0)
+        engine_parts._fork_compilers(device, 1.0, None)
         assert not device.has_compilers
-        engine_parts._begin_compilers(device, memory_share=0.5)
+        engine_parts._fork_compilers(device, 0.5, None)
         assert device.has_compilers
         kernel = Add(n=512)
         device.compile_beside([kernel])
