@@ -132,7 +132,7 @@ class Compilers:
                 return
             self._begun = time.monotonic()
             numbers: list[int] = []
-            with suppress(OSError):  # those that are there have ended then
+            with suppress(OSError):  # what is there has ended then
                 for _ in range(self.most):
                     ours, other = socket.socketpair()
                     self._processes.append(_Process(ours))

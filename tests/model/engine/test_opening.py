@@ -14,6 +14,7 @@ import pytest
 from tests.model.stepping import answer
 from tests.patience import PATIENCE
 from urdir.driver import bindings
+from urdir.driver.apart import Compilers
 from urdir.driver.device import Device
 from urdir.driver.errors import DriverError
 from urdir.model.engine import engine_parts
@@ -251,3 +252,27 @@ def test_compilers_start_for_a_first_warm_up(
         monkeypatch.setattr(Add, "ptx", None)  # which is not rendered here
         (loaded,) = device.load_all([kernel])
         assert loaded.kernel is kernel
+
+
+def test_compilers_end_where_an_emulator_stands_in_for_a_gpu(
+    api: Any, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They begin before that is known, for a service alone."""
+    found: list[Compilers] = []
+
+    def begun(device: str, folder: Path | None) -> Compilers:
+        assert (device, folder) == ("emulator", tmp_path)
+        found.append(Compilers("emulator", folder, None, 1))
+        found[-1].begin()
+        return found[-1]
+
+    monkeypatch.setattr("urdir.driver.apart.compilers_for", begun)
+    open_engine(model, cache_folder=tmp_path).close()
+    assert not found
+
+    def work(loading: Loading) -> None:
+        assert found[0]._is_closed
+        assert not loading.device.has_compilers
+
+    open_engine(model, work, cache_folder=tmp_path, warms_up=True).close()
+    assert len(found) == 1
