@@ -75,7 +75,7 @@ class Compilers:
             str(limit or 0),
             *modules,
         ]
-        self.most = most
+        self._most = most
         self._threads = ThreadPoolExecutor(most, "compilers")
         self._idle = SimpleQueue[_Process | None]()
         self._begun: float | None = None  # when they were forked
@@ -106,7 +106,7 @@ class Compilers:
     @property
     def is_short(self) -> bool:
         """Whether they have begun, and few kernels wait for one of them."""
-        return self._begun is not None and self._left < (1 + _QUEUED) * self.most
+        return self._begun is not None and self._left < (1 + _QUEUED) * self._most
 
     def begin(self) -> None:
         """Start the program, which imports: processes will be needed. Idempotent."""
@@ -124,22 +124,23 @@ class Compilers:
                     process_group=0,  # which `close` ends
                 )
 
-    def fork(self) -> None:
-        """Start the processes: kernels will come. Idempotent."""
+    def fork(self, most: int | None = None) -> None:
+        """Start the processes, up to another number: kernels will come. Idempotent."""
         self.begin()
         with self._lock, ExitStack() as theirs:
             if self._is_closed or self._begun is not None:
                 return
             self._begun = time.monotonic()
+            self._most = min(self._most, most or self._most)
             numbers: list[int] = []
             with suppress(OSError):  # what is there has ended then
-                for _ in range(self.most):
+                for _ in range(self._most):
                     ours, other = socket.socketpair()
                     self._processes.append(_Process(ours))
                     numbers.append(theirs.enter_context(other).fileno())
                 if self._control is not None:
                     socket.send_fds(self._control, [b"\0"], numbers)
-            self._ended = self.most - len(self._processes)
+            self._ended = self._most - len(self._processes)
         for process in self._processes or (None,):
             self._idle.put(process)
 
@@ -191,7 +192,7 @@ class Compilers:
         while (process := self._idle.get()) is None or process.has_ended:
             with self._lock:
                 self._ended += process is not None
-                if self._ended >= self.most:
+                if self._ended >= self._most:
                     self._idle.put(None)  # for the others that wait
                     return None
         return process

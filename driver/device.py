@@ -294,21 +294,19 @@ class Device:
         """From now on other processes compile for `compile_beside`, as many as pay and as the
         GPU has memory for.
 
-        With ``spare`` bytes, which the caller leaves to them, that is so where these are enough and
-        no kernel was ever compiled; then the processes start at once. They are those that have
-        ``begun`` (`compilers_for`), if there are any, which are closed where they cannot be used.
+        With ``spare`` bytes, which the caller leaves to them, that is so where no kernel was ever
+        compiled; then as many as these are enough for start at once. They are those that have
+        ``begun`` (`compilers_for`), if there are any, which are closed where they are of no use.
         """
         free, _ = self.memory_info()
         most, modules = min(most_compilers(), free // _COMPILER_NBYTES), self._modules
-        is_new = spare is None or (spare >= most * _USUAL_NBYTES and modules.knows_none)
-        if modules.compilers is None and most and is_new:
-            if begun is None or begun.most > most:
-                modules.compilers = modules.compilers_of(self, most)
-            else:
-                modules.compilers, begun = begun, None
+        if spare is not None:
+            most = min(most, spare // _USUAL_NBYTES) if modules.knows_none else 0
+        if modules.compilers is None and most:
+            modules.compilers = begun or modules.compilers_of(self, most)
             if spare is not None:
-                modules.compilers.fork()
-        if begun is not None:
+                modules.compilers.fork(most)
+        elif begun is not None:
             begun.close()
 
     @property

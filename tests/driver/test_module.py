@@ -333,13 +333,13 @@ def test_compilers_that_have_begun_are_used_or_closed(
     assert begun("emulator") is None
     assert begun(folder=None) is None
     with Device.open("emulator", cache_folder=tmp_path) as device:
-        for spare in (1 << 20, 1 << 31):
+        for spare in (1 << 20, 1 << 30):
             found = begun()
             assert found is not None
             device.begin_compilers(spare, found)
-            assert found._is_closed == (spare < 1 << 30)
+            assert found._is_closed == (spare < 1 << 29)
         assert device._modules.compilers is found
-        assert len(found._processes) == 3
+        assert len(found._processes) == 2  # of three, for which there are cores
     assert found._is_closed
     CubinCache(tmp_path).remember("kernel", "0" * 64)
     assert begun() is None
