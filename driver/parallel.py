@@ -101,12 +101,13 @@ class Job(Generic[_Result]):
 Work = Generator[Job[Any] | None, None, _Result]
 
 
-def elsewhere(work: Generator[object, None, _Result]) -> Work[_Result]:
-    """The same work with every piece run in another thread."""
+def elsewhere(work: Generator[object, None, _Result], together: int = 1) -> Work[_Result]:
+    """The same work with every piece run in another thread, several ``together``."""
 
     def piece() -> StopIteration | None:
         try:
-            next(work)
+            for _ in range(together):
+                next(work)
         except StopIteration as end:
             return end
         return None

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 #: Kernels that are compiled concurrently while a graph is prepared: a new request may wait for
 #: these.
 _TOGETHER = 32
+#: Layers that a thread plans at once: it takes as long to have one begin as to plan a layer.
+_LAYERS = 4
 #: Graphs whose kernels other processes compile at the same time.
 _WAITING = 96
 #: Graphs that have begun to be made. Which are expected changes with the requests: of more, those
@@ -263,7 +265,7 @@ class Steps(Owner):
             device = self.parts.device
             build: Work[Plan] = self._build(self.parts, shape)
             # To choose products of many rows takes the first layer of a shape 20 ms.
-            plan = yield from build if shape.rows <= MAX_BATCH else elsewhere(build)
+            plan = yield from build if shape.rows <= MAX_BATCH else elsewhere(build, _LAYERS)
             unknown: list[Kernel] = []
             left: list[Kernel] = []
             for kernel in plan.kernels():
