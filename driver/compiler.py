@@ -67,7 +67,7 @@ def serve(own: socket.socket, device: str, folder: Path | None, limit: int | Non
                 kernel = read(pipe)
                 if kernel is None:
                     return
-                opened.load(kernel).close()
+                opened.store(kernel)
                 reply = DONE
             except Exception:  # the process that loads it says what is wrong
                 reply = _FAILED

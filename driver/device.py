@@ -290,6 +290,11 @@ class Device:
         when it is loaded."""
         self._modules.compile_beside(kernels, self)
 
+    def store(self, kernel: Kernel) -> None:
+        """Compile a kernel into the caches on disk, for another process that will load it. Raises
+        as `load` does, except what only a loaded kernel tells."""
+        self._modules.store(kernel, self)
+
     def begin_compilers(self, spare: int | None = None, begun: Compilers | None = None) -> None:
         """From now on other processes compile for `compile_beside`, as many as pay and as the
         GPU has memory for.

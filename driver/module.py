@@ -174,6 +174,20 @@ class ModuleCache:
             with self.compilers_of(device, 1 if is_few else _ONCE) as once:
                 once.compile(unknown)
 
+    def store(self, kernel: Kernel, device: OpenDevice) -> None:
+        """Compile a kernel into the caches on disk; see `Device.store`."""
+        key = self._key(kernel, device)
+        text = self._text((kernel, key), device)
+        if self._disk is None or text.is_edited or is_whole(text.ptx):
+            self._make(text, device)  # the driver compiles what is loaded
+            self._loaded.pop(key).close()
+            return
+        cubin_key = self._cubin_key(digest(text.ptx))
+        if self._disk.get(cubin_key) is None:
+            device.context.make_current()
+            self._disk.put(cubin_key, compile_ptx(device.api, text.ptx, kernel.name))
+        self._disk.remember(key, digest(text.ptx))
+
     @property
     def knows_none(self) -> bool:
         """Whether all kernels will have to be compiled, into a cache on disk."""

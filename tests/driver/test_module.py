@@ -470,6 +470,24 @@ def test_second_process_skips_rendering(
     assert [len(kernel.rendered[0]) for kernel in kernels] == [1, 0]
 
 
+@pytest.mark.parametrize("more", ["", "// setmaxnreg\n"])
+def test_a_kernel_is_stored_for_other_processes(
+    device_name: str, make_kernel: Make, tmp_path: Path, more: str
+) -> None:
+    """Also one that the driver compiles when it is loaded; it does not stay loaded."""
+    text = make_kernel().text + more
+    kernel, other = make_kernel(text=text), make_kernel(text=text)
+    with Device.open(device_name, cache_folder=tmp_path) as device:
+        device.store(kernel)
+        assert not device.is_loaded(kernel)
+        bad = make_kernel(text=text.replace("%y, %y, %offset", "%y, %y, %no"), spec_key="bad")
+        with pytest.raises(PtxLoadError, match="%no"):
+            device.store(bad)
+    with Device.open(device_name, cache_folder=tmp_path) as device:
+        run_ramp(device, other)
+    assert [len(each.rendered[0]) for each in (kernel, other)] == [1, 0]
+
+
 def test_equal_ptx_is_compiled_once(device_name: str, make_kernel: Make, tmp_path: Path) -> None:
     """Another spec key with the same text renders, finds the cubin and adds none."""
     for key in ("a", "b"):
