@@ -78,7 +78,9 @@ class WarmUp:
         self._steps = steps
         self._needed = dict.fromkeys(needed)
         self._shapes = deque(islice(dict.fromkeys(chain(self._needed, shapes)), MOST_GRAPHS))
-        self._new = dict.fromkeys(self._shapes)  # whose kernels are not asked for
+        # whose kernels are not asked for: most of them depend on the number of rows
+        new_rows = {shape.rows: shape for shape in reversed(self._shapes)}.values()
+        self._new = dict.fromkeys((*reversed(new_rows), *self._shapes))
         self._begun = time.monotonic()
         #: Graphs that are recorded.
         self.recorded = 0
@@ -112,7 +114,8 @@ class WarmUp:
         """The first graph that waits for no other thread, of those that may have begun: others
         than the needed ones once all kernels of these are asked for, which are compiled first.
         While processes that compile may soon have nothing to do, one whose kernels are not asked
-        for comes before those that may be recorded, except the needed ones."""
+        for comes before those that may be recorded, except the needed ones: first one of each
+        number of rows."""
         steps, first = self._steps, list[Iterable[StepShape]]([self._needed])
         if self._new.keys().isdisjoint(self._needed):
             if steps.parts.device.wants_kernels:
