@@ -39,7 +39,7 @@ _MODULES = ("urdir.ptxgen.kernels", "urdir.ptxgen.render.jinja")
 #: 0.5 s, with as many as usual 1.9 s (H200, CUDA 13.0).
 _FEW_QUEUES = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
 #: Processes, at most.
-_MOST = 14
+_MOST = 20
 #: Kernels that wait for a process, of each: with fewer it may soon have none.
 _QUEUED = 4
 #: The answer for a kernel that is compiled.
