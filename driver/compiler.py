@@ -23,6 +23,8 @@ from urdir.driver.device import Device
 
 #: Compiling is less urgent than what a service does meanwhile.
 _NICE = 5
+#: Processes that open the device at the same time: of fourteen that do, none has it before all.
+_AT_ONCE = 4
 #: Sockets that are received, at most.
 _MOST = 64
 _FAILED = b"0"
@@ -35,12 +37,23 @@ def main(device: str, folder: str, limit: str, *modules: str) -> None:
     with socket.socket(fileno=0) as control:
         _, found, *_ = socket.recv_fds(control, 1, _MOST)
         sockets = [socket.socket(fileno=number) for number in found]
+        turns, done = os.pipe()
+        os.write(done, b"." * _AT_ONCE)
         for own in sockets:
             if not os.fork():
                 for other in (control, *sockets):
                     if other is not own:
                         other.close()
-                serve(own, device, Path(folder) if folder else None, int(limit) or None)
+                os.read(turns, 1)
+                try:
+                    opened = Device.open(
+                        device,
+                        cache_folder=Path(folder) if folder else None,
+                        cache_limit=int(limit) or None,
+                    )
+                finally:
+                    os.write(done, b".")
+                serve(own, opened)
                 return
         for each in sockets:
             each.close()
@@ -56,18 +69,15 @@ def _import(modules: Sequence[str]) -> None:
                 importlib.import_module(found.name)
 
 
-def serve(own: socket.socket, device: str, folder: Path | None, limit: int | None) -> None:
-    """Compile what comes until that ends. Raises DriverError where the device does not open."""
-    with (
-        Device.open(device, cache_folder=folder, cache_limit=limit) as opened,
-        own.makefile("rwb") as pipe,
-    ):
+def serve(own: socket.socket, device: Device) -> None:
+    """Compile what comes until that ends."""
+    with device, own.makefile("rwb") as pipe:
         while True:
             try:
                 kernel = read(pipe)
                 if kernel is None:
                     return
-                opened.store(kernel)
+                device.store(kernel)
                 reply = DONE
             except Exception:  # the process that loads it says what is wrong
                 reply = _FAILED
