@@ -120,6 +120,31 @@ def test_processes_that_compile_come_before_graphs(
     assert all(steps.is_recorded(shape) for shape in SHAPES)
 
 
+@pytest.mark.parametrize("wants", [True, False])
+def test_kernels_for_each_number_of_rows_are_asked_for_first(
+    session: Session, monkeypatch: pytest.MonkeyPatch, wants: bool
+) -> None:
+    """While processes that compile may soon have nothing to do: other graphs need few others."""
+    shapes = [StepShape(rows, 256, of) for rows in (1, 2) for of in (Output.GREEDY, Output.SAMPLE)]
+    steps, asked = session.steps, list[StepShape]()
+    prepare = steps.prepare
+
+    def noted(shape: StepShape) -> bool:
+        more = prepare(shape)
+        if steps.has_asked(shape) and shape not in asked:
+            asked.append(shape)
+        return more
+
+    monkeypatch.setattr(type(steps.parts.device), "wants_kernels", property(lambda _: wants))
+    monkeypatch.setattr(steps, "waits", lambda _: False)
+    monkeypatch.setattr(steps, "prepare", noted)
+    warm_up = WarmUp(steps, shapes)
+    while warm_up.left:
+        warm_up.work(0)
+        steps.wait_for_helper()
+    assert [shapes.index(shape) for shape in asked] == ([0, 2, 1, 3] if wants else [0, 1, 2, 3])
+
+
 def test_what_takes_long_is_another_thread_s(
     session: Session, long_calls: list[tuple[str, str]]
 ) -> None:
