@@ -103,6 +103,10 @@ class Compilers:
         done = [_succeeded(result) for result in results]
         return all(done)
 
+    def knows(self, key: str) -> bool:
+        """Whether a kernel was to be compiled."""
+        return key in self._results
+
     @property
     def is_short(self) -> bool:
         """Whether they have begun, and few kernels wait for one of them."""

@@ -199,7 +199,10 @@ class ModuleCache:
         return Compilers(device.name, self._folder, limit, most)
 
     def _is_unknown(self, key: str) -> bool:
-        """Whether a kernel has to be compiled from what its spec renders."""
+        """Whether a kernel has to be compiled from what its spec renders, or other processes were
+        asked to."""
+        if (compilers := self.compilers) is not None and compilers.knows(key):
+            return True  # without a look at the disk
         if not self._is_new(key) or self._files.overriding(key) is not None:
             return False
         return self._disk is None or self._disk.ptx_hash(key) is None
