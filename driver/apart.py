@@ -17,10 +17,9 @@ import struct
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from io import BufferedRWPair
 from pathlib import Path
 from queue import SimpleQueue
@@ -42,7 +41,7 @@ _FEW_QUEUES = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
 _MOST = 20
 #: Kernels that wait for a process, of each: with fewer it may soon have none.
 _QUEUED = 4
-#: The answer for a kernel that is compiled.
+#: The answer for a kernel that is compiled; the first one says that kernels may come.
 DONE = b"1"
 _LENGTH = struct.Struct("<I")
 
@@ -78,7 +77,7 @@ class Compilers:
         self._most = most
         self._threads = ThreadPoolExecutor(most, "compilers")
         self._idle = SimpleQueue[_Process | None]()
-        self._begun: float | None = None  # when they were forked
+        self._has_forked = False
         self._lock = threading.Lock()  # of what follows
         self._program: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None  # to the program
@@ -110,7 +109,7 @@ class Compilers:
     @property
     def is_short(self) -> bool:
         """Whether they have begun, and few kernels wait for one of them."""
-        return self._begun is not None and self._left < (1 + _QUEUED) * self._most
+        return self._has_forked and self._left < (1 + _QUEUED) * self._most
 
     def begin(self) -> None:
         """Start the program, which imports: processes will be needed. Idempotent."""
@@ -132,9 +131,9 @@ class Compilers:
         """Start the processes, up to another number: kernels will come. Idempotent."""
         self.begin()
         with self._lock, ExitStack() as theirs:
-            if self._is_closed or self._begun is not None:
+            if self._is_closed or self._has_forked:
                 return
-            self._begun = time.monotonic()
+            self._has_forked = True
             self._most = min(self._most, most or self._most)
             numbers: list[int] = []
             with suppress(OSError):  # what is there has ended then
@@ -145,8 +144,10 @@ class Compilers:
                 if self._control is not None:
                     socket.send_fds(self._control, [b"\0"], numbers)
             self._ended = self._most - len(self._processes)
-        for process in self._processes or (None,):
-            self._idle.put(process)
+            for process in self._processes:
+                self._threads.submit(self._await, process)
+            if not self._processes:
+                self._idle.put(None)
 
     def close(self) -> None:
         """End the processes; what waits for them goes on. Idempotent."""
@@ -173,18 +174,20 @@ class Compilers:
         if (process := self._running()) is None:
             self._one_less()
             return False
-        assert self._begun is not None
-        starting = max(0.0, self._begun + _START - time.monotonic())
-        timer = threading.Timer(_EACH + starting, process.end)
-        timer.start()
         try:
-            return process.compile(kernel)
+            with _ended_after(_EACH, process):
+                return process.compile(kernel)
         except (OSError, pickle.PicklingError, AttributeError, TypeError):
             return False
         finally:
-            timer.cancel()
             self._idle.put(process)
             self._one_less()
+
+    def _await(self, process: _Process) -> None:
+        """Wait until a process has opened the device."""
+        with suppress(OSError), _ended_after(_START, process):
+            process.wait()
+        self._idle.put(process)
 
     def _one_less(self) -> None:
         with self._lock:
@@ -238,6 +241,10 @@ class _Process:
         except OSError:
             return True
 
+    def wait(self) -> None:
+        """Wait until it can compile, or has ended. Raises OSError."""
+        self._pipe.read(1)
+
     def compile(self, kernel: Kernel) -> bool:
         """Have it compile a kernel; whether it has. Raises OSError if it has ended, and what
         pickling raises."""
@@ -254,6 +261,17 @@ class _Process:
         with suppress(OSError):  # of what could not be written
             self._pipe.close()
         self._socket.close()
+
+
+@contextmanager
+def _ended_after(seconds: float, process: _Process) -> Iterator[None]:
+    """End a process that takes longer."""
+    timer = threading.Timer(seconds, process.end)
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _path() -> str:

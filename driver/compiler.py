@@ -3,8 +3,8 @@
 python -m urdir.driver.compiler DEVICE FOLDER LIMIT [MODULE ...]
 
 It imports modules that kernels will need, receives sockets on stdin, a socket, and forks a process
-for each. Kernels come on these, a byte for each goes back. No device is open before a fork. All end
-when what asks them does.
+for each. A byte goes back on these once the device is open, and one for each kernel that comes. No
+device is open before a fork. All end when what asks them does.
 """
 
 from __future__ import annotations
@@ -72,6 +72,8 @@ def _import(modules: Sequence[str]) -> None:
 def serve(own: socket.socket, device: Device) -> None:
     """Compile what comes until that ends."""
     with device, own.makefile("rwb") as pipe:
+        pipe.write(DONE)
+        pipe.flush()
         while True:
             try:
                 kernel = read(pipe)
