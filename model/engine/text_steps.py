@@ -26,7 +26,7 @@ MOST_TEXTS = 4096
 @dataclass(frozen=True, slots=True)
 class EncodeShape:
     """What a plan is made for: ``rows`` rows of ``texts`` texts, and what becomes of each text; or
-    the logits of so many rows. Where texts are ``short``, none has more than `MOST_TOKENS` rows."""
+    the logits of this many rows. ``short`` texts have up to `MOST_TOKENS` rows each."""
 
     rows: int
     texts: int
@@ -35,14 +35,14 @@ class EncodeShape:
 
 
 def row_bucket(rows: int) -> int:
-    """Rows of the graph for a step with so many tokens: an eighth more at most, or seven."""
+    """Rows of the graph for a step with this many tokens: an eighth more at most, or seven."""
     step = max(8, (1 << (rows - 1).bit_length()) // 16)
     return -(-rows // step) * step
 
 
 def text_bucket(texts: int, rows: int) -> int:
-    """Texts of the graph for a step with so many, of ``rows`` rows: one, or the next power of four,
-    but no more than rows and `MOST_TEXTS`."""
+    """Texts of the graph for a step of ``texts`` with ``rows`` rows: one, or the next power of
+    four, but no more than rows and `MOST_TEXTS`."""
     return min(1 if texts == 1 else 4 ** -(-(texts - 1).bit_length() // 2), rows, MOST_TEXTS)
 
 

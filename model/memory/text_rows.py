@@ -92,7 +92,7 @@ class TextRowsShape:
         return {"sequence": 4 * self.rows, "step": self.step_nbytes(self.rows, self.texts)}
 
     def spans(self, rows: int, texts: int) -> dict[str, tuple[int, int]]:
-        """The offset and bytes of each part that is written for a step of so many rows and texts,
+        """The offset and bytes of each part that is written for a step of this many rows and texts,
         side by side, so that one copy writes all."""
         names = ["tokens", "types", "position", "slot"]
         names += [f"{end} {i}" for i in range(len(self.kinds)) for end in ("begin", "last")]
@@ -110,7 +110,7 @@ class TextRowsShape:
         return offset + nbytes
 
     def parts(self, arena: Mapping[str, Slice], rows: int, texts: int) -> dict[str, Slice]:
-        """What a step of so many rows and texts reads, by name, in an ``arena`` of these
+        """What a step of this many rows and texts reads, by name, in an ``arena`` of these
         `sizes`."""
         spans = self.spans(rows, texts).items()
         parts = {name: arena["step"].slice(*span, name) for name, span in spans}
@@ -138,7 +138,7 @@ class TextRows(Owner):
             self._owners = owners.pop_all()
 
     def parts(self, rows: int, texts: int) -> dict[str, Slice]:
-        """What a step of so many rows and texts reads, by name."""
+        """What a step of this many rows and texts reads, by name."""
         return self.shape.parts(self._arena, rows, texts)
 
     def write(

@@ -63,7 +63,7 @@ def _registers(cols: int, cluster: int, prologue: Sequence[Prologue], warps: int
 
 
 def most_registers(warps: int) -> int:
-    """Registers of a thread, at most, if an SM has room for two CTAs of so many warps."""
+    """Registers of a thread, at most, if an SM has room for two CTAs of this many warps."""
     return min(MAX_REGISTERS, 1024 // warps)
 
 
