@@ -35,8 +35,9 @@ _PROGRAM = "urdir.driver.compiler"
 #: What it imports: kernels, and what renders them.
 _MODULES = ("urdir.ptxgen.kernels", "urdir.ptxgen.render.jinja")
 #: What compiles launches nothing. Fourteen contexts that are made at once with one queue each take
-#: 0.5 s, with as many as usual 1.9 s (H200, CUDA 13.0).
-_FEW_QUEUES = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
+#: 0.5 s, with as many as usual 1.9 s (H200, CUDA 13.0). What is to fork has one thread: numpy
+#: starts some on import.
+_ENVIRONMENT = {"CUDA_DEVICE_MAX_CONNECTIONS": "1", "OPENBLAS_NUM_THREADS": "1"}
 #: Processes, at most.
 _MOST = 20
 #: Kernels that wait for a process, of each: with fewer it may soon have none.
@@ -120,7 +121,7 @@ class Compilers:
             with theirs:
                 self._program = subprocess.Popen(
                     self._command,
-                    env=os.environ | _FEW_QUEUES | {"PYTHONPATH": _path()},
+                    env=os.environ | _ENVIRONMENT | {"PYTHONPATH": _path()},
                     stdin=theirs.fileno(),
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,
