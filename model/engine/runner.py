@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 #: Kernels that are compiled concurrently while a graph is prepared: a new request may wait for
 #: these.
 _TOGETHER = 32
+#: Graphs for which that thread has work, at most, before others begin.
+_PLANNED = 2
 #: Layers that a thread plans at once: it takes as long to have one begin as to plan a layer.
 _LAYERS = 4
 #: Graphs whose kernels other processes compile at the same time.
@@ -219,6 +221,14 @@ class Steps(Owner):
         """True while a thread works for `prepare` of a shape."""
         own = (job := self._waits.get(shape)) is not None and not job.is_done
         return own or any(steps.waits(shape) for steps, _ in self._followers)
+
+    def may_begin(self, shape: StepShape) -> bool:
+        """False for a graph that has not begun while the thread has enough to do: it works for all
+        in turns, so that with more of them none is planned for long."""
+        if shape in self._begun:
+            return True
+        jobs = [*self._waits.values()]
+        return sum(not job.waits and not job.is_done for job in jobs) < _PLANNED
 
     def has_asked(self, shape: StepShape) -> bool:
         """Whether the kernels of a shape have been asked for, by `prepare` or because its graph was

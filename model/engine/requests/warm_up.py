@@ -122,7 +122,8 @@ class WarmUp:
                 begun = len(self._shapes) - len(self._new)
                 first.append(islice(self._new, max(0, _AHEAD - begun)))
             first.append(islice(self._shapes, _AHEAD))
-        return next((shape for shape in chain(*first) if not steps.waits(shape)), None)
+        ready = (shape for shape in chain(*first) if not steps.waits(shape))
+        return next(filter(steps.may_begin, ready), None)
 
     def _do(self, shape: StepShape) -> bool:
         """Do a piece of a graph; whether more of it is left."""

@@ -145,6 +145,29 @@ def test_kernels_for_each_number_of_rows_are_asked_for_first(
     assert [shapes.index(shape) for shape in asked] == ([0, 2, 1, 3] if wants else [0, 1, 2, 3])
 
 
+def test_others_begin_when_the_thread_has_little_to_do(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would work for all in turns."""
+    shapes = [StepShape(rows, 256, of) for rows in (1, 2) for of in (Output.GREEDY, Output.SAMPLE)]
+    steps, go = session.steps, threading.Event()
+    load = steps._load_beside
+
+    def waiting(kernels: Any) -> None:
+        assert go.wait(PATIENCE)
+        load(kernels)
+
+    monkeypatch.setattr(steps, "_load_beside", waiting)
+    warm_up = WarmUp(steps, shapes)
+    while warm_up.work(0.001):  # until all that has begun waits
+        pass
+    assert len(steps._begun) == 2
+    go.set()
+    while warm_up.left:
+        warm_up.work(0.001)
+    assert all(steps.is_recorded(shape) for shape in shapes)
+
+
 def test_what_takes_long_is_another_thread_s(
     session: Session, long_calls: list[tuple[str, str]]
 ) -> None:
