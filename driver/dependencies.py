@@ -61,6 +61,17 @@ def find_edges(operations: Iterable[Sequence[Use]]) -> tuple[Edge, ...]:
     return tuple(edge for uses in operations for edge in found.add(uses))
 
 
+def conflict(before: Sequence[Use], after: Sequence[Use]) -> bool:
+    """Whether two operations touch a byte in common that one of them writes. Where they are
+    neighbours, `find_edges` has an edge between them then."""
+    return any(
+        max(a.start, b.start) < min(a.stop, b.stop)
+        for a in before
+        for b in after
+        if a.writes or b.writes
+    )
+
+
 class Dependencies:
     """Incremental `find_edges`."""
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
 from urdir.driver import bindings
+from urdir.driver.apart import Compilers, most_compilers
 from urdir.driver.cache import DEFAULT_LIMIT, CubinCache
 from urdir.driver.compile import compile_ptx
 from urdir.driver.context import Context
@@ -31,8 +32,8 @@ from urdir.driver.ptx_files import PtxFiles
 from urdir.driver.stream import Event, Stream
 from urdir.ptxgen.ptx.architecture import OPENED, specific_target
 
-#: Processes that compile, at most, and memory of the GPU that one may take, and usually takes.
-_MOST_COMPILERS, _COMPILER_NBYTES, _USUAL_NBYTES = 14, 1 << 30, 1 << 29
+#: Memory of the GPU that a process which compiles may take, and usually takes.
+_COMPILER_NBYTES, _USUAL_NBYTES = 1 << 30, 1 << 29
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +166,7 @@ class Device:
         self._ptx_files = ptx_files or PtxFiles()
         self._limit: int | None = None
         self._free_at_first = 0
+        self._usable: int | None = None  # as it was, within `memory_as_it_is`
         self.context = Context(api, name.index, self.name)
         try:
             self.properties = read_properties(api, self.context.gpu)
@@ -217,14 +219,28 @@ class Device:
         """From now on `usable_memory` counts up to ``nbytes`` bytes in all (None: no limit)."""
         self._limit = nbytes
         self._free_at_first = self.memory_info()[0]
+        if nbytes is not None and self._usable is not None:
+            self._usable = min(self._usable, nbytes)
 
     def usable_memory(self) -> int:
         """Bytes that are free, and below the limit."""
+        if self._usable is not None:
+            return self._usable
         free, _ = self.memory_info()
         if self._limit is None:
             return free
         used = max(0, self._free_at_first - free)  # less if another process has freed some since
         return max(0, min(free, self._limit - used))
+
+    @contextmanager
+    def memory_as_it_is(self) -> Iterator[None]:
+        """Within, `usable_memory` is what it was at first, whatever other processes take: contexts
+        of compilers, which have memory that nothing here is given."""
+        self._usable = self.usable_memory()
+        try:
+            yield
+        finally:
+            self._usable = None
 
     def allocate(self, nbytes: int, name: str) -> Buffer:
         """Allocate ``nbytes`` bytes, contents undefined. Raises OutOfMemoryError."""
@@ -274,29 +290,40 @@ class Device:
         when it is loaded."""
         self._modules.compile_beside(kernels, self)
 
-    def begin_compilers(self, spare: int | None = None, modules: Sequence[str] = ()) -> None:
+    def store(self, kernel: Kernel) -> None:
+        """Compile a kernel into the caches on disk, for another process that will load it. Raises
+        as `load` does, except what only a loaded kernel tells."""
+        self._modules.store(kernel, self)
+
+    def begin_compilers(self, spare: int | None = None, begun: Compilers | None = None) -> None:
         """From now on other processes compile for `compile_beside`, as many as pay and as the
         GPU has memory for.
 
-        With ``spare`` bytes, which the caller leaves to them, that is so where these are enough and
-        no kernel was ever compiled; then the processes start at once, and import ``modules``. Each
-        takes about 2 s until its first kernel is there (an H200 with 16 cores), so they should
-        start early.
+        With ``spare`` bytes, which the caller leaves to them, that is so where no kernel was ever
+        compiled; then as many as these are enough for start at once. They are those that have
+        ``begun`` (`compilers_for`), if there are any, which are closed where they are of no use.
         """
         free, _ = self.memory_info()
-        most = min((os.cpu_count() or 1) * 7 // 8, _MOST_COMPILERS, free // _COMPILER_NBYTES)
-        if not most or self._modules.compilers is not None:
-            return
-        if spare is not None and (spare < most * _USUAL_NBYTES or not self._modules.knows_none):
-            return
-        self._modules.compilers = self._modules.compilers_of(self, most, modules)
+        most, modules = min(most_compilers(), free // _COMPILER_NBYTES), self._modules
         if spare is not None:
-            self._modules.compilers.begin()
+            most = min(most, spare // _USUAL_NBYTES) if modules.knows_none else 0
+        if modules.compilers is None and most:
+            modules.compilers = begun or modules.compilers_of(self, most)
+            if spare is not None:
+                modules.compilers.fork(most)
+        elif begun is not None:
+            begun.close()
 
     @property
     def has_compilers(self) -> bool:
         """Whether other processes compile all that `compile_beside` gets."""
         return self._modules.compilers is not None
+
+    @property
+    def wants_kernels(self) -> bool:
+        """Whether these have begun and may soon have nothing to do."""
+        compilers = self._modules.compilers
+        return compilers is not None and compilers.is_short
 
     def end_compilers(self) -> None:
         """End these processes. Idempotent."""

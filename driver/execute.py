@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from urdir.driver.compare import MismatchError, written_params
-from urdir.driver.dependencies import Dependencies, Edge
+from urdir.driver.dependencies import Dependencies, Edge, conflict
 from urdir.driver.errors import DriverError, LaunchError
 from urdir.driver.graph import Graph, RecordedGraph, may_be_programmatic
 from urdir.driver.kernel import access_of
@@ -28,7 +28,7 @@ from urdir.driver.operation import (
     Operation,
     allocation_of,
 )
-from urdir.driver.parallel import Work, completed
+from urdir.driver.parallel import Work, completed, pieces
 from urdir.driver.pinned import PinnedBuffer
 from urdir.driver.plan import Plan, StopAfter
 from urdir.driver.ranges import named
@@ -106,13 +106,12 @@ def bind(plan: Plan | BoundPlan, device: Device) -> BoundPlan:
 
 
 def binding(plan: Plan, device: Device) -> Generator[None, None, BoundPlan]:
-    """`bind` in small pieces, one per operation or kernel. Kernels should be loaded already: others
-    are compiled one after the other."""
+    """`bind` in small pieces: a few operations, or a kernel. Kernels should be loaded already:
+    others are compiled one after the other."""
     fixed = plan[:]
     check_transfers(fixed)
-    for operation in fixed:
-        _check_memory(operation, device)
-        yield
+    reached: set[int] = set()
+    yield from pieces(fixed, lambda operation: _check_memory(operation, device, reached))
     loaded = {}
     for kernel in fixed.kernels():
         loaded[id(kernel)] = device.load(kernel)
@@ -121,16 +120,20 @@ def binding(plan: Plan, device: Device) -> Generator[None, None, BoundPlan]:
     return BoundPlan(fixed, device, tuple(kernels))
 
 
-def _check_memory(operation: Operation, device: Device) -> None:
+def _check_memory(operation: Operation, device: Device, reached: set[int]) -> None:
     """Raise LaunchError, naming operation and argument, for memory that the device cannot
-    access."""
-    for use, memory in zip(operation.uses(), operation.memory(), strict=True):
+    access. ``reached`` are the allocations that it can, by their identity."""
+    for number, memory in enumerate(operation.memory()):
         owner = allocation_of(memory)
+        if id(owner) in reached:
+            continue
         if not device.context.reaches(owner.device.context):
+            name = operation.uses()[number].name
             raise LaunchError(
-                f"{operation.label}: {operation.what}, argument {use.name!r}: {memory.name!r} "
+                f"{operation.label}: {operation.what}, argument {name!r}: {memory.name!r} "
                 f"belongs to another device, {owner.device.name}, not to {device.name}"
             )
+        reached.add(id(owner))
 
 
 def run(
@@ -185,7 +188,7 @@ def record(plan: Plan | BoundPlan, device: Device, *, programmatic: bool = True)
 def recording(
     plan: Plan | BoundPlan, device: Device, *, programmatic: bool = True
 ) -> Work[Recorded]:
-    """`record` in small pieces, one per operation; the generator returns the graph, or of a plan
+    """`record` in small pieces of a few operations; the generator returns the graph, or of a plan
     with work of the host a graph of each part between. A long piece is yielded, and may be run in
     another thread before the next one."""
     bound = bind(plan, device)
@@ -217,19 +220,24 @@ def _graph_of(bound: BoundPlan, programmatic: bool) -> Work[RecordedGraph]:
 
 
 def _recording(bound: BoundPlan, graph: Graph, programmatic: bool) -> Work[RecordedGraph]:
-    dependencies, edges = Dependencies(), list[Sequence[Edge]]()
-    for operation in bound.plan:
-        edges.append(dependencies.add(operation.uses()))
-        yield None
-    transfers = transfers_of(bound.plan)
-    before = _in_order([[edge.before for edge in of] for of in edges], transfers)
-    for number, ((operation, loaded), wanted) in enumerate(zip(bound.steps(), before, strict=True)):
+    operations = [*bound.plan]
+    transfers = transfers_of(operations)
+    chain = yield from _chain(operations, transfers)
+    edges: list[Sequence[Edge]] = []
+    if not chain or any(transfers):  # what is a chain whole needs no edges but its own
+        dependencies = Dependencies()
+        yield from pieces(operations, lambda of: edges.append(dependencies.add(of.uses())))
+    found = [[edge.before for edge in of] for of in edges] or [[] for _ in operations]
+    before = _in_order(found, transfers, chain)
+
+    def add(number: int) -> None:
+        operation, loaded = operations[number], bound.kernels[number]
         plain: list[int] = []
         early: list[int] = []
-        for other in wanted:
+        for other in before[number]:
             # kernels read weights before they wait: not those of a slot that is still filled
             may = programmatic and not (transfers[other] or transfers[number])
-            may = may and may_be_programmatic(bound.device, bound.plan[other], operation)
+            may = may and may_be_programmatic(bound.device, operations[other], operation)
             (early if may else plain).append(other)
         if isinstance(operation, Launch):
             assert loaded is not None
@@ -238,7 +246,8 @@ def _recording(bound: BoundPlan, graph: Graph, programmatic: bool) -> Work[Recor
             graph.add_copy(operation, plain)
         else:
             graph.add_fill(operation, plain)
-        yield None
+
+    yield from pieces(range(len(operations)), add)
     if graph.node_count != len(bound):
         raise DriverError(
             f"plan {bound.plan.name} has {len(bound)} operations, its graph {graph.node_count} "
@@ -247,25 +256,36 @@ def _recording(bound: BoundPlan, graph: Graph, programmatic: bool) -> Work[Recor
     return (yield from graph.instantiating([edge for of in edges for edge in of]))
 
 
-def _in_order(
-    before: Sequence[Sequence[int]], transfers: Sequence[bool]
-) -> Sequence[Sequence[int]]:
-    """The operations that each one waits for: those of ``before``, or where few of these are not
-    the one just before, that alone. Transfers are apart: a chain of their own, since they share a
-    link, beside the launches.
+def _chain(
+    operations: Sequence[Operation], transfers: Sequence[bool]
+) -> Generator[None, None, Sequence[tuple[int, int]]]:
+    """Each operation that is no transfer with the one before it, if few need not wait for that;
+    else none. In small pieces.
 
     A fork makes every launch of a graph slower: a decode step of Qwen3.5-4B took 1.050 ms as a
     chain of 165 launches, 1.094 with one more that forked (H200, 2026-11-28).
     """
     others = [number for number, is_one in enumerate(transfers) if not is_one]
-    pairs = [*pairwise(others)]
-    breaks = sum(earlier not in before[number] for earlier, number in pairs)
+    pairs, breaks = [*pairwise(others)], list[int]()
+
+    def look(pair: tuple[int, int]) -> None:
+        earlier, number = pair
+        if not conflict(operations[earlier].uses(), operations[number].uses()):
+            breaks.append(number)
+
+    yield from pieces(pairs, look)
+    return pairs if len(breaks) <= _FEW_BREAKS * len(others) else ()
+
+
+def _in_order(
+    before: Sequence[Sequence[int]], transfers: Sequence[bool], chain: Sequence[tuple[int, int]]
+) -> Sequence[Sequence[int]]:
+    """The operations that each one waits for: those of ``before``, or in a ``chain`` the one just
+    before. Transfers are apart: a chain of their own, since they share a link, beside the
+    launches."""
     waits: list[Sequence[int]] = [*before]
-    if breaks <= _FEW_BREAKS * len(others):
-        for number in others:
-            waits[number] = [of for of in before[number] if transfers[of]]
-        for earlier, number in pairs:
-            waits[number] = [earlier, *waits[number]]
+    for earlier, number in chain:
+        waits[number] = [earlier, *(of for of in before[number] if transfers[of])]
     last = None
     for number, is_one in enumerate(transfers):
         if is_one:

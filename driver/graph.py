@@ -44,7 +44,8 @@ NODE_NBYTES = 3 << 10
 class Graph(Owned):
     """A graph under construction. Nodes are numbered from 0 and follow nodes already added.
 
-    If the driver fails to add a node, the graph is closed.
+    The driver gets the edges when the graph is instantiated. If it fails to add a node or these,
+    the graph is closed.
     """
 
     kind = "graph"
@@ -55,6 +56,7 @@ class Graph(Owned):
         super().__init__(device, name, check(api, api.cuGraphCreate(0), f"cuGraphCreate {name!r}"))
         self.nodes: list[Node] = []
         self.edges: list[GraphEdge] = []
+        self._connected = 0  # of the edges
 
     def add_kernel(
         self,
@@ -108,6 +110,7 @@ class Graph(Owned):
         _check_ordered(self.name, operations, self.edges, needed)
         holds = _needed(self.nodes)
         api, what = self._enter(), f"cuGraphInstantiate {self.name!r}, {len(self.nodes)} nodes"
+        self._connect(api)
         made = check(api, api.cuGraphInstantiate(self.handle, 0), what), holds
         try:
             self._upload(made[0])
@@ -115,6 +118,15 @@ class Graph(Owned):
             self._destroy_instance(made)
             raise
         return made
+
+    def _connect(self, api: Any) -> None:
+        """Add the edges that the driver does not have."""
+        try:
+            connect(api, self.handle, self.nodes, self.edges[self._connected :])
+        except CudaError:
+            self.finish(quiet=True)
+            raise
+        self._connected = len(self.edges)
 
     def _upload(self, handle: Any) -> None:
         """Send the instance to the device: its first launch would wait for that."""
@@ -165,8 +177,8 @@ class Graph(Owned):
         after: Iterable[int],
         programmatic: Iterable[int] = (),
     ) -> int:
-        """Add the node that ``add`` makes. If the driver fails the graph is closed: the node may be
-        unconnected."""
+        """Add the node that ``add`` makes. If the driver fails the graph is closed: the node may
+        lack an attribute."""
         index = len(self.nodes)
         edges = [GraphEdge(before, index) for before in after]
         edges += [GraphEdge(before, index, programmatic=True) for before in programmatic]
@@ -174,9 +186,7 @@ class Graph(Owned):
         for edge in edges:
             self._node(edge.before)
         try:
-            api = self._enter()
-            self.nodes.append(Node(add(api), operation, loaded))
-            connect(api, self.handle, self.nodes, edges)
+            self.nodes.append(Node(add(self._enter()), operation, loaded))
         except CudaError:
             self.finish(quiet=True)
             raise
@@ -349,7 +359,8 @@ def may_be_programmatic(device: OpenDevice, before: Operation, after: Operation)
 def _needed(nodes: Iterable[Node]) -> tuple[Owned, ...]:
     """The allocations and kernels of all nodes, each once."""
     needed: dict[int, Owned] = {}
-    for node in nodes:
+    distinct = {id(node.operation): node for node in nodes}.values()  # of steps that are repeated
+    for node in distinct:
         needed |= {id(a): a for a in map(allocation_of, node.operation.memory())}
         if node.loaded is not None:
             needed[id(node.loaded)] = node.loaded

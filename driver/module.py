@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -169,22 +170,39 @@ class ModuleCache:
             unknown = {key: each for key, each in unknown.items() if is_whole(each.ptx(target))}
         if compilers is not None:
             compilers.compile(unknown)
-        elif unknown and not device.is_emulated:
+        elif unknown and not device.is_emulated and hasattr(os, "fork"):
             with self.compilers_of(device, 1 if is_few else _ONCE) as once:
                 once.compile(unknown)
+
+    def store(self, kernel: Kernel, device: OpenDevice) -> None:
+        """Compile a kernel into the caches on disk; see `Device.store`."""
+        key = self._key(kernel, device)
+        text = self._text((kernel, key), device)
+        if self._disk is None or text.is_edited or is_whole(text.ptx):
+            self._make(text, device)  # the driver compiles what is loaded
+            self._loaded.pop(key).close()
+            return
+        cubin_key = self._cubin_key(digest(text.ptx))
+        if self._disk.get(cubin_key) is None:
+            device.context.make_current()
+            self._disk.put(cubin_key, compile_ptx(device.api, text.ptx, kernel.name))
+        self._disk.remember(key, digest(text.ptx))
 
     @property
     def knows_none(self) -> bool:
         """Whether all kernels will have to be compiled, into a cache on disk."""
         return self._disk is not None and self._disk.is_empty
 
-    def compilers_of(self, device: OpenDevice, most: int, modules: Sequence[str] = ()) -> Compilers:
+    def compilers_of(self, device: OpenDevice, most: int) -> Compilers:
         """Processes that compile for this cache; see `Compilers`."""
         limit = None if self._disk is None else self._disk.limit
-        return Compilers(device.name, self._folder, limit, most, modules)
+        return Compilers(device.name, self._folder, limit, most)
 
     def _is_unknown(self, key: str) -> bool:
-        """Whether a kernel has to be compiled from what its spec renders."""
+        """Whether a kernel has to be compiled from what its spec renders, or other processes were
+        asked to."""
+        if (compilers := self.compilers) is not None and compilers.knows(key):
+            return True  # without a look at the disk
         if not self._is_new(key) or self._files.overriding(key) is not None:
             return False
         return self._disk is None or self._disk.ptx_hash(key) is None

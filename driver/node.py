@@ -85,21 +85,21 @@ def add_fill_node(api: Any, graph: Any, fill: Fill) -> Any:
 
 
 def connect(api: Any, graph: Any, nodes: Sequence[Node], edges: Sequence[GraphEdge]) -> None:
-    """Add edges to a CUgraph. Raises CudaError.
+    """Add edges to a CUgraph, all in one call. Raises CudaError.
 
     The calls that add nodes take no edge data, so both kinds of edges are added here.
     """
     if not edges:
         return
+    plain, early = _edge_data(api, programmatic=False), _edge_data(api, programmatic=True)
     result = api.cuGraphAddDependencies(
         graph,
         [nodes[edge.before].handle for edge in edges],
         [nodes[edge.after].handle for edge in edges],
-        [_edge_data(api, edge) for edge in edges],
+        [early if edge.programmatic else plain for edge in edges],
         len(edges),
     )
-    label = nodes[edges[0].after].operation.label
-    check(api, result, f"cuGraphAddDependencies of {label!r}")
+    check(api, result, f"cuGraphAddDependencies, {len(edges)} edges")
 
 
 def kernel_params(api: Any, loaded: LoadedKernel, launch: Launch) -> Any:
@@ -123,9 +123,9 @@ def _context(api: Any) -> Any:
     return check(api, api.cuCtxGetCurrent(), "cuCtxGetCurrent")
 
 
-def _edge_data(api: Any, edge: GraphEdge) -> Any:
+def _edge_data(api: Any, programmatic: bool) -> Any:
     data = api.CUgraphEdgeData()  # all zeros: an ordinary edge; takes no keywords
-    if edge.programmatic:
+    if programmatic:
         data.from_port = PROGRAMMATIC_PORT
         data.type = api.CUgraphDependencyType.CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC
     return data

@@ -140,7 +140,8 @@ def _is_from_host(operation: Operation) -> bool:
 def _have_slots(operations: Iterable[Operation]) -> bool:
     """Whether any operation reads or writes a slot. Plans of several steps repeat operations."""
     distinct = {id(each): each for each in operations}.values()
-    return any(isinstance(of, StreamedSlice) for each in distinct for of in each.memory())
+    kinds = set[type]().union(*(map(type, each.memory()) for each in distinct))
+    return any(issubclass(kind, StreamedSlice) for kind in kinds)
 
 
 def _transfer(of: StreamedSlice) -> Operation:

@@ -157,11 +157,10 @@ def _paper_parts(budget: SessionBudget, weights: Weights, exact: bool) -> StepPa
 def _with_room(
     budget: SessionBudget, weights: Weights, settings: SessionSettings
 ) -> WorkspaceShape:
-    """The workspace with room for the largest steps. Pages and states to share change nothing; what
-    was measured for a model, a device and settings is kept."""
+    """The workspace with room for the largest steps. How many pages and states to share there are
+    changes nothing; what was measured for a model, a device and settings is kept."""
     workspace = budget.workspace
-    alike = replace(settings, pages=None if settings.pages is None else 1, shared_states=None)
-    alike = replace(alike, prefix_host_memory=0)
+    alike = replace(settings, pages=None, shared_states=None, prefix_host_memory=0)
     key = weights.config, weights.layouts, device_limits(weights.device), alike
     needs = _measured.get(key)
     if needs is None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -11,13 +10,14 @@ from typing import TYPE_CHECKING
 from urdir.model.engine.adapter_pool import open_adapters, open_pool
 from urdir.model.engine.opening import Opening
 from urdir.model.engine.options import HEADS, NGRAM
-from urdir.model.engine.pieces import announce, open_file, open_group, template_of
+from urdir.model.engine.pieces import announce, folder_of, open_file, open_group, template_of
 from urdir.model.engine.texts import Texts
 from urdir.model.errors import ModelError, UnsupportedError
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from urdir.driver.apart import Compilers
     from urdir.driver.device import Device
     from urdir.driver.group import Group
     from urdir.model.engine.draft_pair import Pair
@@ -49,6 +49,7 @@ class EngineParts:
 
 def open_parts(opening: Opening, options: EngineOptions) -> EngineParts:
     """The parts of an engine, which ``opening`` owns. Weights are being loaded."""
+    compilers = _begin_compilers(opening, options)
     file, pair, config, texts = _open_file(opening, options)
     embeds = options.makes_embeddings(config)
     group = partial(
@@ -61,9 +62,11 @@ def open_parts(opening: Opening, options: EngineOptions) -> EngineParts:
     import urdir.model.engine.speculation.model_source  # noqa: F401
 
     devices = opening.group()
+    if compilers is not None and (embeds or devices[0].is_emulated):
+        compilers.close()
     if embeds:
         return _open_encoder(opening, options, file, config, texts, devices)
-    return _open_session(opening, options, file, pair, config, texts, devices)
+    return _open_session(opening, options, file, pair, config, texts, devices, compilers)
 
 
 def _open_session(
@@ -74,6 +77,7 @@ def _open_session(
     config: Config,
     texts: Texts,
     devices: Group,
+    compilers: Compilers | None,
 ) -> EngineParts:
     """The parts of an engine that gives answers, which ``opening`` owns."""
     from urdir.model.engine.fitting import fitting_settings
@@ -94,19 +98,20 @@ def _open_session(
     config = _with_bytes(config, file, devices[0], options)
     config, adapters = _with_adapters(config, file, options)
     with_draft = _unchanged if pair is None else pair.with_draft
-    config = placed(config, file, devices, options, with_draft)
-    shares = shares_of(config, file, len(devices), options.split)
-    ranks = [*zip(shares, devices, strict=True)]
-    announce(devices[0], file)
-    settings = fitting_settings(
-        file,
-        ranks,
-        with_draft(options.session(*ranks[0], context)),
-        memory_share=options.memory_share,
-        fewer_sequences=options.sequences is None,
-    )
-    if options.warms_up and not devices[0].is_emulated:
-        _begin_compilers(devices[0], options.memory_share)
+    with devices[0].memory_as_it_is():
+        if options.warms_up and not devices[0].is_emulated:
+            _fork_compilers(devices[0], options.memory_share, compilers)
+        config = placed(config, file, devices, options, with_draft)
+        shares = shares_of(config, file, len(devices), options.split)
+        ranks = [*zip(shares, devices, strict=True)]
+        announce(devices[0], file)
+        settings = fitting_settings(
+            file,
+            ranks,
+            with_draft(options.session(*ranks[0], context)),
+            memory_share=options.memory_share,
+            fewer_sequences=options.sequences is None,
+        )
     weights = [opening.own(Weights(file, share, device)) for share, device in ranks]
     _keep_counts(opening, options, file, weights)
     loaded = [(each, file) for each in weights]
@@ -144,11 +149,21 @@ def _open_session(
     )
 
 
-def _begin_compilers(device: Device, memory_share: float) -> None:
-    """Start the processes that compile the kernels of graphs, if all are new."""
+def _begin_compilers(opening: Opening, options: EngineOptions) -> Compilers | None:
+    """Start the program of the processes that will compile the kernels of graphs, where that is
+    known before a device is open."""
+    if not options.warms_up or options.gpus is not None:
+        return None
+    from urdir.driver.apart import compilers_for
+
+    found = compilers_for(options.device, folder_of(options.cache_folder))
+    return None if found is None else opening.own(found)
+
+
+def _fork_compilers(device: Device, memory_share: float, begun: Compilers | None) -> None:
+    """Start these processes, if all kernels are new."""
     spare = int((1 - memory_share) * device.usable_memory())
-    known = [name for name in sys.modules if name.startswith("urdir.ptxgen.")]
-    device.begin_compilers(spare, [*known, "urdir.ptxgen.render.jinja"])
+    device.begin_compilers(spare, begun)
 
 
 def _with_adapters(

@@ -53,10 +53,15 @@ def open_group(
 ) -> Group:
     """The device of that name, or ``gpus`` of its kind; see `Engine.open`."""
     from urdir.driver.group import Group
+
+    return Group.open(name, gpus, cache_folder=folder_of(cache_folder), ptx_files=ptx_files)
+
+
+def folder_of(cache_folder: Path | Literal["user"] | None) -> Path | None:
+    """The folder of compiled kernels that is meant."""
     from urdir.model.cache_folder import user_cache_folder
 
-    folder = user_cache_folder() if cache_folder == "user" else cache_folder
-    return Group.open(name, gpus, cache_folder=folder, ptx_files=ptx_files)
+    return user_cache_folder() if cache_folder == "user" else cache_folder
 
 
 def open_file(

@@ -31,6 +31,10 @@ if TYPE_CHECKING:
 #: Kernels that are compiled concurrently while a graph is prepared: a new request may wait for
 #: these.
 _TOGETHER = 32
+#: Graphs for which that thread has work, at most, before others begin.
+_PLANNED = 2
+#: Layers that a thread plans at once: it takes as long to have one begin as to plan a layer.
+_LAYERS = 4
 #: Graphs whose kernels other processes compile at the same time.
 _WAITING = 96
 #: Graphs that have begun to be made. Which are expected changes with the requests: of more, those
@@ -77,6 +81,7 @@ class Steps(Owner):
         self._graphs = KeptGraphs[StepShape](graph_bytes)
         self._begun: dict[StepShape, Work[Recorded]] = {}
         self._waits: dict[StepShape, Job[Any]] = {}  # of those that have begun
+        self._asked: set[StepShape] = set()
         self._is_closing = False
         self._helper = ThreadPoolExecutor(1, "recording")
         self._waiting = ThreadPoolExecutor(_WAITING, "loading")  # for other processes
@@ -117,6 +122,7 @@ class Steps(Owner):
 
     def _keep(self, shape: StepShape, graph: Recorded) -> Recorded:
         """Keep a new graph beside the device's kernels; plans of those that are forgotten go."""
+        self._asked.discard(shape)
         forgotten = self._graphs.keep(shape, graph, self.parts.device.kernel_nbytes)
         for oldest in forgotten:
             self._bound.pop(oldest, None)
@@ -202,6 +208,7 @@ class Steps(Owner):
             if (job := self._waits.get(shape)) is None or job.is_done:
                 self._waits.pop(shape, None)
                 self._begun.pop(shape).close()
+                self._asked.discard(shape)
                 self._bound.pop(shape, None)
 
     @property
@@ -215,9 +222,18 @@ class Steps(Owner):
         own = (job := self._waits.get(shape)) is not None and not job.is_done
         return own or any(steps.waits(shape) for steps, _ in self._followers)
 
-    def asks_for_kernels(self, shape: StepShape) -> bool:
-        """True while other processes compile for `prepare` of a shape."""
-        return (job := self._waits.get(shape)) is not None and job.waits and not job.is_done
+    def may_begin(self, shape: StepShape) -> bool:
+        """False for a graph that has not begun while the thread has enough to do: it works for all
+        in turns, so that with more of them none is planned for long."""
+        if shape in self._begun:
+            return True
+        jobs = [*self._waits.values()]
+        return sum(not job.waits and not job.is_done for job in jobs) < _PLANNED
+
+    def has_asked(self, shape: StepShape) -> bool:
+        """Whether the kernels of a shape have been asked for, by `prepare` or because its graph was
+        made; those of a graph that is given up have not."""
+        return shape in self._asked or shape in self._graphs
 
     def finish(self) -> bool:
         """Finish what `prepare` has begun, of all ranks; whether there was anything. Raises
@@ -259,13 +275,14 @@ class Steps(Owner):
             device = self.parts.device
             build: Work[Plan] = self._build(self.parts, shape)
             # To choose products of many rows takes the first layer of a shape 20 ms.
-            plan = yield from build if shape.rows <= MAX_BATCH else elsewhere(build)
+            plan = yield from build if shape.rows <= MAX_BATCH else elsewhere(build, _LAYERS)
             unknown: list[Kernel] = []
             left: list[Kernel] = []
             for kernel in plan.kernels():
                 yield None
                 if not device.is_loaded(kernel):
                     unknown.append(kernel)
+            self._asked.add(shape)
             for at in range(0, len(unknown), _TOGETHER):
                 some = unknown[at : at + _TOGETHER]
                 yield (job := Job(partial(self._load_beside, some), device.has_compilers))

@@ -328,3 +328,18 @@ def test_failed_opening_leaves_nothing_retained() -> None:
     api.cuDeviceTotalMem = real_read
     gpu = api.cuDeviceGet(0)[1]
     assert api.cuDevicePrimaryCtxGetState(gpu)[2] == 0
+
+
+def test_memory_is_counted_once() -> None:
+    """Whatever other processes take meanwhile; not after that."""
+    with Device.open("emulator") as device:
+        before = device.usable_memory()
+        with device.memory_as_it_is():
+            taken = device.allocate(1 << 20, "taken")
+            assert device.memory_info()[0] < before
+            assert device.usable_memory() == before
+            device.limit_memory(before // 2)
+            assert device.usable_memory() == before // 2
+        device.limit_memory(None)
+        assert device.usable_memory() == device.memory_info()[0]
+        taken.close()

@@ -26,6 +26,7 @@ from urdir.driver.errors import CudaError, DriverError, PtxLoadError
 from urdir.driver.execute import record, run
 from urdir.driver.graph import Graph
 from urdir.driver.kernel import Kernel
+from urdir.driver.module import LoadedKernel
 from urdir.driver.operation import Copy, Launch
 from urdir.driver.plan import Plan
 from urdir.ptxgen.spec import LaunchShape
@@ -159,7 +160,12 @@ def _called_by_the_package() -> set[str]:
 
 
 def test_a_graph_in_which_adding_failed_is_closed(make_kernel: MakeKernel) -> None:
-    """It may have a node that no plan knows."""
+    """It may have a node that no plan knows, or lack edges."""
+
+    def instantiate(graph: Graph, launch: Launch, loaded: LoadedKernel, first: int) -> None:
+        graph.add_kernel(loaded, launch, [first])
+        graph.instantiate()
+
     for name in ("cuGraphKernelNodeSetAttribute", "cuGraphAddDependencies"):
         with Device.open("emulator", api=(api := emulated())) as device:
             x, y = device.allocate(4 * N, "x"), device.allocate(4 * N, "y")
@@ -169,7 +175,7 @@ def test_a_graph_in_which_adding_failed_is_closed(make_kernel: MakeKernel) -> No
             first = graph.add_copy(Copy(y, x, "copy"))
             api.inject(name)
             with pytest.raises(CudaError, match=name):
-                graph.add_kernel(loaded, launch, [first])
+                instantiate(graph, launch, loaded, first)
             assert graph.closed
             assert "graph" not in api.live()
 

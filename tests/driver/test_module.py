@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -12,8 +16,8 @@ import numpy as np
 import pytest
 
 from tests.patience import PATIENCE, wait_for
-from urdir.driver.apart import Compilers
-from urdir.driver.cache import CacheWarning
+from urdir.driver.apart import Compilers, compilers_for
+from urdir.driver.cache import CacheWarning, CubinCache
 from urdir.driver.device import Device
 from urdir.driver.errors import CudaError, LifetimeError, OutOfMemoryError, PtxLoadError, check
 from urdir.driver.kernel import Kernel
@@ -257,8 +261,6 @@ def test_compilers_start_at_once_where_nothing_is_compiled(
         with Device.open("emulator", cache_folder=tmp_path) as device:
             device.begin_compilers(spare)
             compilers = device._modules.compilers
-            if compilers is not None:
-                compilers._threads.submit(int).result()  # after what starts them
             return compilers is not None, bool(compilers and compilers._processes)
 
     monkeypatch.setattr("os.cpu_count", lambda: 2)  # one process
@@ -274,34 +276,128 @@ def test_compilers_import_what_kernels_will_need(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before one comes; a module that is not there costs nothing."""
-    (tmp_path / "is_imported.py").write_text(
+    (tmp_path / "is_imported").mkdir()
+    (tmp_path / "is_imported" / "__init__.py").touch()
+    (tmp_path / "is_imported" / "module.py").write_text(
         "import pathlib; pathlib.Path(__file__).with_name('imported').touch()"
     )
     monkeypatch.syspath_prepend(tmp_path)
     cache = tmp_path / "cache"
     modules = ["no.such_module", "is_imported"]
-    with Compilers("emulator", cache, None, 1, modules) as compilers:
+    with Compilers("emulator", cache, None, 2, modules) as compilers:
         compilers.begin()
-        wait_for((tmp_path / "imported").exists)
+        wait_for((tmp_path / "is_imported" / "imported").exists)
+        assert not compilers._processes
         compilers.begin()
-        assert len(compilers._processes) == 1
+        compilers.fork()
+        assert len(compilers._processes) == 2
         assert compilers.compile({"256": Add(n=256)})
 
 
+def test_compilers_say_that_they_may_soon_have_nothing_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once they have begun, unless several kernels wait for each."""
+    running, released = Compilers._running, threading.Event()
+
+    def found(self: Compilers) -> object:
+        assert released.wait(PATIENCE)
+        return running(self)
+
+    monkeypatch.setattr(Compilers, "_running", found)
+    kernels = {str(n): Add(n=n) for n in range(256, 256 * 8, 256)}
+    with Compilers("emulator", tmp_path, None, 1) as compilers:
+        compilers.begin()
+        assert not compilers.is_short
+        compilers.fork()
+        assert compilers.is_short
+        thread = threading.Thread(target=compilers.compile, args=[kernels])
+        thread.start()
+        try:
+            wait_for(lambda: not compilers.is_short)
+        finally:
+            released.set()
+            thread.join(PATIENCE)
+        assert compilers.is_short
+
+
+def test_compilers_that_have_begun_are_used_or_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They begin for a GPU for which nothing is compiled, before it is open."""
+    monkeypatch.setattr("os.cpu_count", lambda: 4)
+
+    def begun(name: str = "auto", folder: Path | None = tmp_path) -> Compilers | None:
+        return compilers_for(name, folder)
+
+    assert begun("emulator") is None
+    assert begun(folder=None) is None
+    with Device.open("emulator", cache_folder=tmp_path) as device:
+        for spare in (1 << 20, 1 << 30):
+            found = begun()
+            assert found is not None
+            device.begin_compilers(spare, found)
+            assert found._is_closed == (spare < 1 << 29)
+        assert device._modules.compilers is found
+        assert len(found._processes) == 2  # of three, for which there are cores
+    assert found._is_closed
+    CubinCache(tmp_path).remember("kernel", "0" * 64)
+    assert begun() is None
+
+
+def children(process: int) -> list[int]:
+    """The processes that one has started."""
+    return [*map(int, Path(f"/proc/{process}/task/{process}/children").read_text().split())]
+
+
+def is_running(process: int) -> bool:
+    """Whether a process has not ended; it may wait for its parent to hear of that."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rsplit(")")[-1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="children of processes are files on Linux")
+def test_compilers_end_with_what_asks_them(tmp_path: Path) -> None:
+    """However that ends."""
+    text = (
+        "import sys; from pathlib import Path\n"
+        "from urdir.driver.apart import Compilers\n"
+        "from urdir.ptxgen.kernels.add import Add\n"
+        f"compilers = Compilers('emulator', Path({str(tmp_path)!r}), None, 2)\n"
+        "assert compilers.compile({'256': Add(n=256)})\n"
+        "print(compilers._program.pid, flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", text], stdin=pipe, stdout=pipe) as process:
+        assert process.stdout is not None
+        program = int(process.stdout.readline())
+        found = [program, *children(program)]
+        assert len(found) == 3
+        assert all(map(is_running, found))
+        process.kill()
+    wait_for(lambda: not any(map(is_running, found)))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="children of processes are files on Linux")
 def test_compilers_that_end_cost_nothing_but_time(tmp_path: Path) -> None:
     kernels = {str(n): Add(n=n) for n in (256, 512, 768)}
     more = {str(n): Add(n=n) for n in (1024, 1280)}
     with Compilers("emulator", tmp_path, None, 2) as compilers:
         assert compilers.compile({"256": kernels["256"]})
-        for expected in (True, False):  # the other one goes on
-            process = compilers._processes[not expected]
-            process.kill()
-            process.wait()
+        assert compilers._program is not None
+        found = children(compilers._program.pid)
+        for ended, expected in enumerate((True, False), 1):  # the other one goes on
+            os.kill(found.pop(), signal.SIGKILL)
+            wait_for(lambda n=ended: sum(of.has_ended for of in compilers._processes) == n)
             assert compilers.compile(kernels if expected else more) is expected
         assert compilers.compile({"256": kernels["256"]})  # it is known
     assert not compilers.compile(kernels)
     with Compilers("no such device", tmp_path, None, 1) as compilers:
         assert not compilers.compile(kernels)
+        assert compilers.is_short  # none is left
 
 
 def test_closing_compilers_ends_all_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -372,6 +468,24 @@ def test_second_process_skips_rendering(
         with Device.open(device_name, cache_folder=tmp_path) as device:
             run_ramp(device, kernel)
     assert [len(kernel.rendered[0]) for kernel in kernels] == [1, 0]
+
+
+@pytest.mark.parametrize("more", ["", "// setmaxnreg\n"])
+def test_a_kernel_is_stored_for_other_processes(
+    device_name: str, make_kernel: Make, tmp_path: Path, more: str
+) -> None:
+    """Also one that the driver compiles when it is loaded; it does not stay loaded."""
+    text = make_kernel().text + more
+    kernel, other = make_kernel(text=text), make_kernel(text=text)
+    with Device.open(device_name, cache_folder=tmp_path) as device:
+        device.store(kernel)
+        assert not device.is_loaded(kernel)
+        bad = make_kernel(text=text.replace("%y, %y, %offset", "%y, %y, %no"), spec_key="bad")
+        with pytest.raises(PtxLoadError, match="%no"):
+            device.store(bad)
+    with Device.open(device_name, cache_folder=tmp_path) as device:
+        run_ramp(device, other)
+    assert [len(each.rendered[0]) for each in (kernel, other)] == [1, 0]
 
 
 def test_equal_ptx_is_compiled_once(device_name: str, make_kernel: Make, tmp_path: Path) -> None:

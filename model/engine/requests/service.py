@@ -38,6 +38,8 @@ _Result = TypeVar("_Result")
 
 #: An idle service records graphs for this time, then looks for requests for this time.
 _WORK_SECONDS, _PAUSE_SECONDS = 0.001, 0.0001
+#: The same where all that is left waits for other threads, which need the interpreter.
+_LOOK_SECONDS = 0.001
 
 
 class OpenModel(Protocol):
@@ -204,11 +206,12 @@ class Service(Owner):
         run."""
         warm_up = self._warm_up
         if warm_up.left:
+            pause = _PAUSE_SECONDS
             with Progress("recording graphs") as progress:
                 while warm_up.left:
                     with suppress(Empty):
-                        return self._inbox.get(timeout=_PAUSE_SECONDS)
-                    warm_up.work(_WORK_SECONDS)
+                        return self._inbox.get(timeout=pause)
+                    pause = _PAUSE_SECONDS if warm_up.work(_WORK_SECONDS) else _LOOK_SECONDS
                     progress.reach(warm_up.recorded, warm_up.recorded + warm_up.left)
         return self._inbox.get()
 

@@ -30,8 +30,7 @@ log = logging.getLogger("urdir.engine")
 MOST_GRAPHS = 192
 #: The share of the memory for graphs that is left to shapes that requests need.
 _LEFT = 1 / 4
-#: Graphs that are begun before the first of them is recorded: kernels of all these are compiled
-#: side by side.
+#: Graphs that are begun and not recorded, at most: kernels of all these are compiled side by side.
 _AHEAD = 96
 #: Rows of the prompts whose graphs a first request may need.
 _FIRST_CHUNKS = (64, 128, 256)
@@ -77,8 +76,11 @@ class WarmUp:
         needed: Iterable[StepShape] = (),
     ) -> None:
         self._steps = steps
-        self._needed = set(first := dict.fromkeys(needed))
-        self._shapes = deque(islice(dict.fromkeys(chain(first, shapes)), MOST_GRAPHS))
+        self._needed = dict.fromkeys(needed)
+        self._shapes = deque(islice(dict.fromkeys(chain(self._needed, shapes)), MOST_GRAPHS))
+        # whose kernels are not asked for: most of them depend on the number of rows
+        new_rows = {shape.rows: shape for shape in reversed(self._shapes)}.values()
+        self._new = dict.fromkeys((*reversed(new_rows), *self._shapes))
         self._begun = time.monotonic()
         #: Graphs that are recorded.
         self.recorded = 0
@@ -110,10 +112,18 @@ class WarmUp:
     @property
     def _next(self) -> StepShape | None:
         """The first graph that waits for no other thread, of those that may have begun: others
-        than the needed ones once all kernels of these are asked for, which are compiled first."""
-        asked = all(self._steps.asks_for_kernels(shape) for shape in self._needed)
-        first = islice(self._shapes, _AHEAD if asked else len(self._needed))
-        return next((shape for shape in first if not self._steps.waits(shape)), None)
+        than the needed ones once all kernels of these are asked for, which are compiled first.
+        While processes that compile may soon have nothing to do, one whose kernels are not asked
+        for comes before those that may be recorded, except the needed ones: first one of each
+        number of rows."""
+        steps, first = self._steps, list[Iterable[StepShape]]([self._needed])
+        if self._new.keys().isdisjoint(self._needed):
+            if steps.parts.device.wants_kernels:
+                begun = len(self._shapes) - len(self._new)
+                first.append(islice(self._new, max(0, _AHEAD - begun)))
+            first.append(islice(self._shapes, _AHEAD))
+        ready = (shape for shape in chain(*first) if not steps.waits(shape))
+        return next(filter(steps.may_begin, ready), None)
 
     def _do(self, shape: StepShape) -> bool:
         """Do a piece of a graph; whether more of it is left."""
@@ -121,10 +131,13 @@ class WarmUp:
             if self._steps.free_share <= _LEFT:
                 self._shapes.clear()
             elif self._steps.prepare(shape):
+                if shape in self._new and self._steps.has_asked(shape):
+                    del self._new[shape]
                 return True
             else:
                 self._shapes.remove(shape)
-                self._needed.discard(shape)
+                self._needed.pop(shape, None)
+                self._new.pop(shape, None)
                 self.recorded += 1
         except DriverError:
             self._shapes.clear()

@@ -148,7 +148,7 @@ def choose_wgmma(product: GemmWgmma, sms: int) -> GemmWgmma:
 
 def ways(product: GemmWgmma, sms: int) -> list[GemmWgmma]:
     """The product with each cut that may be the best one; `tests/product_cuts.py` measures them."""
-    return [_in_turns(replace(product, cut=cut), sms) for cut in _cuts(product, sms)]
+    return [_in_turns(way, sms) for way in _with_cuts(product, sms)]
 
 
 def _in_turns(way: GemmWgmma, sms: int) -> GemmWgmma:
@@ -232,13 +232,13 @@ def _estimate_of_experts(product: GemmWgmma, mixture: Mixture, sms: int) -> floa
     return ceil_div(ctas, sms * cut.resident) * (BEGIN + each)
 
 
-def _cuts(product: GemmWgmma, sms: int) -> Iterator[WgmmaCut]:
+def _with_cuts(product: GemmWgmma, sms: int) -> Iterator[GemmWgmma]:
     if product.mixture is not None:
         for groups, splits in EXPERT_SHAPES:
             for resident in (2, 1):
-                cut = _deepest(product, groups, splits, 1, product.mixture.height, resident)
-                if cut is not None:
-                    yield cut
+                way = _deepest(product, groups, splits, 1, product.mixture.height, resident)
+                if way is not None:
+                    yield way
         return
     whole = GROUP * ceil_div(product.batch, GROUP)
     shapes: tuple[tuple[int, int], ...] = FEW_SHAPES if whole <= FEW else MANY_SHAPES
@@ -247,25 +247,24 @@ def _cuts(product: GemmWgmma, sms: int) -> Iterator[WgmmaCut]:
     for vectors in _widths(whole):
         for groups, splits in shapes:
             for cluster in (1, 2):
-                cut = _deepest(product, groups, splits, cluster, vectors)
-                if cut is None:
+                way = _deepest(product, groups, splits, cluster, vectors)
+                if way is None:
                     continue
-                way = replace(product, cut=cut)
                 if cluster == 1 or _ctas(way) <= sms:
-                    yield cut
+                    yield way
                     if _ctas(way) <= sms and vectors > FEW and _together(way) > 1:
                         yield from _alone_on_sm(way)
 
 
-def _alone_on_sm(way: GemmWgmma) -> Iterator[WgmmaCut]:
-    """Its cut with the fewest stages of weights more for which an SM has no room for two CTAs."""
+def _alone_on_sm(way: GemmWgmma) -> Iterator[GemmWgmma]:
+    """With the fewest stages of weights more for which an SM has no room for two CTAs."""
     for stages in range(way.cut.weight_stages + 1, MOST_STAGES + 1):
         try:
             deeper = replace(way, cut=replace(way.cut, weight_stages=stages))
         except PtxgenError:
             return
         if _together(deeper) == 1:
-            yield deeper.cut
+            yield deeper
             return
 
 
@@ -286,7 +285,7 @@ def _ctas(product: GemmWgmma) -> int:
 
 def _deepest(
     product: GemmWgmma, groups: int, splits: int, cluster: int, vectors: int, resident: int = 1
-) -> WgmmaCut | None:
+) -> GemmWgmma | None:
     """With the deepest rings that fit; None where none does."""
     for weights, activations, slices in RINGS:
         if slices not in _slices(product.format, groups, splits, vectors):
@@ -295,10 +294,9 @@ def _deepest(
             continue
         try:
             cut = WgmmaCut(groups, vectors, splits, cluster, weights, activations, slices, resident)
-            replace(product, cut=cut)
+            return replace(product, cut=cut)
         except PtxgenError:
             continue
-        return cut
     return None
 
 

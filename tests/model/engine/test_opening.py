@@ -14,6 +14,7 @@ import pytest
 from tests.model.stepping import answer
 from tests.patience import PATIENCE
 from urdir.driver import bindings
+from urdir.driver.apart import Compilers
 from urdir.driver.device import Device
 from urdir.driver.errors import DriverError
 from urdir.model.engine import engine_parts
@@ -242,12 +243,36 @@ def test_compilers_start_for_a_first_warm_up(
     """With what the service leaves of the memory, and with the modules of kernels."""
     monkeypatch.setattr("os.cpu_count", lambda: 2)  # one process
     with Device.open("emulator", cache_folder=tmp_path) as device:
-        engine_parts._begin_compilers(device, memory_share=1.0)
+        engine_parts._fork_compilers(device, 1.0, None)
         assert not device.has_compilers
-        engine_parts._begin_compilers(device, memory_share=0.5)
+        engine_parts._fork_compilers(device, 0.5, None)
         assert device.has_compilers
         kernel = Add(n=512)
         device.compile_beside([kernel])
         monkeypatch.setattr(Add, "ptx", None)  # which is not rendered here
         (loaded,) = device.load_all([kernel])
         assert loaded.kernel is kernel
+
+
+def test_compilers_end_where_an_emulator_stands_in_for_a_gpu(
+    api: Any, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They begin before that is known, for a service alone."""
+    found: list[Compilers] = []
+
+    def begun(device: str, folder: Path | None) -> Compilers:
+        assert (device, folder) == ("emulator", tmp_path)
+        found.append(Compilers("emulator", folder, None, 1))
+        found[-1].begin()
+        return found[-1]
+
+    monkeypatch.setattr("urdir.driver.apart.compilers_for", begun)
+    open_engine(model, cache_folder=tmp_path).close()
+    assert not found
+
+    def work(loading: Loading) -> None:
+        assert found[0]._is_closed
+        assert not loading.device.has_compilers
+
+    open_engine(model, work, cache_folder=tmp_path, warms_up=True).close()
+    assert len(found) == 1

@@ -74,7 +74,7 @@ def test_kernels_of_needed_graphs_are_asked_for_first(
 
     def noted(shape: StepShape) -> bool:
         if shape == last and shape not in begun:
-            assert all(steps.asks_for_kernels(each) for each in needed)
+            assert all(steps.has_asked(each) for each in needed)
         begun.append(shape)
         return prepare(shape)
 
@@ -91,6 +91,81 @@ def test_kernels_of_needed_graphs_are_asked_for_first(
     while warm_up.left:
         warm_up.work(0.001)
     assert all(steps.is_recorded(shape) for shape in SHAPES)
+
+
+@pytest.mark.parametrize("wants", [True, False])
+def test_processes_that_compile_come_before_graphs(
+    session: Session, monkeypatch: pytest.MonkeyPatch, wants: bool
+) -> None:
+    """While they may soon have nothing to do, kernels of all are asked for, the needed graph is
+    recorded, and then the others; else one graph after the other."""
+    needed, *others = SHAPES
+    steps, recorded = session.steps, list[bool]()
+    prepare = steps.prepare
+
+    def noted(shape: StepShape) -> bool:
+        had_asked, more = steps.has_asked(shape), prepare(shape)
+        if not had_asked and steps.has_asked(shape) and shape in others:
+            recorded.append(any(steps.is_recorded(each) for each in others))
+        return more
+
+    monkeypatch.setattr(type(steps.parts.device), "wants_kernels", property(lambda _: wants))
+    monkeypatch.setattr(steps, "waits", lambda _: False)  # for other processes
+    monkeypatch.setattr(steps, "prepare", noted)
+    warm_up = WarmUp(steps, SHAPES, [needed])
+    while warm_up.left:
+        warm_up.work(0)
+        steps.wait_for_helper()
+    assert recorded == [False, not wants]
+    assert all(steps.is_recorded(shape) for shape in SHAPES)
+
+
+@pytest.mark.parametrize("wants", [True, False])
+def test_kernels_for_each_number_of_rows_are_asked_for_first(
+    session: Session, monkeypatch: pytest.MonkeyPatch, wants: bool
+) -> None:
+    """While processes that compile may soon have nothing to do: other graphs need few others."""
+    shapes = [StepShape(rows, 256, of) for rows in (1, 2) for of in (Output.GREEDY, Output.SAMPLE)]
+    steps, asked = session.steps, list[StepShape]()
+    prepare = steps.prepare
+
+    def noted(shape: StepShape) -> bool:
+        more = prepare(shape)
+        if steps.has_asked(shape) and shape not in asked:
+            asked.append(shape)
+        return more
+
+    monkeypatch.setattr(type(steps.parts.device), "wants_kernels", property(lambda _: wants))
+    monkeypatch.setattr(steps, "waits", lambda _: False)
+    monkeypatch.setattr(steps, "prepare", noted)
+    warm_up = WarmUp(steps, shapes)
+    while warm_up.left:
+        warm_up.work(0)
+        steps.wait_for_helper()
+    assert [shapes.index(shape) for shape in asked] == ([0, 2, 1, 3] if wants else [0, 1, 2, 3])
+
+
+def test_others_begin_when_the_thread_has_little_to_do(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would work for all in turns."""
+    shapes = [StepShape(rows, 256, of) for rows in (1, 2) for of in (Output.GREEDY, Output.SAMPLE)]
+    steps, go = session.steps, threading.Event()
+    load = steps._load_beside
+
+    def waiting(kernels: Any) -> None:
+        assert go.wait(PATIENCE)
+        load(kernels)
+
+    monkeypatch.setattr(steps, "_load_beside", waiting)
+    warm_up = WarmUp(steps, shapes)
+    while warm_up.work(0.001):  # until all that has begun waits
+        pass
+    assert len(steps._begun) == 2
+    go.set()
+    while warm_up.left:
+        warm_up.work(0.001)
+    assert all(steps.is_recorded(shape) for shape in shapes)
 
 
 def test_what_takes_long_is_another_thread_s(
@@ -217,7 +292,7 @@ def test_what_is_not_gone_on_with_is_given_up(
     emulated_session.steps.record(SHAPES)
     live = api.live()
     with Steps(parts, 1 << 30) as steps:
-        for pieces in (1, 3, 10, 60):
+        for pieces in (1, 3, 10, 20):
             for shape in SHAPES:
                 for _ in range(pieces):
                     steps.prepare(shape)
