@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from urdir.ptxgen.errors import PtxgenError
-from urdir.ptxgen.kernels.linear.cut import Cut, cut_launch, even_tiles
+from urdir.ptxgen.kernels.linear.cut import Cut, TilePart, cut_launch, even_tiles
 from urdir.ptxgen.kernels.linear.epilogue.activation import (
     Activated,
     Bounded,
@@ -27,6 +27,7 @@ from urdir.ptxgen.kernels.linear.products.gemv_room import (
     Activations,
     footprint,
     grid_entries,
+    has_room_ahead,
     most_registers,
 )
 from urdir.ptxgen.kernels.linear.products.tiled import TiledSpec
@@ -103,6 +104,13 @@ class Gemv(TiledSpec):
         else at 468.1, 84.0 %.
         """
         return self.activations == "f16" and not self.alone
+
+    def decodes_ahead(self, part: TilePart) -> bool:
+        """Of types with a codebook, whose instructions bind, if registers have room for a tile
+        beside the activations."""
+        if not part.layout.format.grid or not self.shared_grids or self.alone:
+            return False
+        return self.passes == 1 and has_room_ahead(self.cols, self.cluster, self.prologue, self.cut.warps)
 
     @property
     def record_nbytes(self) -> int:
