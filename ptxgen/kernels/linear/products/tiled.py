@@ -109,11 +109,6 @@ class TiledSpec(LinearSpec):
         """Where these entries begin in shared memory."""
         return aligned(self.cut.memory.nbytes)
 
-    def decodes_ahead(self, part: TilePart) -> bool:
-        """Whether warps make the weights of their first tile of ``part`` before they wait for
-        earlier launches."""
-        return False
-
     @property
     def cut(self) -> Cut:
         """How the launch is cut."""
