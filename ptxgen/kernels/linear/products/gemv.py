@@ -105,12 +105,16 @@ class Gemv(TiledSpec):
         """
         return self.activations == "f16" and not self.alone
 
-    def decodes_ahead(self, part: TilePart) -> bool:
-        """Of types with a codebook, whose instructions bind, if registers have room for a tile
-        beside the activations."""
-        if not part.layout.format.grid or not self.shared_grids or self.alone:
-            return False
-        return self.passes == 1 and has_room_ahead(self.cols, self.cluster, self.prologue, self.cut.warps)
+    def tiles_ahead(self, part: TilePart) -> int:
+        """Tiles of ``part`` whose weights each warp makes before it waits for earlier launches, if
+        registers have room beside the activations: of types with a codebook, whose instructions
+        bind. A register keeps the codes of eight weights, or four weights."""
+        grid = part.layout.format.grid
+        if not grid or not self.shared_grids or self.alone or self.passes > 1:
+            return 0
+        if not has_room_ahead(self.cols, self.cluster, self.prologue, self.cut.warps):
+            return 0
+        return min(2, self.pair * part.warp_tiles) if grid.values else 1
 
     @property
     def record_nbytes(self) -> int:
