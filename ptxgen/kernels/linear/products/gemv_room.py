@@ -26,7 +26,7 @@ RECORD_NBYTES = {"f32": 144, "i16": 80, "f16": 128}
 #: Registers of a thread with its weights of a tile, a byte each.
 TILE_REGISTERS = TILE_ROWS * TILE_COLS // 32 // 4
 #: Others, beside these and the activations.
-AHEAD_REGISTERS = 24
+AHEAD_REGISTERS = 16
 #: Bytes that warps leave for partial sums beside f16 activations, which are large.
 LEAST_PARTIALS_NBYTES = 4096
 

@@ -1,0 +1,81 @@
+"""Products of one vector whose first tiles are made before activations are there."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import numpy as np
+import pytest
+
+from urdir.driver.device import Device
+from urdir.driver.harness import check_kernel, run_kernel
+from urdir.model.verify.kernel_suite import skip_where_missing
+from urdir.ptxgen.kernels.linear.epilogue.activation import Gated
+from urdir.ptxgen.kernels.linear.epilogue.bias import Bias
+from urdir.ptxgen.kernels.linear.epilogue.residual import Residual
+from urdir.ptxgen.kernels.linear.products.gemv import Gemv
+from urdir.ptxgen.kernels.linear.prologue.norm import Normed
+from urdir.ptxgen.kernels.norm import Norm
+from urdir.ptxgen.weights.formats import FORMATS
+
+RMS = Norm("rms", 1e-5)
+IQ1_S, IQ1_M, IQ2_XXS, IQ2_XS, IQ2_S, IQ3_XXS, IQ3_S, TQ1_0, Q4_K = (
+    FORMATS[name]
+    for name in ("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "TQ1_0")
+    + ("Q4_K",)
+)
+
+i16 = functools.partial(Gemv.of, activations="i16")
+
+#: Products, and how many tiles of each matrix a warp makes ahead. The last rows and columns are odd.
+CASES = [
+    # all of a warp's tiles; of the last blocks only some warps have one
+    (i16(IQ2_XS, 17, 256, Bias()), [1]),
+    (i16(IQ2_XXS, 35, 768, Residual(), split=2, groups=1, tiles_each=3), [3]),
+    (i16(IQ1_S, 33, 2304, Residual(), split=4, groups=1, tiles_each=2), [4]),
+    # some of a block's, some of the next block's too
+    (i16(IQ1_M, 70, 1280, split=1, groups=1, tiles_each=3), [6]),
+    (i16(IQ2_S, 90, 1024, Normed(RMS), split=2, groups=2, tiles_each=6, stages=2), [2]),
+    (i16(IQ3_S, 50, 2304, Normed(RMS), split=8, groups=1, tiles_each=4), [2]),
+    (i16(IQ3_XXS, 18, 512, Residual(), split=1, groups=1), [2]),
+    (i16(TQ1_0, 19, 1024, split=2, groups=2), [2]),
+    # pairs, both matrices' or one more of the first
+    (i16(IQ3_XXS, 21, 512, Normed(RMS), Gated(), split=2), [2]),
+    (i16(IQ2_XS, 50, 2304, Normed(RMS), Gated(), split=4, groups=1, tiles_each=4, stages=3), [3]),
+    (i16(IQ1_S, 33, 768, Normed(RMS), Gated(), split=3, groups=1, tiles_each=3), [6]),
+    # in clusters, and beside other types
+    (i16(IQ2_XXS, 23, 2304, Residual(), cluster=2, split=2), [2]),
+    (i16(IQ3_S, 9, 512, Normed(RMS), others=((Q4_K, 40), (IQ1_M, 5))), [1, 0, 1]),
+    # not in several passes
+    (i16(IQ2_XS, 90, 1024, split=2, groups=2, tiles_each=6, per_pass=2), [0]),
+]
+
+
+@pytest.mark.parametrize(("spec", "ahead"), CASES, ids=str)
+def test_tiles_made_ahead_give_the_product_and_the_bits_of_others(
+    device: Device, spec: Gemv, ahead: list[int]
+) -> None:
+    """A launch that runs alone makes none ahead."""
+    skip_where_missing(spec, device.native_target)
+    assert [spec.tiles_ahead(part) for part in spec.parts] == ahead
+    alone = dataclasses.replace(spec, alone=True)
+    assert not any(alone.tiles_ahead(part) for part in alone.parts)
+    for deviation in check_kernel(device, spec, seed=3):
+        assert deviation.ok, deviation
+    inputs = spec.make_inputs(np.random.default_rng(5))
+    found, others = (run_kernel(device, each, inputs) for each in (spec, alone))
+    for name, outputs in others.items():
+        np.testing.assert_array_equal(found[name], outputs)
+
+
+@pytest.mark.parametrize(
+    ("spec", "left"), [(CASES[1][0], 1), (CASES[6][0], 0), (CASES[9][0], 3)], ids=str
+)
+def test_entries_are_looked_up_before_the_wait(spec: Gemv, left: int) -> None:
+    """Those of tiles made ahead; after it those of ``left`` tiles: of a pair, and in the loop."""
+    before, after = spec.ptx("sm_90").split("griddepcontrol.wait;")
+    grid, tiles = spec.layout.format.grid, spec.tiles_ahead(spec.parts[0])
+    assert grid is not None
+    found = [text.count("[%index];") * grid.weights for text in (before, after)]
+    assert found == [128 * tiles, 128 * left]
