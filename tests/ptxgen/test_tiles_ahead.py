@@ -20,15 +20,14 @@ from urdir.ptxgen.kernels.norm import Norm
 from urdir.ptxgen.weights.formats import FORMATS
 
 RMS = Norm("rms", 1e-5)
-IQ1_S, IQ1_M, IQ2_XXS, IQ2_XS, IQ2_S, IQ3_XXS, IQ3_S, TQ1_0, Q4_K = (
-    FORMATS[name]
-    for name in ("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "TQ1_0")
-    + ("Q4_K",)
+IQ1_S, IQ1_M, IQ2_XXS, IQ2_XS, IQ2_S = (
+    FORMATS[name] for name in ("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S")
 )
+IQ3_XXS, IQ3_S, TQ1_0, Q4_K = (FORMATS[name] for name in ("IQ3_XXS", "IQ3_S", "TQ1_0", "Q4_K"))
 
 i16 = functools.partial(Gemv.of, activations="i16")
 
-#: Products, and how many tiles of each matrix a warp makes ahead. The last rows and columns are odd.
+#: Products, and how many tiles of each matrix a warp makes ahead. Last rows are odd.
 CASES = [
     # all of a warp's tiles; of the last blocks only some warps have one
     (i16(IQ2_XS, 17, 256, Bias()), [1]),
