@@ -24,12 +24,11 @@ from urdir.ptxgen.kernels.linear.product import EPILOGUES
 from urdir.ptxgen.kernels.linear.products.gemv_examples import gemv_examples
 from urdir.ptxgen.kernels.linear.products.gemv_room import (
     RECORD_NBYTES,
-    TILE_REGISTERS,
     Activations,
     footprint,
     grid_entries,
+    has_room_ahead,
     most_registers,
-    room_ahead,
 )
 from urdir.ptxgen.kernels.linear.products.tiled import TiledSpec
 from urdir.ptxgen.kernels.linear.prologue.gate import Gate
@@ -106,17 +105,12 @@ class Gemv(TiledSpec):
         """
         return self.activations == "f16" and not self.alone
 
-    def tiles_ahead(self, part: TilePart) -> int:
-        """Tiles of ``part`` whose weights each warp makes before it waits for earlier launches, as
-        many as registers have room for beside the activations: of types with a codebook, whose
-        instructions bind. A register keeps the codes of eight weights, or four weights."""
-        grid, columns = part.layout.format.grid, self.cut.columns
-        if not grid or not self.shared_grids or self.alone or self.passes > 1:
-            return 0
-        each = TILE_REGISTERS // (2 if grid.values else 1)
-        room = room_ahead(self.cols, self.cluster, self.prologue, self.cut.warps)
-        blocks = columns.blocks // (self.cluster * columns.warps)
-        return min(room // each, self.cut.ring.slots, self.pair * part.warp_tiles * blocks)
+    def makes_first(self, part: TilePart) -> bool:
+        """Whether warps make weights of their first tile of ``part`` before they wait for earlier
+        launches: of a type with a codebook, if registers have room beside the activations."""
+        if not part.layout.format.grid or not self.shared_grids or self.alone or self.passes > 1:
+            return False
+        return has_room_ahead(self.cols, self.cluster, self.prologue, self.cut.warps)
 
     @property
     def record_nbytes(self) -> int:

@@ -25,8 +25,6 @@ GRID_ENTRIES = 8192
 RECORD_NBYTES = {"f32": 144, "i16": 80, "f16": 128}
 #: Registers of a thread with its weights of a tile, a byte each.
 TILE_REGISTERS = TILE_ROWS * TILE_COLS // 32 // 4
-#: Others, beside these and the activations.
-AHEAD_REGISTERS = 16
 #: Bytes that warps leave for partial sums beside f16 activations, which are large.
 LEAST_PARTIALS_NBYTES = 4096
 
@@ -66,10 +64,10 @@ def _registers(cols: int, cluster: int, prologue: Sequence[Prologue], warps: int
     return 8 * vectors * blocks + others
 
 
-def room_ahead(cols: int, cluster: int, prologue: Sequence[Prologue], warps: int) -> int:
-    """Registers of a thread for weights, while it has the activations and what the steps hold."""
-    held = _registers(cols, cluster, prologue, warps)
-    return max(0, most_registers(warps) - held - AHEAD_REGISTERS)
+def has_room_ahead(cols: int, cluster: int, prologue: Sequence[Prologue], warps: int) -> bool:
+    """Whether a thread has registers for weights of a tile while it has the activations and what
+    the steps hold."""
+    return _registers(cols, cluster, prologue, warps) + TILE_REGISTERS <= most_registers(warps)
 
 
 def most_registers(warps: int) -> int:
