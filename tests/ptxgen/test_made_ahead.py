@@ -52,7 +52,7 @@ CASES = [
     # several passes; too many activations
     (i16(IQ2_XS, 90, 1024, split=2, groups=2, tiles_each=6, per_pass=2), [False]),
     (i16(IQ1_S, 70, 512, Gated(), split=1, groups=2, tiles_each=6, per_pass=2), [False]),
-    (i16(IQ1_S, 3, 12288, Normed(RMS), split=8, groups=1, shared=150_000), [False]),
+    (i16(IQ1_S, 3, 21504, split=8, groups=1, shared=150_000), [False]),
 ]
 
 
