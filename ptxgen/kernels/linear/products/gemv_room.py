@@ -66,8 +66,10 @@ def _registers(cols: int, cluster: int, prologue: Sequence[Prologue], warps: int
 
 def has_room_ahead(cols: int, cluster: int, prologue: Sequence[Prologue], warps: int) -> bool:
     """Whether a thread has registers for weights of a tile while it has the activations and what
-    the steps hold."""
-    return _registers(cols, cluster, prologue, warps) + TILE_REGISTERS <= most_registers(warps)
+    the steps load."""
+    blocks = ceil_div(ceil_div(cols, TILE_COLS), cluster * warps)
+    vectors = 1 + sum(step.vectors for step in prologue)
+    return 8 * vectors * blocks + 16 + TILE_REGISTERS <= most_registers(warps)
 
 
 def most_registers(warps: int) -> int:
