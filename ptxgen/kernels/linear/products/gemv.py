@@ -105,10 +105,21 @@ class Gemv(TiledSpec):
         """
         return self.activations == "f16" and not self.alone
 
+    def makes_ahead(self, part: TilePart) -> bool:
+        """Whether warps make weights of a tile of ``part`` beside the products of the one before:
+        of types with signs and 16 or 32 copies of their codebook's entries. With one copy look-ups
+        wait for each other, and are faster between products. On an H200 an 8B model of IQ3_XXS
+        decodes at 825 tokens/s so, else at 782; of IQ2_XS at 880 and 866.
+        """
+        grid = part.layout.format.grid
+        if grid is None or grid.signs == "none" or not self.shared_grids:
+            return False
+        return grid.copies(self.grid_entries) >= 16
+
     def makes_first(self, part: TilePart) -> bool:
-        """Whether warps make weights of their first tile of ``part`` before they wait for earlier
-        launches: of a type with a codebook, if registers have room beside the activations."""
-        if not part.layout.format.grid or not self.shared_grids or self.alone or self.passes > 1:
+        """Whether they make those of their first tile before they wait for earlier launches:
+        registers have room beside the activations."""
+        if self.alone or self.passes > 1 or not self.makes_ahead(part):
             return False
         return has_room_ahead(self.cols, self.cluster, self.prologue, self.cut.warps)
 
