@@ -18,7 +18,6 @@ the table of families in model/MODELS.md must be rewritten: python tests/family_
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import lzma
 import sys
@@ -30,6 +29,7 @@ from typing import Any
 import numpy as np
 
 from tests.model.partial_sort import WHOLE_POOLS
+from tests.model.reference import Reference
 from tests.model.stepping import logits_of_each
 from urdir.driver.errors import DriverError
 from urdir.model.engine.engine import Engine
@@ -69,14 +69,8 @@ def by_reference(path: Path, tokens: list[int], source: list[int]) -> Logits:
     """Logits (tokens, vocab) of `tests/model/reference.py`, which runs no encoder for a source."""
     if source:
         raise NotImplementedError("encoder-decoders")
-    script = Path(__file__).with_name("model") / "reference.py"
-    spec = importlib.util.spec_from_file_location("reference", script)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
     with Gguf(path) as file:
-        logits: Logits = module.Reference(file, Config.of(file), CONTEXT).logits(tokens)
+        logits: Logits = Reference(file, Config.of(file), CONTEXT).logits(tokens)
     return logits
 
 

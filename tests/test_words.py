@@ -28,7 +28,7 @@ AVOID = {
     r"where there (is|are) (none|no|any|one|some)": "if there is none; without",
     r"(what|as|that) there (is|are)": "name the thing",
     r"of which there": "name the thing",
-    r"those that are there|(?<!that )(is|are) there (?=where|if|when)": "exists, is given",
+    r"those that are there|(?<!that )(is|are) there(?= (where|if|when)\b)": "exists, is given",
     r"on (its|their) way": "in flight, issued",
     r"under way": "in flight, in progress",
     r"by turns": "alternately, interleaved",
@@ -49,7 +49,7 @@ AVOID = {
     r"as if by|in the place of": "instead of",
     r"hardly|seldom": "rarely",
     r"what (it|they) (is|are) of": "name the thing",
-    r"so many (?!that)": "``count``, as many as",
+    r"so many(?! that\b)": "``count``, this many, as many as",
     r"leads? astray": "is inconsistent",
     r"where nothing (else )?is said|if nothing is said|if they say nothing": "by default",
     r"drafts? (that |which )?stood|accepted`* stood": "accepted",
@@ -64,6 +64,8 @@ PATTERN = re.compile("|".join(rf"\b(?:{words})(?!\w)" for words in AVOID), re.IG
 EXCEPT = ("model/data", "templates/compiled", "model/serve/request_fields.py")
 #: Tables of a document that a test generates from code.
 GENERATED = re.compile(r"<!-- (?!end)[a-z ]+ -->.*?<!-- end -->", re.DOTALL)
+#: A comment of Jinja, of any number of lines, or of PTX.
+TEMPLATE_COMMENT = re.compile(r"\{#.*?#\}|//[^\n]*", re.DOTALL)
 SOURCES = ("*.py", "*.j2", "*.md")
 
 
@@ -93,13 +95,14 @@ def _prose(path: Path) -> Iterator[tuple[int, str]]:
     text = path.read_text(encoding="utf-8")
     if path.suffix == ".py":
         yield from _python_prose(text)
-    if path.suffix == ".md":
-        text = GENERATED.sub(lambda table: "\n" * table[0].count("\n"), text)
-    for number, line in enumerate(text.split("\n"), 1):
-        if path.suffix == ".md":
-            yield number, line
-        elif path.suffix == ".j2":
-            yield number, line.partition("//")[2] + line.partition("{#")[2]
+        return
+    if path.suffix == ".j2":
+        for comment in TEMPLATE_COMMENT.finditer(text):
+            first = text.count("\n", 0, comment.start()) + 1
+            yield from enumerate(comment[0].split("\n"), first)
+        return
+    text = GENERATED.sub(lambda table: "\n" * table[0].count("\n"), text)
+    yield from enumerate(text.split("\n"), 1)
 
 
 def test_prose_avoids_these_expressions() -> None:
@@ -121,6 +124,8 @@ def test_prose_avoids_these_expressions() -> None:
         "an idle row",
         "where there is none",
         "tensor is no part of it",
+        "so many rows",
+        "what is there when it ends",
     ],
 )
 def test_such_expressions_are_found(text: str) -> None:

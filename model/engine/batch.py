@@ -117,7 +117,7 @@ class StepShape:
     them are up to ``segments`` segments of prompts. The ``output`` is that of all rows; beside
     prompts it is that of ``outputs`` of them. ``steps`` steps without prompts follow one another,
     each with the tokens that the one before has chosen. With ``drafts`` the rows are of fewer
-    sequences: their last tokens, and up to so many drafts of each. A step that ``begins`` has
+    sequences: their last tokens, and up to this many drafts of each. A step that ``begins`` has
     nothing but the first tokens of one sequence: these attend to each other alone. Prompts may
     ``walk`` over what is cached in blocks (`memory.walk`), beside which ``keys`` are those of other
     rows. A ``draft_only`` step passes rows of a prompt through the draft model alone. ``narrow``
@@ -170,8 +170,8 @@ class ShapeBuckets:
     Every shape costs a graph. ``chunks`` are the rows of prompts and ``lengths`` the keys of all
     steps, smallest first. At most ``rows`` rows choose a token. Segments begin at multiples of
     ``alignment`` rows. ``begin_apart``: a step that begins a sequence has a shape of its own. With
-    a ``walk`` the prompts of others walk over what is cached. With ``drafts`` up to so many of each
-    sequence are verified, of the tokens that ``scope`` says.
+    a ``walk`` the prompts of others walk over what is cached. With ``drafts`` up to this many of
+    each sequence are verified, of the tokens that ``scope`` says.
     """
 
     chunks: tuple[int, ...]
@@ -282,7 +282,7 @@ class ShapeBuckets:
         return StepShape(rows, keys, output, prompt=rows, begins=begins, walk=walk)
 
     def walked(self, rows: int, lengths: Sequence[int]) -> Blocks:
-        """What the prompts of a step of so many rows walk over, to these lengths."""
+        """What the prompts of a step of this many rows walk over, to these lengths."""
         if self.walk is None or rows <= MAX_BATCH:
             return NO_BLOCKS
         return self.walk.blocks(lengths)

@@ -84,7 +84,7 @@ class DiffusionSettings:
         return [(start, min(start + self.block_length, end), steps) for start in starts]
 
     def kept(self, step: int, steps: int, masked: int, at_first: int) -> int:
-        """How many tokens a step of a block keeps, with so many masked now and ``at_first``; the
+        """How many tokens a step of a block keeps, with this many masked now and ``at_first``; the
         last one all."""
         if step == steps - 1:
             return masked

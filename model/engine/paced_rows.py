@@ -23,7 +23,7 @@ _TIMED, _TRIED = 6, 24
 _FIRST_AGAIN, _AGAIN = 128, 2048
 #: How much more tokens/s fewer rows must give: less is noise.
 _GAIN = 1.005
-#: All of so many answers always have a row: memory bounds their steps.
+#: All of this many answers always have a row: memory bounds their steps.
 _FEW = 8
 
 
@@ -44,7 +44,7 @@ class PacedRows:
 
     @staticmethod
     def fewer(answers: int) -> int:
-        """The rows that so many answers may take turns in, a row bucket; 0 where all have one."""
+        """The rows that this many answers may take turns in, a row bucket; 0 where all have one."""
         if answers <= _FEW or answers == row_bucket(answers):
             return 0
         return ROWS[bisect_left(ROWS, answers) - 1]

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from urdir.model.files.model_file import ModelFile
     from urdir.model.memory.session_settings import SessionSettings, Split
 
-#: Of many users' sequences, so many have room for a whole context beside weights that fit.
+#: Of many users' sequences, this many have room for a whole context beside weights that fit.
 _WHOLE_SEQUENCES = 4
 
 

@@ -129,7 +129,7 @@ class Session(Owner):
             self._encoder.encode(sources)
 
     def check_room(self, tokens: int) -> None:
-        """Raise ContextFullError when so many tokens of a sequence do not fit."""
+        """Raise ContextFullError when this many tokens of a sequence do not fit."""
         if (more := tokens - self.context) > 0:
             raise ContextFullError(
                 f"{tokens} tokens exceed the context of {self.context} by {more}: open with a "

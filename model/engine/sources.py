@@ -179,6 +179,6 @@ def _append_step(
     step = StepOps(parts.config, shape.rows)
     states = source_states(step)
     source_keys(step, states)
-    slot = state["slot"].slice(0, 4 * shape.rows)
+    slot = state.parts(shape.rows, shape.texts)["slot"]
     into = Rows(shape.rows, rows.keys, shape.rows, slot, rows.position)
     lower(sheet, parts, into, step.graph, fixed={states: place})

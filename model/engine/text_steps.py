@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from urdir.driver.plan import Plan
 from urdir.model.families.config import Config
@@ -17,9 +17,6 @@ from urdir.model.lower.step import lower
 from urdir.model.memory.text_rows import TextRows
 from urdir.ptxgen.kernels.attention.scores import Scores
 
-if TYPE_CHECKING:
-    from urdir.driver.memory import Slice
-
 #: Rows of a step at most: kernels have a CTA for each in a grid's y, of up to 65,535.
 LARGEST_STEP = 61440
 #: Texts of a step at most.
@@ -29,7 +26,7 @@ MOST_TEXTS = 4096
 @dataclass(frozen=True, slots=True)
 class EncodeShape:
     """What a plan is made for: ``rows`` rows of ``texts`` texts, and what becomes of each text; or
-    the logits of so many rows. Where texts are ``short``, none has more than `MOST_TOKENS` rows."""
+    the logits of this many rows. ``short`` texts have up to `MOST_TOKENS` rows each."""
 
     rows: int
     texts: int
@@ -38,14 +35,14 @@ class EncodeShape:
 
 
 def row_bucket(rows: int) -> int:
-    """Rows of the graph for a step with so many tokens: an eighth more at most, or seven."""
+    """Rows of the graph for a step with this many tokens: an eighth more at most, or seven."""
     step = max(8, (1 << (rows - 1).bit_length()) // 16)
     return -(-rows // step) * step
 
 
 def text_bucket(texts: int, rows: int) -> int:
-    """Texts of the graph for a step with so many, of ``rows`` rows: one, or the next power of four,
-    but no more than rows and `MOST_TEXTS`."""
+    """Texts of the graph for a step of ``texts`` with ``rows`` rows: one, or the next power of
+    four, but no more than rows and `MOST_TEXTS`."""
     return min(1 if texts == 1 else 4 ** -(-(texts - 1).bit_length() // 2), rows, MOST_TEXTS)
 
 
@@ -56,23 +53,15 @@ def kinds_of(config: Config) -> tuple[Scores, ...]:
 
 def rows_of(state: TextRows, shape: EncodeShape) -> tuple[Rows, OutputRows]:
     """The rows of a step, and those that are picked."""
-    kinds, count = state.shape.kinds, shape.rows
-    bounds = [
-        (_words(state, f"begin {i}", count), _words(state, f"last {i}", count))
-        for i in range(len(kinds))
-    ]
-    segment = state["segment"].slice(0, 8 * shape.texts)
-    tokens, types = (_words(state, name, count) for name in ("tokens", "types"))
-    places = _words(state, "position" if state.shape.padding is None else "place", count)
-    texts = RowsOfTexts(tokens, types, places, segment, kinds, bounds, shape.short)
-    at = _words(state, "sequence", count), _words(state, "position", count)
-    rows = Rows(count, state.shape.rows, count, *at, texts=texts)
-    picked = _words(state, "picked", shape.texts)
-    return rows, OutputRows(picked, Rows(shape.texts, state.shape.rows, 0, *at))
-
-
-def _words(state: TextRows, name: str, count: int) -> Slice:
-    return state[name].slice(0, 4 * count)
+    parts, kinds = state.parts(shape.rows, shape.texts), state.shape.kinds
+    bounds = [(parts[f"begin {i}"], parts[f"last {i}"]) for i in range(len(kinds))]
+    places = parts["position" if state.shape.padding is None else "place"]
+    texts = RowsOfTexts(
+        parts["tokens"], parts["types"], places, parts["segment"], kinds, bounds, shape.short
+    )
+    at = parts["sequence"], parts["position"]
+    rows = Rows(shape.rows, state.shape.rows, shape.rows, *at, texts=texts)
+    return rows, OutputRows(parts["picked"], Rows(shape.texts, state.shape.rows, 0, *at))
 
 
 def append_step(plan: Plan | Sheet, parts: LayerParts, state: TextRows, shape: EncodeShape) -> None:

@@ -79,11 +79,11 @@ class Indexer:
     rotate as ``rope`` says. Positive factors of all scores, and a Hadamard rotation of q and k,
     change no choice and are left out.
 
-    With a ``pool`` above 1 so many tokens side by side have one key, the sum of theirs weighted by
-    value: by the softmax of ``gate`` (dim, hidden) x plus the ``places`` (pool, dim) of the tokens.
-    Whole pools are selected, ``most`` tokens in all, beside the last tokens, which are no pool yet.
-    With a ``pool_rope`` the key of a pool is the mean of theirs, normed then, and rotates as that
-    says by the position of its first token (Qwen 4).
+    With a ``pool`` above 1 this many tokens side by side have one key, the sum of theirs weighted
+    by value: by the softmax of ``gate`` (dim, hidden) x plus the ``places`` (pool, dim) of the
+    tokens. Whole pools are selected, ``most`` tokens in all, beside the last tokens, which are no
+    pool yet. With a ``pool_rope`` the key of a pool is the mean of theirs, normed then, and rotates
+    as that says by the position of its first token (Qwen 4).
 
     Without a latent vector ``q`` reads what attention reads, too, and ``q_norm`` is of each query
     head. Without ``weights`` all are 1.

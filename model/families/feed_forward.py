@@ -15,7 +15,7 @@ class Dense:
     """down(f(gate x) * up x), or down(f(up x)) without a gate; see `Activation`.
 
     ``divisors`` (width,) divide the activated values (MPT), a ``norm`` normalises them (BitNet).
-    With ``deviations`` the gates stay that are so many standard deviations above their mean, less
+    With ``deviations`` the gates stay that are this many standard deviations above their mean, less
     that bound (Gemma 3n).
     """
 
@@ -44,7 +44,7 @@ class Router:
     a choice among groups takes the ``groups_used`` best of ``groups``, by the sum of a group's two
     best scores, or its best one (``by_best``). The chosen scores are the weights: divided by their
     sum (``normalize``), times ``scale``, times the expert's ``expert_scale`` (experts,).
-    With ``shares`` so many experts share one network, see `Selection`.
+    With ``shares`` this many experts share one network, see `Selection`.
     With ``by_token`` (vocabulary, used) the experts of a row are those of its token, and scores
     are their weights alone. ``by_logits`` chooses by logits. ``reads`` names the router's input:
     that of the FFN, that of the layer, or a norm of its own (``norm``).

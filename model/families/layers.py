@@ -186,12 +186,6 @@ class LayerConfig:
         return tuple(network for block in self.blocks for network in block.networks)
 
     @property
-    def dense_networks(self) -> tuple[Dense, ...]:
-        """Its dense FFNs, including the shared ones of mixtures."""
-        mixtures = (n.shared for n in self.networks if isinstance(n, Mixture))
-        return tuple(n for n in (*self.networks, *mixtures) if isinstance(n, Dense))
-
-    @property
     def mixtures(self) -> tuple[Mixture, ...]:
         """Its mixtures of experts."""
         return tuple(n for n in self.networks if isinstance(n, Mixture))

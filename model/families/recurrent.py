@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from urdir.model.errors import UnsupportedError
 from urdir.model.families.reader import Presence, Reader
 from urdir.model.families.stored import Linear, Normalization, Slopes, StoredVector
-from urdir.ptxgen.kernels.recurrent.causal_conv import MAX_TAPS
+from urdir.ptxgen.kernels.recurrent.causal_conv import MAX_TAPS, tail_slots
 
 if TYPE_CHECKING:
     from urdir.ptxgen.kernels.recurrent.heads import Order
@@ -41,8 +41,8 @@ class Convolution:
 
 class Recurrent:
     """A mixer that keeps a state per sequence. It is a frozen dataclass of the places of its
-    weights; its layer is in `layers.recurrent`. Ranks have all of it unless `share_recurrent` cuts
-    it.
+    weights; that of `families/x.py` has its layer in `layers/x.py`. Ranks have all of it unless
+    `share_recurrent` cuts it.
     """
 
     __slots__ = ()
@@ -52,18 +52,46 @@ class Recurrent:
     o: Linear
 
     @property
-    def state(self) -> Mapping[str, int]:
-        """Number of values of a sequence's state, by the kernels' parameter names."""
-        raise NotImplementedError
-
-    @property
     def convolutions(self) -> Mapping[str, Convolution]:
         """Its convolutions over tokens, by the name of their tail in the state."""
         return {}
 
+    @property
+    def held(self) -> int:
+        """Values of a sequence's recurrence; 0 without one."""
+        return 0
+
+    @property
+    def state(self) -> Mapping[str, int]:
+        """Number of values of a sequence's state, by the kernels' parameter names: a tail of each
+        convolution, and what the recurrence holds."""
+        tails = {name: conv.tail for name, conv in self.convolutions.items()}
+        return {**tails, "state": self.held} if self.held else tails
+
+    def state_with(self, drafts: int) -> Mapping[str, int]:
+        """The same where steps verify up to this many drafts of a sequence: tails are rings. Raises
+        UnsupportedError for a mixer that cannot verify drafts."""
+        tails = {
+            name: conv.channels * tail_slots(conv.taps, drafts)
+            for name, conv in self.convolutions.items()
+        }
+        return {**self.state, **tails}
+
+
+class ConvolvedOnce(Recurrent):
+    """A mixer with one convolution."""
+
+    __slots__ = ()
+    conv: Convolution
+
+    @property
+    def convolutions(self) -> Mapping[str, Convolution]:
+        """It, by the name of its tail."""
+        return {"tail": self.conv}
+
 
 @dataclass(frozen=True, slots=True)
-class ShortConv(Recurrent):
+class ShortConv(ConvolvedOnce):
     """o (output_gate x * conv(input_gate x * values x)): the mixer of LFM2."""
 
     values: Linear
@@ -72,19 +100,9 @@ class ShortConv(Recurrent):
     conv: Convolution
     o: Linear
 
-    @property
-    def convolutions(self) -> Mapping[str, Convolution]:
-        """Convolutions by the names of their tails."""
-        return {"tail": self.conv}
-
-    @property
-    def state(self) -> Mapping[str, int]:
-        """Number of values of a sequence's state, by the kernels' parameter names."""
-        return {"tail": self.conv.tail}
-
 
 @dataclass(frozen=True, slots=True)
-class Recurrence(Recurrent):
+class Recurrence(ConvolvedOnce):
     """Linear attention with a decaying state: the mixer of Qwen 3.5 and of Mamba-2,
 
         o (f(recurrence(silu(conv(mixed x)), alpha x, beta x), gate x))
@@ -125,18 +143,13 @@ class Recurrence(Recurrent):
         return self.heads * self.value_dim
 
     @property
-    def convolutions(self) -> Mapping[str, Convolution]:
-        """Convolutions by the names of their tails."""
-        return {"tail": self.conv}
-
-    @property
-    def state(self) -> Mapping[str, int]:
-        """Number of values of a sequence's state, by the kernels' parameter names."""
-        return {"tail": self.conv.tail, "state": self.width * self.key_dim}
+    def held(self) -> int:
+        """Values of the states of all heads or channels."""
+        return self.width * self.key_dim
 
 
 @dataclass(frozen=True, slots=True)
-class Selective(Recurrent):
+class Selective(ConvolvedOnce):
     """Mamba's selective scan, with u = silu(conv(mixed x)):
 
         o (scan(u, step norm(low u), norm(b u), norm(c u)) * silu(gate x))
@@ -172,14 +185,9 @@ class Selective(Recurrent):
         return self.step.rows if self.step.rows < self.conv.channels else 0
 
     @property
-    def convolutions(self) -> Mapping[str, Convolution]:
-        """Convolutions by the names of their tails."""
-        return {"tail": self.conv}
-
-    @property
-    def state(self) -> Mapping[str, int]:
-        """Number of values of a sequence's state, by the kernels' parameter names."""
-        return {"tail": self.conv.tail, "state": self.conv.channels * self.size}
+    def held(self) -> int:
+        """Values of the states of all heads or channels."""
+        return self.conv.channels * self.size
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,10 +247,9 @@ class KimiDelta(Recurrent):
         return {f"tail {name}": part.conv for name, part in self.parts.items()}
 
     @property
-    def state(self) -> Mapping[str, int]:
-        """Number of values of a sequence's state, by name: a tail of each convolution."""
-        tails = {name: conv.tail for name, conv in self.convolutions.items()}
-        return {**tails, "state": self.heads * self.dim * self.dim}
+    def held(self) -> int:
+        """Values of the states of all heads or channels."""
+        return self.heads * self.dim * self.dim
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,14 +287,9 @@ class Lightning(Recurrent):
         return self.q.rows // self.heads
 
     @property
-    def convolutions(self) -> Mapping[str, Convolution]:
-        """None."""
-        return {}
-
-    @property
-    def state(self) -> Mapping[str, int]:
-        """Number of values of a sequence's state, by the kernels' parameter names."""
-        return {"state": self.heads * self.dim * self.dim}
+    def held(self) -> int:
+        """Values of the states of all heads or channels."""
+        return self.heads * self.dim * self.dim
 
 
 #: Mixers with `GatedRecurrence`, whose states decay.

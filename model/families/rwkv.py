@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
+from urdir.model.errors import UnsupportedError
 from urdir.model.families.recurrent import Recurrent
 from urdir.model.families.stored import Linear, Normalization, StoredVector
 from urdir.ptxgen.kernels.activation import Activation
@@ -81,6 +82,10 @@ class TimeMix(Recurrent):
         """Number of values of a sequence's state, by the kernels' parameter names."""
         return {"shift": self.r.cols, "state": self.heads * self.dim**2}
 
+    def state_with(self, drafts: int) -> Mapping[str, int]:
+        """Raises UnsupportedError."""
+        raise no_drafts(self)
+
 
 @dataclass(frozen=True, slots=True)
 class ChannelMix(Recurrent):
@@ -97,3 +102,12 @@ class ChannelMix(Recurrent):
     def state(self) -> Mapping[str, int]:
         """Number of values of a sequence's state, by name."""
         return {"channel shift": self.key.cols}
+
+    def state_with(self, drafts: int) -> Mapping[str, int]:
+        """Raises UnsupportedError."""
+        raise no_drafts(self)
+
+
+def no_drafts(of: Recurrent) -> UnsupportedError:
+    """What is raised for drafts."""
+    return UnsupportedError(f"drafts of a model with {of.kind} are not supported")

@@ -55,7 +55,7 @@ class LayerOps:
     """One layer of a step: number ``index`` of the description.
 
     ``residual`` is what the next network's result is added to; None where it is the first part of a
-    sum, ``sibling`` what the branch before made. With ``outputs`` so many rows alone go on after
+    sum, ``sibling`` what the branch before made. With ``outputs`` this many rows alone go on after
     attention.
     """
 

@@ -23,9 +23,9 @@ from urdir.model.layers.attention import attention, cached_keys
 from urdir.model.layers.builder import LayerOps, StepOps
 from urdir.model.layers.compression import cached_blocks, compressed_attention
 from urdir.model.layers.dense import activation, dense, linear
+from urdir.model.layers.mixers import state_mixer
 from urdir.model.layers.mla import cached_latents, latent_attention
 from urdir.model.layers.moe import mixture
-from urdir.model.layers.recurrent import state_mixer
 from urdir.model.layers.streams import gated_mean
 from urdir.ptxgen.kernels.activation import Activation
 
@@ -42,7 +42,7 @@ def layer(
 ) -> Tensor:
     """The stream after layer ``index``, of the stream x before it.
 
-    With ``outputs`` so many rows alone go on after attention, where that `begins_with_attention`.
+    With ``outputs`` this many rows alone go on after attention, where that `begins_with_attention`.
     ``of`` stands for the description's layer, which it is like.
     """
     step.graph.begin_layer()

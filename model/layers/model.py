@@ -17,7 +17,7 @@ def layers(
     """The stream after all layers, of the stream x before them; None where nothing of it is
     ``wanted`` but what later tokens read.
 
-    In a step with prompts the results of so many rows (``outputs``) are wanted; None: of all.
+    In a step with prompts the results of this many rows (``outputs``) are wanted; None: of all.
     """
     config = step.config
     if config.has_streams:

@@ -36,3 +36,7 @@ def _normed(at: LayerOps, label: str, x: Tensor, of: Normalization, name: str) -
     """The norm of each stream."""
     y = Tensor(name, x.rows, x.width)
     return at.graph.add(Norm(at.name(label), y, x, of, at.config.hidden))
+
+
+#: The operations of each mixer, as in `layers.recurrent`.
+MIXERS = {NgramMemory: ngram_memory}

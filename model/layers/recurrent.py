@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from urdir.model.families.ngrams import NgramMemory
 from urdir.model.families.recurrent import (
     Convolution,
     Decaying,
@@ -16,14 +15,11 @@ from urdir.model.families.recurrent import (
     Selective,
     ShortConv,
 )
-from urdir.model.families.rwkv import ChannelMix, TimeMix
 from urdir.model.families.stored import Linear, Normalization
 from urdir.model.graph.ops import Activate, Gate, Norm
 from urdir.model.graph.recurrent import Convolve, GatedNorm, Recur, Scan
 from urdir.model.graph.tensor import Tensor
 from urdir.model.layers.builder import LayerOps
-from urdir.model.layers.ngrams import ngram_memory
-from urdir.model.layers.rwkv import channel_mix, time_mix
 from urdir.ptxgen.kernels.activation import Activation
 
 SILU, SIGMOID = Activation("silu"), Activation("sigmoid")
@@ -187,7 +183,7 @@ def gated_norm(
     *,
     gates_first: bool = False,
 ) -> Tensor:
-    """norm(x) * f(gate), of every so many values as a vector of the norm's weights has."""
+    """norm(x) * f(gate), of every run of values as long as a vector of the norm's weights."""
     assert of.weight is not None
     y, cols = Tensor(x.name, x.rows, x.width), of.weight.shape[-1]
     given = x, gate, of.weight, cols, of.norm.eps, f, gates_first
@@ -208,21 +204,11 @@ def _gated(at: LayerOps, mixer: Recurrence, y: Tensor, gate: Tensor) -> Tensor:
     return gated_norm(at, "ssm_norm", y, gate, mixer.norm, f, gates_first=mixer.gates_first)
 
 
-def state_mixer(
-    at: LayerOps, mixer: Recurrent, x: Tensor, norm: Normalization | None, scale: float
-) -> Tensor:
-    """scale * a mixer of the norm of x."""
-    return _MIXERS[type(mixer)](at, mixer, x, norm, scale)
-
-
 #: The operations of each mixer: scale * the mixer of the norm of x.
-_MIXERS: Mapping[type[Recurrent], Callable[..., Tensor]] = {
+MIXERS: Mapping[type[Recurrent], Callable[..., Tensor]] = {
     ShortConv: short_conv,
     Recurrence: recurrence,
     KimiDelta: kimi_delta,
     Selective: selective,
     Lightning: lightning,
-    TimeMix: time_mix,
-    ChannelMix: channel_mix,
-    NgramMemory: ngram_memory,
 }

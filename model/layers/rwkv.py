@@ -113,3 +113,7 @@ def _dynamic(at: LayerOps, mixer: TimeMix, x: Tensor) -> tuple[Tensor, ...]:
         at.product(f"time_mix_shift.{mix}", low, up, f"dynamic {mix}")
         for mix, low, up in zip(mixer.order, lows, of.up, strict=True)
     )
+
+
+#: The operations of each mixer, as in `layers.recurrent`.
+MIXERS = {TimeMix: time_mix, ChannelMix: channel_mix}

@@ -21,6 +21,7 @@ from urdir.model.lower.rule import Rule
 from urdir.model.lower.switch import ADAPTERS, ROWS, SCALES
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.linear.epilogue.adapted import Adapted
+from urdir.ptxgen.kernels.linear.epilogue.own_adapted import OwnAdapted
 from urdir.ptxgen.kernels.linear.epilogue.self_adapted import SelfAdapted
 from urdir.ptxgen.kernels.linear.epilogue.shared_adapted import SharedAdapted
 from urdir.ptxgen.kernels.linear.lora_shrink import MOST_REQUESTS, LoraShrink
@@ -188,7 +189,7 @@ def own_adapters(
     if not isinstance(own, type(kernel)):
         return None
     del at.pending[low]
-    made = own.find(SelfAdapted)
+    made = own.find(OwnAdapted)
     assert made is not None
     matrices: dict[str, Slice] = {}
     for number, product in enumerate(products):
@@ -213,7 +214,7 @@ def own_adapters(
 def _with_own(kernel: MainLoop, step: Adapted, sequences: int, sms: int) -> MainLoop | None:
     """All CTAs that compute A x must be on the device at once."""
     fields = step.slots, step.rank, step.element, step.places, step.count
-    own: SelfAdapted
+    own: OwnAdapted
     if isinstance(kernel, GemmWgmma):
         own = SharedAdapted(*fields, sequences=sequences, sms=sms)
     elif isinstance(kernel, Gemv):

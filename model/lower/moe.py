@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from urdir.driver.memory import Slice
 
 #: Logits of a step from which on `RouterLogits` makes them, and not a CTA each. On an H200
-#: `RouteExperts` takes 75 us for 65,536 (qwen3-30b-a3b, 512 rows): 9 us for so many. `RouterLogits`
+#: `RouteExperts` takes 75 us for 65,536 (qwen3-30b-a3b, 512 rows): 9 us for as many. `RouterLogits`
 #: goes through the columns in as many steps for few rows as for many, and needs a second launch. A
 #: step of qwen3-30b-a3b takes 4.25 ms with it and 4.73 without for 64 rows, 3.20 and 3.41 for 32.
 MANY_LOGITS = 2048

@@ -145,8 +145,9 @@ class PaperTextRows:
     def __init__(self, shape: TextRowsShape) -> None:
         self.shape, self._arena = shape, PaperArena(shape.sizes(), "rows of texts")
 
-    def __getitem__(self, name: str) -> Slice:
-        return self._arena[name]
+    def parts(self, rows: int, texts: int) -> dict[str, Slice]:
+        """See `TextRows.parts`."""
+        return self.shape.parts(self._arena, rows, texts)
 
 
 class PaperWorkspace:

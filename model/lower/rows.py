@@ -69,7 +69,7 @@ class Rows:
     side. Their bounds are ``segment`` (segments, 2) u32, as `RecurrentRows` has them. Where a
     sequence ``begins`` with them, they are its first tokens, and there are no other rows. Else they
     may ``walk``. Where there are ``drafts``, several rows side by side are of one sequence: its
-    last token, and up to so many drafts of those after it. In sessions with drafts ``state_at``
+    last token, and up to this many drafts of those after it. In sessions with drafts ``state_at``
     (sequences,) u32 says how far the states of recurrent layers are (`DraftedStates`). Where there
     are adapters, ``adapter`` and ``adapter_scale`` (sequences,) are those of `LoraShrink`. Rows of
     ``texts`` are all of prompts, at their positions in their texts. Where sequences have sources,

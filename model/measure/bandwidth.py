@@ -10,6 +10,7 @@ from urdir.ptxgen.kernels.read_stream import ReadStream
 
 if TYPE_CHECKING:
     from urdir.driver.device import Device
+    from urdir.driver.stream import Stream
 
 #: Sizes the read-only kernel is timed on: the best one counts. On a GPU they are so large that
 #: launch costs and the L2 cache are negligible. The emulator's "bandwidth" is the host's.
@@ -42,8 +43,7 @@ def link_bandwidth(device: Device) -> float:
     ):
         plan = Plan("link")
         plan.copy(target, source, "copy")
-        timings = [execute.profile(plan, device, stream)[0] for _ in range(_READS)]
-        return max(nbytes / (timing.ms * 1e-3) for timing in timings)
+        return _best_rate(plan, device, stream, nbytes)
 
 
 def doubt(device_name: str, bandwidth: float) -> str:
@@ -68,5 +68,10 @@ def _read_once(device: Device, nbytes: int) -> float:
         data.fill(0x5A)
         plan = Plan("read bandwidth")
         plan.launch(spec, "read", data=data, seen=seen)
-        timings = [execute.profile(plan, device, stream)[0] for _ in range(_READS)]
-        return max(size / (timing.ms * 1e-3) for timing in timings)
+        return _best_rate(plan, device, stream, size)
+
+
+def _best_rate(plan: Plan, device: Device, stream: Stream, nbytes: int) -> float:
+    """Bytes per second of a plan that moves this many, the best of several runs."""
+    runs = (execute.profile(plan, device, stream)[0].ms for _ in range(_READS))
+    return nbytes / (1e-3 * min(runs))

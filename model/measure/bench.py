@@ -8,8 +8,6 @@ from dataclasses import dataclass, replace
 from statistics import mean, median, stdev
 from typing import TYPE_CHECKING, TypeVar
 
-import numpy as np
-
 from urdir.driver import execute
 from urdir.driver.errors import DriverError, loses_device
 from urdir.driver.plan import Plan
@@ -19,7 +17,14 @@ from urdir.model.engine.run_ahead import AT_ONCE, FEW
 from urdir.model.engine.session import Session
 from urdir.model.errors import ModelError
 from urdir.model.measure.costs import bytes_per_step, flops_of, moved_per_step
-from urdir.model.measure.timed_answers import Timing, fill, time_answer, time_decoding
+from urdir.model.measure.timed_answers import (
+    Timing,
+    drawn_tokens,
+    fill,
+    time_answer,
+    time_decoding,
+    usual_spread,
+)
 from urdir.model.memory.buckets import row_buckets
 
 if TYPE_CHECKING:
@@ -29,7 +34,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("urdir.bench")
 Run = TypeVar("Run")
-_PROFILED = 6  # runs of a step that is profiled
+#: Runs of a step that is profiled.
+PROFILED = 6
 #: Untimed runs at most: another one follows while each leaves graphs to be made.
 _MOST_UNTIMED = 5
 
@@ -72,7 +78,7 @@ class BenchCase:
     """What to time, each ``repeats`` times after each of the ``depths``, tokens of context: each
     number of ``prompts``, tokens fed; each number of ``generate``, steps decoded greedily by each
     number of ``sequences``; each of ``pairs``, a prompt and steps after it. Where steps verify
-    ``drafts``, so many tokens are decoded.
+    ``drafts``, this many tokens are decoded.
     """
 
     prompts: tuple[int, ...] = (512,)
@@ -226,7 +232,7 @@ class _Bench:
 
     def _answered(self, test: BenchTest) -> BenchRow:
         """A prompt and what follows it, a token at least."""
-        before, tokens = self._tokens(test.depth), self._tokens(test.prompt)
+        before, tokens = (drawn_tokens(self.session, n) for n in (test.depth, test.prompt))
         chosen, count = max(1, test.generate), test.prompt + test.generate
 
         def run() -> float:
@@ -238,8 +244,8 @@ class _Bench:
 
     def _decoded(self, test: BenchTest) -> BenchRow:
         depth, generate, count = test.depth, test.generate, test.sequences
-        before = self._tokens(depth)[:-1]
-        prompts = [[*before, token] for token in self._tokens(count)]
+        before = drawn_tokens(self.session, depth)[:-1]
+        prompts = [[*before, token] for token in drawn_tokens(self.session, count)]
         length, spread = len(before) + 1, _spread(count, test.drafts)
         end = min(length + generate + spread, self.session.context)
         steps, graphs = AT_ONCE if count <= FEW else 1, self.session.graphs
@@ -263,10 +269,6 @@ class _Bench:
             return row
         busy = mean(timing.busy / timing.tokens for timing in runs)
         return self._decode_row(row, depth + generate // 2, busy)
-
-    def _tokens(self, count: int) -> list[int]:
-        vocab = self.config.vocab_size
-        return [int(t) for t in np.random.default_rng(count).integers(0, vocab, count)]
 
     def _timed(self, run: Callable[[], Run]) -> list[Run]:
         for _ in range(_MOST_UNTIMED):
@@ -310,15 +312,13 @@ class _Bench:
 
 
 def _spread(sequences: int, drafts: DraftSettings | None) -> int:
-    """Tokens that the first of several sequences have more than the last: these begin in later
-    steps, which have room for several prompts each. Steps with drafts take several tokens of some
-    sequences."""
-    steps = min(sequences - 1, 15 + sequences // 16)
+    """`usual_spread`, or that of steps with drafts, which take several tokens of some sequences."""
+    steps = usual_spread(sequences)
     return steps if drafts is None else (1 + drafts.most) * (steps + 1)
 
 
 def time_step(session: Session, sequences: int = 1) -> tuple[Plan, Sequence[execute.Timing]]:
-    """The plan of a greedy step of so many sequences, each after a prompt of one token, and the
+    """The plan of a greedy step of this many sequences, each after a prompt of one token, and the
     time of each launch: the median of a few runs.
 
     Runs the step eagerly on the session, whose sequences are empty afterwards.
@@ -328,4 +328,4 @@ def time_step(session: Session, sequences: int = 1) -> tuple[Plan, Sequence[exec
             steps.feed([0], sequence)
         session.parts.state.write_rows([(sequence, 0) for sequence in range(sequences)])
         bound = session.steps.bound(session.shapes.decode(sequences, 1, Output.GREEDY))
-        return bound.plan, execute.profile(bound, session.parts.device, stream, repeats=_PROFILED)
+        return bound.plan, execute.profile(bound, session.parts.device, stream, repeats=PROFILED)

@@ -12,9 +12,8 @@ import numpy as np
 from urdir.driver import execute
 from urdir.driver.device import Device
 from urdir.model.engine.encoding.encoder import Encoder
+from urdir.model.measure.bench import PROFILED
 from urdir.model.measure.profile import ProfileRow, summarise
-
-_PROFILED = 6  # runs of a step that is profiled
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +49,10 @@ def embed_rows(
 def embed_profile(
     encoder: Encoder, device: Device, texts: int, tokens: int, bandwidth: float
 ) -> Sequence[ProfileRow]:
-    """Time each launch of the first step of so many texts, by role; the median of a few runs."""
+    """Time each launch of the first step of this many texts, by role; the median of a few runs."""
     count = max(1, min(texts, encoder.settings.rows // tokens))
     encoder.encode([[0] * tokens] * count, encoder.embedding.pooling or "mean")
     plan = encoder.plan([tokens] * count, encoder.embedding.pooling or "mean")
     bound = execute.bind(plan, device)
-    timings = execute.profile(bound, device, encoder.stream, repeats=_PROFILED)
+    timings = execute.profile(bound, device, encoder.stream, repeats=PROFILED)
     return summarise(plan, timings, bandwidth, count)

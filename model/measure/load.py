@@ -88,6 +88,16 @@ class Reply:
     cached_tokens: int = 0
     tokens: int = 0
     error: str | None = None
+    _last: float = 0.0
+
+    def add(self, count: int) -> None:
+        """Note that ``count`` pieces have come, together."""
+        now = time.perf_counter()
+        if self.first is None:
+            self.first = now
+        else:
+            self.gaps += [(now - self._last) / count] * count
+        self._last = now
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,21 +59,13 @@ async def load_engine(
 async def _ask(service: Service, ask: Ask) -> Reply:
     request = Request(prompt=ask.prompt, settings=GREEDY, limit=ask.tokens, ignore_end=True)
     reply, loop, ended = Reply(time.perf_counter()), asyncio.get_running_loop(), asyncio.Event()
-    last = reply.start
 
     def note(item: Item) -> None:
         """In the thread of the service, as little as front ends ask of it."""
-        nonlocal last
-        now = time.perf_counter()
         if isinstance(item, Piece):
-            if reply.first is None:
-                reply.first = now
-            else:  # tokens of one launch come together
-                count = len(item.choices)
-                reply.gaps += [(now - last) / count] * count
-            last = now
+            reply.add(len(item.choices))
             return
-        reply.end = now
+        reply.end = time.perf_counter()
         if isinstance(item, Ending):
             reply.prompt_tokens = item.prompt_tokens
             reply.cached_tokens = item.cached_tokens

@@ -34,7 +34,6 @@ async def ask_server(server: HttpServer, model: str, ask: Ask) -> Reply:
         "stream_options": {"include_usage": True},
     }
     reply = Reply(time.perf_counter())
-    last = reply.start
     try:
         async with aclosing(server.events("/v1/completions", body)) as events:
             async for event in events:
@@ -46,12 +45,7 @@ async def ask_server(server: HttpServer, model: str, ask: Ask) -> Reply:
                     reply.cached_tokens = details.get("cached_tokens") or 0
                     reply.tokens = usage["completion_tokens"]
                 if event["choices"] and event["choices"][0].get("text"):
-                    now = time.perf_counter()
-                    if reply.first is None:
-                        reply.first = now
-                    else:
-                        reply.gaps.append(now - last)
-                    last = now
+                    reply.add(1)
     except ServerError as error:
         reply.error = str(error)
     reply.end = time.perf_counter()

@@ -18,7 +18,7 @@ _POOL, _DEVIATION = 1 << 16, 0.01
 
 
 def load_made_adapters(engine: Engine, rank: int, count: int) -> None:
-    """Load so many adapters of that rank into an engine with room for them."""
+    """Load this many adapters of that rank into an engine with room for them."""
     adapters = engine.session.adapters
     assert adapters is not None
     pool = (_DEVIATION * np.random.default_rng(0).standard_normal(_POOL)).astype(np.float32)

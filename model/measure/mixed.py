@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from urdir.model.engine.batch import Batch, Grain, Output, Segment
 from urdir.model.engine.requests.limits import Limits
 from urdir.model.engine.session import Session
-from urdir.model.measure.timed_answers import time_beside, time_decoding
+from urdir.model.measure.timed_answers import (
+    drawn_tokens,
+    time_beside,
+    time_decoding,
+    usual_spread,
+)
 from urdir.ptxgen.spec import ceil_div
 
 #: Steps of one measurement, runs of each, the best of which counts.
@@ -42,8 +45,8 @@ def session_size(cases: Sequence[tuple[int, int]]) -> tuple[int, int]:
 def mixed_rows(session: Session, cases: Sequence[tuple[int, int]]) -> Iterator[MixedRow]:
     """Time (sequences, rows of a prompt) on a session with `SPARE` more sequences."""
     for sequences, rows in cases:
-        prompts = [[int(token)] for token in _tokens(session, sequences)]
-        spread = min(sequences - 1, 15 + sequences // 16)
+        prompts = [[token] for token in drawn_tokens(session, sequences)]
+        spread = usual_spread(sequences)
         decode = min(
             time_decoding(session, prompts, _STEPS, spread).seconds / _STEPS for _ in range(_RUNS)
         )
@@ -54,22 +57,18 @@ def mixed_rows(session: Session, cases: Sequence[tuple[int, int]]) -> Iterator[M
 
 
 def _beside(session: Session, prompts: Sequence[Sequence[int]], rows: int) -> float:
-    """Seconds of a step with a prompt of so many rows beside answers to ``prompts``."""
+    """Seconds of a step with a prompt of this many rows beside answers to ``prompts``."""
     usual = Limits.for_throughput(session.shapes, session.sequences)
     most = usual.alignment * ceil_div(rows, usual.alignment)
     limits = replace(usual, prompt_rows=most, mixed_rows=most, share_prefixes=False)
-    asked = [[int(token) for token in _tokens(session, rows)] for _ in range(_STEPS)]
+    asked = [drawn_tokens(session, rows)] * _STEPS
     return min(time_beside(session, prompts, asked, limits).seconds / _STEPS for _ in range(_RUNS))
 
 
 def _record(session: Session, sequences: int, rows: int) -> None:
-    """Record the steps of a prompt of so many rows beside so many answers, with little padding: a
-    service does so where such steps come often."""
+    """Record the steps of a prompt of this many rows beside this many answers, with little padding:
+    a service does so where such steps come often."""
     batch = Batch(tuple(range(sequences)), (Segment(sequences, 0, rows, chooses=True),))
     for length in session.shapes.lengths:
         shape = session.shapes.of_batch(batch, length, Output.GREEDY, Grain.FINE)
         session.steps.make_ready(shape)
-
-
-def _tokens(session: Session, count: int) -> np.ndarray:
-    return np.random.default_rng(count).integers(0, session.parts.config.vocab_size, count)

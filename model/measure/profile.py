@@ -45,8 +45,8 @@ class ProfileRow:
 def summarise(
     plan: Plan, timings: Iterable[Timing], bandwidth: float, sequences: int
 ) -> Sequence[ProfileRow]:
-    """Timings of the operations of a plan for so many sequences, added up by role; ``bandwidth`` in
-    bytes per second.
+    """Timings of the operations of a plan for this many sequences, added up by role; ``bandwidth``
+    in bytes per second.
     """
     groups: dict[str, list[Timing]] = {}
     for timing in timings:

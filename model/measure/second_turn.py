@@ -30,12 +30,12 @@ class TurnRow:
 
 
 def second_turn_context(tokens: int) -> int:
-    """Tokens of context for a first turn of so many tokens."""
+    """Tokens of context for a first turn of this many tokens."""
     return tokens + QUESTION + 2 * ANSWER
 
 
 def second_turn_rows(session: Session, tokens: int, repeats: int) -> Iterator[TurnRow]:
-    """Time both turns of conversations with a first prompt of so many tokens, in a session with
+    """Time both turns of conversations with a first prompt of this many tokens, in a session with
     pages: ``repeats`` times after one that records the steps. Every first prompt is new. With host
     memory for prefixes another second turn begins with what has moved there."""
     rng = np.random.default_rng(0)

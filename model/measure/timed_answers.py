@@ -7,6 +7,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from urdir.model.engine.realizar.eager import EagerSteps
 from urdir.model.engine.requests.answer import Answer
 from urdir.model.engine.requests.answer_loop import AnswerLoop
@@ -27,13 +29,25 @@ class Timing:
 
 
 def fill(session: Session, tokens: Sequence[int], sequences: int) -> None:
-    """Leave ``tokens`` in the cache for each of so many sequences, and nothing in others: requests
-    that begin with these tokens resume from there. They are computed once, then copied."""
+    """Leave ``tokens`` in the cache for each of this many sequences, and nothing in others:
+    requests that begin with these tokens resume from there. They are computed once, then copied."""
     with EagerSteps(session) as steps:
         steps.feed(tokens)
         steps.process(len(tokens))
         for other in range(1, sequences):
             steps.fork(0, other)
+
+
+def drawn_tokens(session: Session, count: int) -> list[int]:
+    """Random tokens of the vocabulary, the same at every call."""
+    vocab = session.parts.config.vocab_size
+    return [int(token) for token in np.random.default_rng(count).integers(0, vocab, count)]
+
+
+def usual_spread(sequences: int) -> int:
+    """Tokens that the first of several sequences have more than the last, without drafts: these
+    begin in later steps, which have room for several prompts each."""
+    return min(sequences - 1, 15 + sequences // 16)
 
 
 def time_answer(session: Session, prompt: Sequence[int], count: int) -> Timing:
@@ -126,7 +140,7 @@ class _Answers:
         return len(self._counts)
 
     def add(self, prompts: Sequence[Sequence[int]], limit: int) -> None:
-        """Request so many tokens after each prompt, with one of the loaded adapters each."""
+        """Request this many tokens after each prompt, with one of the loaded adapters each."""
         loaded = self._session.adapters
         names = [] if loaded is None else [*loaded.names]
         for number, prompt in enumerate(prompts):

@@ -41,7 +41,7 @@ def fine_chunk(rows: int) -> int:
 
 
 def choosing_rows(sequences: int) -> int:
-    """Rows that choose a token, in sessions of so many sequences. Rows of prompts lie after them,
+    """Rows that choose a token, in sessions of this many sequences. Rows of prompts lie after them,
     where kernels take them: at 16 bytes."""
     return row_bucket(sequences) if sequences == 1 else max(4, row_bucket(sequences))
 

@@ -84,7 +84,7 @@ class Group:
 
     def planes(self) -> Iterator[tuple[Slice, int, int]]:
         """Of every array of every layer: its memory, and where the values, or their scales, of
-        sequences (contiguous) or pages (paged) begin, of so many bytes each."""
+        sequences (contiguous) or pages (paged) begin, of this many bytes each."""
         for index, layer in self._layers.items():
             for name, layout in layer.arrays.items():
                 _, heads, length = layout.slot_shape

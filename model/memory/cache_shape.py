@@ -158,7 +158,7 @@ class CacheShape:
         return cls(layers, tuple(owners), settings.sequences, max_len, settings.page_len)
 
     def with_pages(self, pages: int) -> Self:
-        """The same with so many pages for the layers that keep all tokens."""
+        """The same with this many pages for the layers that keep all tokens."""
         layers = {}
         for index, layer in self.layers.items():
             count = pages if layer.window is None else layer.window.pages(layer.layout, pages)

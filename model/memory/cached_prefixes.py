@@ -47,7 +47,7 @@ class CachedPrefixes:
         return (self.leading, *self.windows)
 
     def learn(self, tokens: int, seconds: float) -> None:
-        """A step computed so many tokens of prompts in that time."""
+        """A step computed this many tokens of prompts in that time."""
         if tokens < _LEAST_TOKENS:
             return
         mean, each = self._prompt_seconds, seconds / tokens
@@ -105,7 +105,7 @@ class CachedPrefixes:
         return length, arrays
 
     def shapes(self, length: int) -> list[tuple[int, int]]:
-        """The shapes of the arrays that `read` returns for so many tokens: (pages, bytes)."""
+        """The shapes of the arrays that `read` returns for this many tokens: (pages, bytes)."""
         blocks = -(-length // self._page_len)
         return [
             (blocks - self._first_block(group, length), nbytes)

@@ -44,7 +44,7 @@ def draft_workspace(
 ) -> WorkspaceShape:
     """What outlives the launches of a draft, for steps of ``rows`` rows that choose a token and
     ``chunk`` rows of prompts beside them: streams, logits and their ranks, and beside its layers
-    (`speculation.draft`) buffers of so many values a row as ``widths`` has by name, and those
+    (`speculation.draft`) buffers of this many values a row as ``widths`` has by name, and those
     ``of_drafts``, which prompts do not have."""
     # a draft by itself may take two tokens of a sequence at once
     shape = kept_shape(config, cache, rows, chunk, sm_count, exact, drafts=1)

@@ -212,7 +212,7 @@ def cache_sizes(
 
 
 def cached_layout(layout: Layout, experts: int, slots: int) -> Layout:
-    """The layout of so many of the experts of a matrix."""
+    """The layout of this many of the experts of a matrix."""
     return replace(layout, rows=layout.rows // experts * slots)
 
 

@@ -32,7 +32,7 @@ class Arrays(Protocol):
     by places."""
 
     def planes(self) -> Iterator[tuple[Slice, int, int]]:
-        """Of each array: its memory, and where its parts begin, of so many bytes each."""
+        """Of each array: its memory, and where its parts begin, of this many bytes each."""
 
 
 class HostPages(HostSlots[_Node], Owner):

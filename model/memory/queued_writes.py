@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from urdir.driver.memory import Region
     from urdir.driver.stream import Event, Stream
 
-#: Page-locked bytes of each half. A step of 256 rows and 2,048 prompt rows takes 22 KB.
+#: Page-locked bytes of each half, at least. A step of 256 rows and 2,048 prompt rows takes 22 KB.
 _HALF_BYTES = 1 << 19
 
 
@@ -27,12 +27,14 @@ class QueuedWrites(Owner):
     """Writes in the order of ``stream``.
 
     Page-locked memory has two halves: while one is filled, copies from the other finish; they are
-    waited for only when it is needed again. A write larger than a half is an ordinary copy.
+    waited for only when it is needed again. A write larger than a half, which has 512 KB or the
+    ``most`` bytes of a write, is an ordinary copy.
     """
 
-    def __init__(self, device: Device, stream: Stream) -> None:
+    def __init__(self, device: Device, stream: Stream, most: int = 0) -> None:
         self._stream = stream
-        self._pinned = device.pinned(2 * _HALF_BYTES, "queued writes")
+        self._half_nbytes = max(_HALF_BYTES, _padded(most))
+        self._pinned = device.pinned(2 * self._half_nbytes, "queued writes")
         self._events: list[Event] = [device.create_event("queued writes") for _ in range(2)]
         self._half = self._used = 0
 
@@ -40,15 +42,15 @@ class QueuedWrites(Owner):
         """Queue a copy of ``values`` to ``offset``; the array may change immediately."""
         if not values.nbytes:
             return
-        if values.nbytes > _HALF_BYTES:
+        if values.nbytes > self._half_nbytes:
             to.upload(np.ascontiguousarray(values), offset)
             return
-        if self._used + values.nbytes > _HALF_BYTES:
+        if self._used + values.nbytes > self._half_nbytes:
             self._turn()
-        at = self._half * _HALF_BYTES + self._used
+        at = self._half * self._half_nbytes + self._used
         self._pinned.view(values.dtype, values.shape, at)[...] = values
         to.upload_async(self._pinned, values.nbytes, offset, self._stream, at)
-        self._used += -(-values.nbytes // 16) * 16
+        self._used += _padded(values.nbytes)
 
     def _turn(self) -> None:
         """Switch to the other half, once all copies from it are done."""
@@ -60,3 +62,8 @@ class QueuedWrites(Owner):
     def close(self) -> None:
         """Free the memory. Idempotent."""
         close_all([*self._events, self._pinned])
+
+
+def _padded(nbytes: int) -> int:
+    """Bytes up to where the next write may begin."""
+    return -(-nbytes // 16) * 16

@@ -52,9 +52,9 @@ class RecurrentShape:
         if not drafts:
             layers = {i: _bytes(_merged(m.state for m in of)) for i, of in mixers.items()}
             return cls(layers, sequences, shared)
-        from urdir.model.memory.drafted_states import drafted_state, kept_inputs  # imports numpy
+        from urdir.model.memory.drafted_states import kept_inputs  # imports numpy
 
-        states = {i: _merged(drafted_state(m, drafts) for m in of) for i, of in mixers.items()}
+        states = {i: _merged(m.state_with(drafts) for m in of) for i, of in mixers.items()}
         kept = {i: _merged(kept_inputs(m, drafts) for m in of) for i, of in mixers.items()}
         layers = {index: _bytes(of) for index, of in states.items()}
         inputs = {index: _bytes(of) for index, of in kept.items()}
@@ -208,5 +208,5 @@ def _merged(arrays: Iterable[Mapping[str, int]]) -> dict[str, int]:
 
 
 def _bytes(values: Mapping[str, int]) -> dict[str, int]:
-    """Bytes of so many f32 values."""
+    """Bytes of this many f32 values."""
     return {name: 4 * count for name, count in values.items()}

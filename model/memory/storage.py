@@ -132,8 +132,8 @@ class SequenceStorage:
             self._left[sequence], self._reached[sequence] = (scope, tuple(tokens)), reached
 
     def learn(self, tokens: int, seconds: float) -> None:
-        """A step computed so many tokens of prompts in that time. Caches of several devices, which
-        decide alike, do not compare it with the rates of their copies."""
+        """A step computed this many tokens of prompts in that time. Caches of several devices,
+        which decide alike, do not compare it with the rates of their copies."""
         if self._cache.prefixes is not None and not self._cache.followers:
             self._cache.prefixes.learn(tokens, seconds)
 
@@ -157,7 +157,7 @@ class SequenceStorage:
         return PrefixBytes(tuple(tokens[:found]), [*arrays, *state])
 
     def prefix_shapes(self, length: int) -> list[tuple[int, ...]]:
-        """The shapes of the arrays of a prefix of so many tokens."""
+        """The shapes of the arrays of a prefix of this many tokens."""
         prefixes = self._cache.prefixes
         shapes = list[tuple[int, ...]](() if prefixes is None else prefixes.shapes(length))
         if self._shared is not None and length:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -13,6 +13,7 @@ import numpy.typing as npt
 from urdir.model.families.config import Config
 from urdir.model.memory.cache_shape import CachedLayer, CacheShape
 from urdir.model.memory.queued_writes import QueuedWrites
+from urdir.model.memory.workspace import aligned
 from urdir.model.owner import Owner
 from urdir.ptxgen.kernels.advance import IDLE
 from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
@@ -86,12 +87,34 @@ class TextRowsShape:
     padding: tuple[int, int] | None = None
 
     def sizes(self) -> dict[str, int]:
-        """Bytes of every part, by name."""
-        names = ["tokens", "types", "position", "sequence", "slot"]
+        """Bytes of the parts of the allocation: the sequence of each row, and all that is written
+        for a step."""
+        return {"sequence": 4 * self.rows, "step": self.step_nbytes(self.rows, self.texts)}
+
+    def spans(self, rows: int, texts: int) -> dict[str, tuple[int, int]]:
+        """The offset and bytes of each part that is written for a step of this many rows and texts,
+        side by side, so that one copy writes all."""
+        names = ["tokens", "types", "position", "slot"]
         names += [f"{end} {i}" for i in range(len(self.kinds)) for end in ("begin", "last")]
         names += ["place"] * (self.padding is not None)
-        rows = dict.fromkeys(names, 4 * self.rows)
-        return rows | {"segment": 8 * self.texts, "picked": 4 * self.texts}
+        sizes = dict.fromkeys(names, 4 * rows) | {"segment": 8 * texts, "picked": 4 * texts}
+        spans, offset = {}, 0
+        for name, nbytes in sizes.items():
+            spans[name] = offset, nbytes
+            offset += aligned(nbytes)
+        return spans
+
+    def step_nbytes(self, rows: int, texts: int) -> int:
+        """Bytes of these parts."""
+        offset, nbytes = list(self.spans(rows, texts).values())[-1]
+        return offset + nbytes
+
+    def parts(self, arena: Mapping[str, Slice], rows: int, texts: int) -> dict[str, Slice]:
+        """What a step of this many rows and texts reads, by name, in an ``arena`` of these
+        `sizes`."""
+        spans = self.spans(rows, texts).items()
+        parts = {name: arena["step"].slice(*span, name) for name, span in spans}
+        return parts | {"sequence": arena["sequence"].slice(0, 4 * rows)}
 
 
 class TextRows(Owner):
@@ -101,20 +124,22 @@ class TextRows(Owner):
     ``place`` (rows,) u32, the rows of the table of positions; ``begin i`` and
     ``last i`` (rows,) u32, the bounds of the attention of kind i; ``segment`` (texts, 2) u32, the
     rows of each text; ``picked`` (texts,) u32, one row of each. Of padding rows and texts all are
-    `IDLE`. Texts that are sources have the ``slot`` (rows,) u32 of a sequence.
+    `IDLE`, but tokens and types 0. Texts that are sources have the ``slot`` (rows,) u32 of a
+    sequence. The ``sequence`` (rows,) u32 of all rows is 0.
     """
 
     def __init__(self, device: Device, shape: TextRowsShape, stream: Stream) -> None:
         self.shape = shape
+        most = shape.step_nbytes(shape.rows, shape.texts)
         with ExitStack() as owners:
             self._arena = owners.enter_context(device.arena(shape.sizes(), "rows of texts"))
-            self._writes = owners.enter_context(QueuedWrites(device, stream))
-            self["sequence"].fill(0)
+            self._writes = owners.enter_context(QueuedWrites(device, stream, most))
+            self._arena["sequence"].fill(0)
             self._owners = owners.pop_all()
 
-    def __getitem__(self, name: str) -> Slice:
-        """A part by name."""
-        return self._arena[name]
+    def parts(self, rows: int, texts: int) -> dict[str, Slice]:
+        """What a step of this many rows and texts reads, by name."""
+        return self.shape.parts(self._arena, rows, texts)
 
     def write(
         self,
@@ -131,27 +156,35 @@ class TextRows(Owner):
         picked of each is its first one, or the ``last``, or in all these are the ``picked`` ones.
         Tokens have type 1 from number ``seconds`` of their text on, before it type 0. Sources have
         ``slots``."""
+        words = np.full(self.shape.step_nbytes(rows, count) // 4, IDLE, np.uint32)
+        into = {
+            name: words[offset // 4 : (offset + nbytes) // 4]
+            for name, (offset, nbytes) in self.shape.spans(rows, count).items()
+        }
         lengths = np.array([len(text) for text in texts])
         ends = np.cumsum(lengths)
         starts = ends - lengths
         of_rows = [np.repeat(of, lengths) for of in (starts, ends)]
         live = int(ends[-1])
-        tokens = np.concatenate([np.asarray(text, np.uint32) for text in texts])
-        self._put("tokens", tokens, rows)
-        places = np.arange(live) - of_rows[0]
-        self._put("position", places, rows)
+        tokens, places = into["tokens"][:live], np.arange(live) - of_rows[0]
+        np.concatenate(texts, out=tokens, casting="unsafe")
+        into["position"][:live] = places
+        into["types"][:live] = places >= np.repeat(seconds or lengths, lengths)
+        for name in ("tokens", "types"):
+            into[name][live:] = 0
         if self.shape.padding is not None:
-            self._put("place", self._places(tokens, places, of_rows[0]), rows)
-        self._put("types", places >= np.repeat(seconds or lengths, lengths), rows)
+            into["place"][:live] = self._places(tokens, places, of_rows[0])
         for number, kind in enumerate(self.shape.kinds):
-            begin, seen = kind.bounds(*of_rows)
-            self._put(f"begin {number}", begin, rows)
-            self._put(f"last {number}", seen, rows)
-        self._put("segment", np.stack([starts, ends], axis=1).reshape(-1), 2 * count)
+            bounds = kind.bounds(*of_rows)
+            into[f"begin {number}"][:live], into[f"last {number}"][:live] = bounds
+        into["segment"][: 2 * len(texts)] = np.stack([starts, ends], axis=1).reshape(-1)
         of_each = ends - 1 if last else starts
-        self._put("picked", np.asarray(picked) if len(picked) else of_each, count)
+        of_each = np.asarray(picked) if len(picked) else of_each
+        into["picked"][: len(of_each)] = of_each
         if slots:
-            self._put("slot", np.repeat(slots, lengths), rows)
+            into["slot"][:live] = np.repeat(slots, lengths)
+            into["slot"][live:] = 0
+        self._writes.write(self._arena["step"], words)
 
     def _places(self, tokens: Words, positions: Places, starts: Places) -> Places:
         """The rows of the table of positions, for tokens of texts that begin in some rows."""
@@ -160,15 +193,6 @@ class TextRows(Owner):
         is_padding = tokens == padding
         before = np.cumsum(is_padding) - is_padding
         return np.where(is_padding, place, positions - (before - before[starts]))
-
-    def _put(
-        self, name: str, values: npt.NDArray[np.integer] | npt.NDArray[np.bool_], count: int
-    ) -> None:
-        words = np.full(count, IDLE, np.uint32)
-        words[: len(values)] = values
-        if name in ("tokens", "types", "slot"):
-            words[len(values) :] = 0
-        self._writes.write(self[name], words)
 
     def close(self) -> None:
         """Free the memory. Idempotent."""

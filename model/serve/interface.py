@@ -114,7 +114,7 @@ class ServedModel(Protocol):
         """
 
     def thought_limit(self, tokens: int | None, prompt: Prompt) -> ThoughtLimit | None:
-        """A `Request.thoughts` of so many tokens after a rendered conversation; None where the
+        """A `Request.thoughts` of this many tokens after a rendered conversation; None where the
         model does not reason."""
 
     def required_call(

@@ -142,7 +142,7 @@ def _read_adapters(fields: Fields, model: ServedModel) -> tuple[tuple[str, float
 
 
 def read_scales(fields: Fields, name: str, count: int) -> dict[int, float] | None:
-    """Scales of adapters by their number, of so many: a list of {"id", "scale"}."""
+    """Scales of ``count`` adapters by number: a list of {"id", "scale"}."""
     if fields.raw(name) is None:
         return None
     found, items = {}, fields.objects(name, most=MOST_ADAPTERS)

@@ -42,7 +42,7 @@ CONTEXT = 64
 ROUNDING_TOLERANCE = 2e-3
 
 OpenEngine = Callable[[str], Engine]
-#: Opens the demo model on several devices of a kind: so many, or those with these ordinals.
+#: Opens the demo model on several devices of a kind: this many, or those with these ordinals.
 OpenRanks = Callable[[str, int | Sequence[int]], Engine]
 
 

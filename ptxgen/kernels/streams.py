@@ -137,7 +137,7 @@ class Streams(KernelSpec):
 
 
 def mixes_of(iterations: int) -> int:
-    """Numbers of a row that weights are made of, with so many iterations."""
+    """Numbers of a row that weights are made of, with this many iterations."""
     return MIXES if iterations else 2 * STREAMS
 
 

@@ -37,7 +37,7 @@ TILE_SLICES = TILE_COLS // SLICE
 DEPTH = 15
 #: The least scale of a row, whose inverse is finite.
 LEAST = 2.0**-100
-#: The most columns: so many products of bytes are within 31 bits.
+#: The most columns: this many products of bytes are within 31 bits.
 MOST_COLS = (2**31 - 1) // MOST**2
 
 Bytes = npt.NDArray[np.int8]

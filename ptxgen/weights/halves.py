@@ -117,8 +117,6 @@ class Halves:
     @property
     def order(self) -> Order:
         """The order of few packed vectors for such weights."""
-        if self.format.arithmetic == "e4m3":
-            return "columns"
         return "units" if self.stay_whole else "lanes"
 
     @property

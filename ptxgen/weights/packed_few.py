@@ -5,7 +5,6 @@ Eight values lie together, a pair of quads (four neighbouring columns each), and
 columns that is
 
 - by units: (8 units, 8 vectors, 4 lanes, 8 values), if a lane has a pair of each unit's quads;
-- by columns: the same, but a quad's columns in their order, as E4M3 numbers are converted;
 - by lanes: (2, 4 pairs, 8 vectors, 4 lanes, 8 values), if it has all of units t and t + 4.
 
 The type of the weights decides (`Halves.order`).
@@ -27,7 +26,7 @@ from urdir.ptxgen.spec import Array, ceil_div
 from urdir.ptxgen.weights.layout import TILE_COLS, TILE_UNITS
 from urdir.ptxgen.weights.packed import GROUP, LARGEST, SCALE
 
-Order = Literal["units", "columns", "lanes"]
+Order = Literal["units", "lanes"]
 
 #: Lanes of a vector, and values that each has of a unit.
 LANES, VALUES = 4, 8
@@ -48,9 +47,8 @@ def pack_few(x: npt.NDArray[Any], order: Order = "units") -> Array:
     padded[:rows, :cols] = np.clip(x * SCALE, -LARGEST, LARGEST)
     pairs = padded.reshape(GROUP, -1, TILE_UNITS, LANES, 2, 2, 2) * SHRINK[:, None, None]
     halves = pairs.astype(np.float16)
-    within = (5, 6) if order == "columns" else (6, 5)
-    few = np.ascontiguousarray(halves.transpose(1, 2, 0, 3, 4, *within)).reshape(shape)
-    return _exchanged(few) if order == "lanes" else few
+    few = np.ascontiguousarray(halves.transpose(1, 2, 0, 3, 4, 6, 5)).reshape(shape)
+    return few if order == "units" else _exchanged(few)
 
 
 def _exchanged(few: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -71,8 +69,7 @@ def unpack_few(
     few: npt.NDArray[Any], rows: int, cols: int, order: Order = "units"
 ) -> npt.NDArray[np.float64]:
     """The other way, (rows, cols) f64."""
-    few = _exchanged(few) if order == "lanes" else few
+    few = few if order == "units" else _exchanged(few)
     pairs = few.astype(np.float64).reshape(-1, TILE_UNITS, GROUP, LANES, 2, 2, 2)
-    within = (5, 6) if order == "columns" else (6, 5)
-    placed = (pairs / SHRINK[:, None, None] / SCALE).transpose(2, 0, 1, 3, 4, *within)
+    placed = (pairs / SHRINK[:, None, None] / SCALE).transpose(2, 0, 1, 3, 4, 6, 5)
     return np.ascontiguousarray(placed).reshape(GROUP, len(few) * TILE_COLS)[:rows, :cols]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
 import itertools
 import json
 import lzma
@@ -16,6 +15,8 @@ import numpy as np
 import pytest
 
 from tests.model import golden_files, kept_processes
+from tests.model import vocabulary_merges as merges
+from tests.model.reference import Reference
 from urdir.driver.emulator import jit
 from urdir.model.cli import main
 from urdir.ptxgen.render import frame
@@ -29,17 +30,6 @@ DATA = Path(__file__).parent.parent / "data"
 def data() -> Path:
     """The folder of test data."""
     return DATA
-
-
-def _module(name: str) -> Any:
-    """A module of this folder that has no tests."""
-    path = Path(__file__).with_name(f"{name}.py")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 #: Texts and programs of kernels that a process of tests keeps: a megabyte each.
@@ -80,13 +70,13 @@ def _template_processes_are_kept() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def reference_model() -> Any:
     """The class of `reference.py`: a forward pass of any description in numpy."""
-    return _module("reference").Reference
+    return Reference
 
 
 @pytest.fixture(scope="session")
 def vocabulary_merges() -> Any:
     """The module `vocabulary_merges.py`."""
-    return _module("vocabulary_merges")
+    return merges
 
 
 @pytest.fixture

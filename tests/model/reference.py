@@ -13,6 +13,7 @@ from typing import Any
 import gguf
 import numpy as np
 
+from tests.model.mixers.mixer import Floats, mixer, sigmoid, silu
 from urdir.model.families.attention import Attention, Indexer, Latent, QkNorm
 from urdir.model.families.compression import BlockIndexer, Compression, Compressor
 from urdir.model.families.config import Config
@@ -26,17 +27,8 @@ from urdir.model.families.layers import (
     Network,
     StreamJoin,
 )
-from urdir.model.families.ngrams import NgramMemory
-from urdir.model.families.recurrent import (
-    Convolution,
-    KimiDelta,
-    Lightning,
-    Recurrence,
-    Selective,
-    ShortConv,
-)
+from urdir.model.families.recurrent import Recurrent
 from urdir.model.families.rope import RopeConfig
-from urdir.model.families.rwkv import ChannelMix, LowRank, TimeMix
 from urdir.model.families.stored import (
     Linear,
     Normalization,
@@ -46,8 +38,6 @@ from urdir.model.families.stored import (
 from urdir.model.families.switch import Switch
 from urdir.ptxgen.kernels.activation import Activation
 from urdir.ptxgen.kernels.rotation import turns_table
-
-Floats = np.ndarray[Any, np.dtype[np.float64]]
 
 
 class Reference:
@@ -59,19 +49,19 @@ class Reference:
         self.tensor = cache(self._tensor)
         self._saved: dict[str, Floats] = {}
         self._banked: list[Floats] = []
-        self._values: Floats = np.zeros(0)
+        self.values: Floats = np.zeros(0)
         self._streams: list[Floats] = []
-        self._tokens: Any = None
+        self.tokens: Any = None
         self._adapters: list[int] = []
 
     def logits(self, tokens: Any) -> Floats:
         """Logits (tokens, vocab) after every token of one sequence."""
         c = self.config
-        tokens = self._tokens = np.asarray(tokens)
+        tokens = self.tokens = np.asarray(tokens)
         positions = np.arange(len(tokens))
         if c.switch is not None:
             self._switch(c.switch)
-        x = self.matrix(c.embedding)[self._tokens] * c.embedding_scale
+        x = self.matrix(c.embedding)[self.tokens] * c.embedding_scale
         if c.positions is not None:
             x = x + self.matrix(c.positions)[positions]
         x = self.norm(c.embedding_norm, x)
@@ -104,7 +94,7 @@ class Reference:
         """The adapter of each row, by attention to all tokens up to it, of one head and one value;
         and the tokens that are embedded in place of those that switch one on."""
         numbers = {token: number + 1 for number, token in enumerate(of.tokens)}
-        values = np.array([numbers.get(token, 0) for token in self._tokens.tolist()], np.float64)
+        values = np.array([numbers.get(token, 0) for token in self.tokens.tolist()], np.float64)
         scores = np.where(values > 0, of.gain, -of.gain)
         self._adapters = []
         for row in range(len(values)):
@@ -112,7 +102,7 @@ class Reference:
             mean = weights @ values[: row + 1] / weights.sum()
             self._adapters.append(int(mean + 0.5))
         others = dict(zip(of.tokens, of.substitutes, strict=True))
-        self._tokens = np.array([others.get(token, token) for token in self._tokens.tolist()])
+        self.tokens = np.array([others.get(token, token) for token in self.tokens.tolist()])
 
     def _switched(self, of: Switch, matrix: StoredMatrix, x: Floats) -> Floats:
         """What each row's adapter adds to the products of a matrix; nothing of others."""
@@ -230,11 +220,11 @@ class Reference:
             assert of.inject is not None
             read, normed = self._gated_mean(of, x)
             made = self._block(block, read, read, positions, caches)
-            return x + 2 * _sigmoid(self.linear(of.inject, normed) / 4)[:, :, None] * made[:, None]
+            return x + 2 * sigmoid(self.linear(of.inject, normed) / 4)[:, :, None] * made[:, None]
         mixes = self.linear(of.mixes, self.norm(of.norm, x.reshape(len(x), -1)))
         scale, base = self.vector(of.scale), self.vector(of.base)
-        pre = _sigmoid(mixes[:, :4] * scale[0] + base[:4]) + of.eps
-        post = of.magnitude * _sigmoid(mixes[:, 4:8] * scale[1] + base[4:8])
+        pre = sigmoid(mixes[:, :4] * scale[0] + base[:4]) + of.eps
+        post = of.magnitude * sigmoid(mixes[:, 4:8] * scale[1] + base[4:8])
         read = np.stack([row @ streams for row, streams in zip(pre, x, strict=True)])
         made = self._block(block, read, read, positions, caches)
         if not of.iterations:
@@ -253,39 +243,8 @@ class Reference:
         """What a block reads of the streams x (rows, 4, hidden), and their norm side by side."""
         normed = self.norm(of.norm, x)
         flat = normed.reshape(len(x), -1)
-        gates = self.linear(of.up, _silu(self.linear(of.down, flat) / 4))
-        return (normed * _sigmoid(gates.reshape(x.shape))).mean(axis=1), flat
-
-    def _ngram_memory(self, of: NgramMemory, x: Floats) -> Floats:
-        """What is added to the streams x (rows, 4, hidden)."""
-        n, rows = len(of.hash.multipliers), []
-        per = len(of.hash.offsets) // (n - 1)
-        for at in range(len(x)):
-            last = [int(token) for token in self._tokens[max(0, at + 1 - n) : at + 1]][::-1]
-            for place in range(1, len(last)):
-                if last[place] == of.hash.boundary:
-                    del last[place:]
-                    break
-            last += [of.hash.boundary] * (n - len(last))
-            terms = [t * m % 2**64 for t, m in zip(last, of.hash.multipliers, strict=True)]
-            found, number = [], terms[0]
-            for gram, term in enumerate(terms[1:]):
-                number ^= term
-                for head in range(gram * per, gram * per + per):
-                    found.append(number % of.hash.sizes[head] + of.hash.offsets[head])
-            rows.append(found)
-        e = self.matrix(of.table)[rows].reshape(len(x), -1)
-        key = self.norm(of.key_norm, self.linear(of.key, e).reshape(x.shape))
-        like = (key * self.norm(of.query_norm, x)).sum(axis=2) / np.sqrt(x.shape[2])
-        gate = _sigmoid(np.sign(like) * np.sqrt(np.maximum(np.abs(like), 1e-6)))
-        gated = gate[:, :, None] * self.linear(of.o, e)[:, None]
-        z = self.norm(of.conv_norm, gated).reshape(len(x), -1)
-        weight, made = self.vector(of.conv).reshape(z.shape[1], -1), np.zeros_like(z)
-        for at in range(len(x)):
-            for tap in range(weight.shape[1]):
-                if (place := at - (weight.shape[1] - 1 - tap) * n) >= 0:
-                    made[at] += weight[:, tap] * z[place]
-        return gated + _silu(made).reshape(x.shape)
+        gates = self.linear(of.up, silu(self.linear(of.down, flat) / 4))
+        return (normed * sigmoid(gates.reshape(x.shape))).mean(axis=1), flat
 
     def _joined(self, of: StreamJoin | LowRankConnection | None, x: Floats) -> Floats:
         """One stream, of those of x (rows, 4, hidden)."""
@@ -294,7 +253,7 @@ class Reference:
         if of is None:
             return np.asarray(x.mean(axis=1))
         mixes = self.linear(of.mixes, self.norm(of.norm, x.reshape(len(x), -1)))
-        weights = _sigmoid(mixes * self.vector(of.scale) + self.vector(of.base)) + of.eps
+        weights = sigmoid(mixes * self.vector(of.scale) + self.vector(of.base)) + of.eps
         return np.stack([row @ streams for row, streams in zip(weights, x, strict=True)])
 
     @staticmethod
@@ -361,22 +320,8 @@ class Reference:
         match of:
             case Attention():
                 return self._attention(of, x, positions, caches)
-            case ShortConv():
-                return self._short_conv(of, x)
-            case Recurrence():
-                return self._recurrence(of, x)
-            case Selective():
-                return self._selective(of, x)
-            case KimiDelta():
-                return self._kimi_delta(of, x)
-            case Lightning():
-                return self._lightning(of, x)
-            case TimeMix():
-                return self._time_mix(of, x)
-            case ChannelMix():
-                return self._channel_mix(of, x)
-            case NgramMemory():
-                return self._ngram_memory(of, x)
+            case Recurrent():
+                return mixer(self, of, x)
             case Dense():
                 return self._dense(of, x)
             case Mixture():
@@ -444,7 +389,7 @@ class Reference:
                 scores = logits
         choice = logits if of.by_logits else scores
         if of.by_token is not None:
-            chosen = self.vector(of.by_token).reshape(-1, of.used)[self._tokens].astype(int)
+            chosen = self.vector(of.by_token).reshape(-1, of.used)[self.tokens].astype(int)
             weights = np.take_along_axis(scores, chosen, axis=1)
             return chosen, weights / weights.sum(axis=1, keepdims=True) * of.scale
         if of.choice_bias is not None:
@@ -485,187 +430,6 @@ class Reference:
         down = product(of.down, hidden)
         return down if of.weigh_input else down * weight
 
-    # ---- mixers with a state ----
-
-    def _convolved(self, of: Convolution, x: Floats) -> Floats:
-        weight = self.tensor(of.weight.name).reshape(of.channels, of.taps)
-        padded = np.concatenate([np.zeros((of.taps - 1, of.channels)), x])
-        y = sum(padded[tap : tap + len(x)] * weight[:, tap] for tap in range(of.taps))
-        return y if of.bias is None else y + self.vector(of.bias)
-
-    def _short_conv(self, of: ShortConv, x: Floats) -> Floats:
-        gated = self.linear(of.input_gate, x) * self.linear(of.values, x)
-        return self.linear(of.o, self.linear(of.output_gate, x) * self._convolved(of.conv, gated))
-
-    def _selective(self, of: Selective, x: Floats) -> Floats:
-        u = _silu(self._convolved(of.conv, self.linear(of.mixed, x)))
-        low, b, c = (
-            self.norm(norm, self.linear(part, u))
-            for part, norm in ((of.low, of.low_norm), (of.b, of.b_norm), (of.c, of.c_norm))
-        )
-        dt = np.logaddexp(0.0, self.linear(of.step, low))
-        rates, skip = self.vector(of.a), self.vector(of.skip)
-        if of.heads:
-            group = of.conv.channels // of.heads
-            dt, rates, skip = (np.repeat(a, group, axis=-1) for a in (dt, rates, skip))
-            rates = np.repeat(rates, of.size)
-        rates = rates.reshape(of.conv.channels, of.size)
-        state = np.zeros_like(rates)
-        y = np.zeros_like(u)
-        for row in range(len(x)):
-            state = state * np.exp(dt[row][:, None] * rates) + np.outer(dt[row] * u[row], b[row])
-            y[row] = state @ c[row]
-        y = y + u * skip
-        return self.linear(of.o, y * _silu(self.linear(of.gate, x)))
-
-    def _recurrence(self, of: Recurrence, x: Floats) -> Floats:
-        rows = len(x)
-        mixed = _silu(self._convolved(of.conv, self.linear(of.mixed, x)))
-        keys = of.key_heads * of.key_dim
-        widths = {"q": keys, "k": keys, "v": of.width}
-        ends = np.cumsum([widths[name] for name in of.order])
-        parts = dict(zip(of.order, np.split(mixed, ends[:-1], axis=1), strict=True))
-        v = parts["v"].reshape(rows, of.heads, of.value_dim)
-        q, k = (parts[name].reshape(rows, of.key_heads, of.key_dim) for name in "qk")
-        group = of.heads // of.key_heads
-        if of.tiled:
-            q, k = (np.tile(a, (1, group, 1)) for a in (q, k))
-        else:
-            q, k = (np.repeat(a, group, axis=1) for a in (q, k))
-        dt = np.logaddexp(0.0, self.linear(of.alpha, x) + self.vector(of.dt_bias))
-        decay = np.exp(dt * self.vector(of.a))
-        if of.beta is not None:
-            q, k = (a / np.sqrt((a * a).sum(axis=2, keepdims=True) + of.eps) for a in (q, k))
-            q = q / np.sqrt(of.key_dim)
-            rate = _sigmoid(self.linear(of.beta, x))
-        else:
-            rate = dt
-        state = np.zeros((of.heads, of.value_dim, of.key_dim))
-        y = np.zeros((rows, of.heads, of.value_dim))
-        for row in range(rows):
-            state = state * decay[row][:, None, None]
-            target = v[row]
-            if of.beta is not None:
-                target = target - np.einsum("hvk,hk->hv", state, k[row])
-            state = state + np.einsum("h,hv,hk->hvk", rate[row], target, k[row])
-            y[row] = np.einsum("hvk,hk->hv", state, q[row])
-        if of.skip is not None:
-            y = y + v * self.vector(of.skip)[:, None]
-        gate = self.linear(of.gate, x)
-        gate = _sigmoid(gate) if of.gating == "sigmoid" else _silu(gate)
-        if of.gates_first:
-            y = (y.reshape(rows, -1) * gate).reshape(y.shape)
-        if of.norm is not None and of.norm.weight is not None:
-            y = self.norm(of.norm, y.reshape(rows, -1, of.norm.weight.shape[-1]))
-        y = y.reshape(rows, -1)
-        return self.linear(of.o, y if of.gates_first else y * gate)
-
-    def _lightning(self, of: Lightning, x: Floats) -> Floats:
-        shape = (len(x), of.heads, of.dim)
-        q, k, v = (_silu(self.linear(part, x)).reshape(shape) for part in (of.q, of.k, of.v))
-        behind = np.arange(len(x))[:, None] - np.arange(len(x))
-        rates = of.slopes.rates().astype(np.float64)[:, None, None]
-        kept = np.where(behind >= 0, np.exp(rates * np.maximum(behind, 0)), 0.0)
-        y = np.einsum("qhd,khd,hqk,khv->qhv", q, k, kept, v, optimize=True)
-        gate = _sigmoid(self.linear(of.gate, x))
-        return self.linear(of.o, self.norm(of.norm, y.reshape(len(x), -1)) * gate)
-
-    def _kimi_delta(self, of: KimiDelta, x: Floats) -> Floats:
-        rows, shape = len(x), (len(x), of.heads, of.dim)
-        q, k, v = (
-            _silu(self._convolved(part.conv, self.linear(part.linear, x))).reshape(shape)
-            for part in (of.q, of.k, of.v)
-        )
-        q, k = (a / np.sqrt((a * a).sum(axis=2, keepdims=True) + of.eps) for a in (q, k))
-        low = x if of.decay_low is None else self.linear(of.decay_low, x)
-        steps = (self.linear(of.decay, low) + self.vector(of.dt_bias)).reshape(shape)
-        rates = self.vector(of.a)[:, None] * (-1.0 if of.negated else 1.0)
-        logs = of.floor * _sigmoid(rates * steps) if of.floor else rates * np.logaddexp(0.0, steps)
-        beta = _sigmoid(self.linear(of.beta, x))
-        state = np.zeros((of.heads, of.dim, of.dim))  # values, keys
-        y = np.zeros(shape)
-        for row in range(rows):
-            state = state * np.exp(logs[row])[:, None, :]
-            error = v[row] - np.einsum("hvk,hk->hv", state, k[row])
-            state = state + np.einsum("h,hv,hk->hvk", beta[row], error, k[row])
-            y[row] = np.einsum("hvk,hk->hv", state, q[row]) / np.sqrt(of.dim)
-        gate = self.linear(of.gate, x if of.gate_low is None else self.linear(of.gate_low, x))
-        y = self.norm(of.norm, y).reshape(rows, -1) * _sigmoid(gate)
-        return self.linear(of.o, y)
-
-    # ---- RWKV ----
-
-    def _low_rank(self, of: LowRank | Linear | None, x: Floats) -> Floats:
-        if not isinstance(of, LowRank):
-            return np.ones_like(x) if of is None else self.linear(of, x)
-        low = self.linear(of.down, x)
-        return self.linear(of.up, low if of.activation is None else of.activation(low))
-
-    def _time_mix(self, of: TimeMix, x: Floats) -> Floats:
-        shift = np.vstack([np.zeros(x.shape[1]), x[:-1]]) - x
-        mixes = [self.vector(mix) for mix in of.shift]
-        if of.dynamic is not None:
-            first = x + shift * self.vector(of.dynamic.first)
-            lows = [np.tanh(self.linear(down, first)) for down in of.dynamic.down]
-            more = [self.linear(up, low) for up, low in zip(of.dynamic.up, lows, strict=True)]
-            mixes = [mix + own for mix, own in zip(mixes, more, strict=True)]
-        by = {name: x + shift * mix for name, mix in zip(of.order, mixes, strict=True)}
-        shape, group = (len(x), of.heads, of.dim), of.heads // of.key_heads
-        r = self.linear(of.r, by["r"]).reshape(shape)
-        k, v = (
-            np.repeat(self.linear(m, by[at]).reshape(len(x), -1, of.dim), group, axis=1)
-            for m, at in ((of.k, "k"), (of.v, "v"))
-        )
-        w = self._low_rank(of.decay, by["w"]).reshape(shape)
-        gate = self._low_rank(of.gate, by.get("g", x))
-        bonus = 0.0 if of.bonus is None else self.vector(of.bonus).reshape(of.heads, of.dim)
-        if of.variant == "rwkv7":
-            w = np.exp(-0.606531 * _sigmoid(w))
-            a = _sigmoid(self._low_rank(of.rate, by["a"]).reshape(shape))
-            if of.names_values:
-                self._values = v
-            else:
-                mixed = _sigmoid(self._low_rank(of.residual, by["v"]).reshape(shape))
-                v = v + (self._values - v) * mixed
-            assert of.key_scale is not None
-            assert of.key_rate is not None
-            u = k * self.vector(of.key_scale).reshape(shape[1:])
-            u = u / np.maximum(np.sqrt((u * u).sum(2, keepdims=True)), 1e-12)
-            scaled = k * self.vector(of.key_rate).reshape(shape[1:])
-            k = k + (a * scaled - scaled)
-        else:
-            w = np.exp(-np.exp(w))
-            k = k * (1.0 - w) if of.variant == "gated" else k
-            gate = gate * _sigmoid(gate) if of.variant == "rwkv6" else _sigmoid(gate)
-        state = np.zeros((of.heads, of.dim, of.dim))  # values, keys
-        y = np.zeros(shape)
-        for t in range(len(x)):
-            added = np.einsum("hv,hk->hvk", v[t], k[t])
-            if of.variant == "rwkv6":
-                y[t] = np.einsum("hvk,hk->hv", state + added * bonus[:, None], r[t])
-            old, state = state, state * w[t][:, None] + added
-            if of.variant == "rwkv7":
-                seen = np.einsum("hvk,hk->hv", old, -u[t])
-                state = state + np.einsum("hv,hk->hvk", seen, u[t] * a[t])
-            if of.variant != "rwkv6":
-                y[t] = np.einsum("hvk,hk->hv", state, r[t])
-        if of.variant == "gated":
-            y = y / np.sqrt(of.dim)
-        if of.norm is not None:
-            assert of.norm.weight is not None
-            assert of.norm.bias is not None
-            y = of.norm.norm(y) * self.vector(of.norm.weight).reshape(shape[1:])
-            y = y + self.vector(of.norm.bias).reshape(shape[1:])
-        if of.variant == "rwkv7":
-            y = y + (k * r * bonus).sum(2, keepdims=True) * v
-        return self.linear(of.o, y.reshape(len(x), -1) * gate)
-
-    def _channel_mix(self, of: ChannelMix, x: Floats) -> Floats:
-        shift = np.vstack([np.zeros(x.shape[1]), x[:-1]]) - x
-        mixed = [x + shift * self.vector(mix) for mix in of.shift]
-        y = self.linear(of.o, np.maximum(self.linear(of.key, mixed[0]), 0.0) ** 2)
-        return y if of.receptance is None else y * _sigmoid(self.linear(of.receptance, mixed[1]))
-
     # ---- attention ----
 
     def _attention(self, a: Attention, x: Floats, positions: Any, caches: list[Any]) -> Floats:
@@ -701,7 +465,7 @@ class Reference:
         if a.gate is None:
             return out
         gate = self.linear(a.gate.linear, x)
-        gate = np.logaddexp(0, gate) if a.gate.activation == "softplus" else _sigmoid(gate)
+        gate = np.logaddexp(0, gate) if a.gate.activation == "softplus" else sigmoid(gate)
         return (out.reshape(len(x), gate.shape[1], -1) * gate[:, :, None]).reshape(out.shape)
 
     def stored(self, layer: int, keys: Floats, values: Floats) -> tuple[Floats, Floats]:
@@ -925,14 +689,6 @@ class Reference:
 def _row_nbytes(tensor: Any) -> int:
     block, nbytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType(tensor.type_id)]
     return int(tensor.shape[-1] // block * nbytes)
-
-
-def _sigmoid(x: Floats) -> Floats:
-    return 1.0 / (1.0 + np.exp(-x))
-
-
-def _silu(x: Floats) -> Floats:
-    return x * _sigmoid(x)
 
 
 def _sparse_weights(logits: Floats, chosen: Any) -> Floats:

@@ -315,8 +315,7 @@ def test_a_lane_s_packed_values_lie_together() -> None:
             (unit, pair), (e, b) = divmod(column // 8, 4), divmod(column % 8, 4)
             if order == "lanes":
                 unit, pair = unit // 4 * 4 + pair, unit % 4
-            place = b if order == "columns" else 2 * (b % 2) + b // 2
-            at = 256 * unit + 32 * vector + 8 * pair + 4 * e + place
+            at = 256 * unit + 32 * vector + 8 * pair + 4 * e + 2 * (b % 2) + b // 2
             assert few[at] * 16 ** (1 + e) == x[vector, column]
         np.testing.assert_array_equal(unpack_few(pack_few(x, order), 3, 512, order), x)
 

@@ -25,7 +25,7 @@ SERVED: tuple[Flag, ...] = (
     Served(
         "--diffusion-block-length",
         _RUN,
-        "fill one block of so many tokens after the other, in place of that; 0: no blocks",
+        "fill one block of this many tokens after the other, in place of that; 0: no blocks",
         {"type": values.whole_number(0), "metavar": "N"},
     ),
     Served(

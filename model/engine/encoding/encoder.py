@@ -183,11 +183,11 @@ class Encoder(Owner):
                 self._check_length(number, text)
 
     def prepare(self, lengths: Sequence[int], pooling: Pooling | None = None) -> None:
-        """Record the graph of a step of texts of so many tokens each. Raises DriverError."""
+        """Record the graph of a step of texts of this many tokens each. Raises DriverError."""
         self._graphs.make_ready(_shape(lengths, self.chosen_pooling(pooling)))
 
     def plan(self, lengths: Sequence[int], pooling: Pooling | None = None) -> Plan:
-        """The launches of a step of texts of so many tokens each."""
+        """The launches of a step of texts of this many tokens each."""
         shape = _shape(lengths, self.chosen_pooling(pooling))
         return build_plan(self._parts, self._state, shape)
 
@@ -263,7 +263,7 @@ class Encoder(Owner):
 
 
 def _shape(lengths: Sequence[int], pooling: Pooling) -> EncodeShape:
-    """The step of texts of so many tokens each."""
+    """The step of texts of this many tokens each."""
     rows = row_bucket(sum(lengths))
     texts = text_bucket(len(lengths), rows)
     return EncodeShape(rows, texts, pooling, short=max(lengths) <= MOST_TOKENS)

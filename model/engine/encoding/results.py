@@ -67,7 +67,7 @@ class Waiting:
         self.made.append(self._each(values))
 
     def take_all(self, left: int = 0) -> None:
-        """Wait for what is queued, except for so many of the last ones."""
+        """Wait for what is queued, except for this many of the last ones."""
         while len(self.queued) > left:
             event, values = self.queued.popleft()
             event.synchronize()

@@ -93,7 +93,7 @@ class ExpectedSteps:
         return False
 
     def is_ready(self, rows: int, *, drafted: bool = False) -> bool:
-        """Whether a step of so many rows, with drafts or without, takes no preparation now."""
+        """Whether a step of this many rows, with drafts or without, takes no preparation now."""
         steps = self._session.steps
         if steps.observer is not None:
             return True

@@ -13,7 +13,7 @@ from urdir.model.memory.buckets import COMMON_ROWS, ROWS
 if TYPE_CHECKING:
     from urdir.model.engine.session import Session
 
-#: A shape is recorded after so many steps that took a slower one, if as much of the memory for
+#: A shape is recorded after this many steps that took a slower one, if as much of the memory for
 #: graphs is left; a step with prompts is slower if more than this share of its rows is padding.
 _OFTEN, _SPARE, _PADDING = 4, 0.25, 0.03
 
@@ -56,7 +56,7 @@ class RecordedShapes:
         return shape
 
     def following(self, rows: int, length: int, output: Output) -> StepShape:
-        """What a decode step of so many rows will be launched by."""
+        """What a decode step of this many rows will be launched by."""
         shape = self._session.shapes.decode(rows, length, output)
         found = [self.recorded(of) if _is_fine(of) else of for of in _including(shape)]
         return next((of for of in found if self._session.steps.is_recorded(of)), found[0])

@@ -29,7 +29,7 @@ class StepPlan:
     missed: tuple[tuple[int, Segment], ...] = ()
 
     def after(self, steps: int) -> StepPlan:
-        """The step of the same rows, none of them a prompt's, so many steps later."""
+        """The step of the same rows, none of them a prompt's, this many steps later."""
         pairs = zip(self.positions, self.batch.draft_counts, strict=True)
         positions = tuple([at + steps * (1 + count) for at, count in pairs])
         return StepPlan(self.batch, self.requests, positions, self.prompts, self.admitted)

@@ -75,7 +75,7 @@ class Task:
         return max(len(self.tokens), len(self.request.source))
 
     def advance(self, drafts: int, tokens: int) -> None:
-        """A step with so many drafts is complete and chose so many tokens."""
+        """A step with this many drafts is complete and chose this many tokens."""
         self.in_flight -= 1
         self.complete += tokens
         self.reached = max(self.reached, self.stored)

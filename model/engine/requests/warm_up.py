@@ -164,7 +164,7 @@ def likely_shapes(
     in those that have prompts the choice of a token takes no time to speak of.
     Beside answers a step takes up to ``mixed_rows`` rows of prompts. These may be ``divided``: then
     their parts are of any length, not of as many rows as a step takes. There are at ``most`` so
-    many users with so many tokens each.
+    many users with this many tokens each.
     """
     new_rows = [rows for rows in COARSE_CHUNKS if rows <= min(mixed_rows, shapes.chunks[-1])]
     most_users, longest = most or (shapes.rows, shapes.lengths[-1])

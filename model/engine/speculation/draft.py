@@ -58,7 +58,7 @@ class DraftParts:
     tokens: int = 0
 
     def vocabulary(self, rows: int) -> int:
-        """The first tokens, of which a pass of so many rows makes logits: see `Matrix.first`."""
+        """The first tokens, of which a pass of this many rows makes logits: see `Matrix.first`."""
         whole = self.own.config.vocab_size
         return self.tokens if 0 < self.tokens < whole and rows <= MAX_BATCH else whole
 

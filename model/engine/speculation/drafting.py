@@ -33,7 +33,7 @@ _TRIES = 3
 #: Steps without drafts after some that failed, the first time and at most: doubled each time.
 _REST, _LONGEST_REST = 16, 256
 #: The part of the time that a first trial may take, unless the rest after one would be longer than
-#: so many steps.
+#: this many steps.
 _TRIAL_SHARE, _LONGEST_TRIED = 0.01, 1024
 
 
@@ -107,7 +107,7 @@ class Acceptance:
         return self._resting > 0
 
     def rested(self, steps: int) -> None:
-        """So many more steps had no drafts."""
+        """Note further steps without drafts."""
         self._resting = max(min(1, self._resting), self._resting - steps)
 
     def did_not_pay(self, least: int) -> None:
@@ -203,7 +203,7 @@ class Drafting:
     def _paying(
         self, answers: int, drafts: int, gains: Sequence[tuple[float, int, int]]
     ) -> list[int]:
-        """Whose drafts are added to a step of so many answers and ``drafts``: the first ones of
+        """Whose drafts are added to a step of this many answers and ``drafts``: the first ones of
         ``gains``."""
         rows = answers + drafts
         tokens = float(rows)
@@ -224,7 +224,7 @@ class Drafting:
         return [at for _, _, at in gains[:count]]
 
     def _can_have(self, answers: int, drafts: int) -> bool:
-        """Whether a step of so many answers with ``drafts`` is ready, which is wished otherwise."""
+        """Whether a step of this many answers with ``drafts`` is ready; if not, it is wished."""
         bucket = row_bucket(answers + drafts)
         if self.is_ready(bucket):
             return True

@@ -23,7 +23,7 @@ def _seconds(rows: int) -> float:
 
 
 _SECONDS = tuple(_seconds(rows) for rows in ROWS)
-#: Weight of the latest step in a mean; no step counts as more than so many of the mean.
+#: Weight of the latest step in a mean; no step counts as more than this many of the mean.
 _WEIGHT, _MOST = 0.1, 1.5
 
 

@@ -32,7 +32,7 @@ from urdir.ptxgen.kernels.norm import Norm
 STREAMS, WIDTH, RANK = 4, 256, 64
 #: Layers with keys and values of their own, and layers with sparse gates: the first ones.
 CACHED, SPARSE = 20, 10
-#: Of a normal distribution 5 % are so many standard deviations above the mean.
+#: Of a normal distribution 5 % are this many standard deviations above the mean.
 DEVIATIONS = 1.6448533535003662
 
 

@@ -154,7 +154,7 @@ class RowBytes:
 
 
 def rows_at_once(width: int) -> int:
-    """Rows of so many values that are converted at once."""
+    """Rows of this many values that are converted at once."""
     return max(1, _CHUNK_VALUES // width)
 
 

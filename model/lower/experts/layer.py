@@ -31,7 +31,7 @@ class MixtureLayer:
     """The experts on the device. The matrices have the rows of all experts, one after the other,
     and so have their biases. Without a ``gate``, down(f(up x)). ``weigh_input``: an expert's weight
     multiplies its gate and up products, not its result (Llama 4). With ``slots`` the matrices have
-    so many of the experts. The register ``number`` says where each pair's expert is.
+    this many of the experts. The register ``number`` says where each pair's expert is.
     """
 
     selection: Selection

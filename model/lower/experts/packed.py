@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from urdir.model.lower.registers import Registers
     from urdir.model.lower.sheet import Sheet
 
-#: Pairs of a tile, at least, from so many pairs an expert on: rows of a step choose alike. On an
+#: Pairs of a tile, at least, from this many pairs an expert on: rows of a step choose alike. On an
 #: H200 a step of qwen3-30b-a3b takes 3.75 ms with them and 4.14 without for 64 rows, 3.08 and 3.19
 #: for 32.
 _LEAST_HEIGHT, _MANY_PAIRS = 32, 2

@@ -24,7 +24,7 @@ class Changes:
         self.notify()
 
     async def until(self, condition: Callable[[], bool], seconds: float | None = None) -> bool:
-        """Wait until a condition holds; whether it does within so many seconds."""
+        """Wait until a condition holds; whether it does within this many seconds."""
         try:
             async with asyncio.timeout(seconds):
                 while not condition():

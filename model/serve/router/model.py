@@ -44,7 +44,7 @@ class Model:
         self.open = self.awaited = 0
         self.used = 0.0
         self.leaves = False
-        self.held = 0  # by so many responses that are written without a connection, in all
+        self.held = 0  # in all, by responses that are written without a connection
         self.cause: str | None = None
         self.failed_at = -float("inf")
         self.info: dict[str, Any] = {}

@@ -51,8 +51,8 @@ class FlashDecode(DecodeAttention):
     With a ``ring`` (sm_90 and newer) keys and values in flight to tensor cores, and later the
     warps' sums, use that many bytes of dynamic shared memory; 0: static shared memory.
 
-    With a ``run`` (2 or 4) up to so many consecutive tokens of a sequence in neighbouring rows, as
-    the rows of drafts are, share one read of its keys and values: a CTA multiplies them with the
+    With a ``run`` (2 or 4) up to this many consecutive tokens of a sequence in neighbouring rows,
+    as the rows of drafts are, share one read of its keys and values: a CTA multiplies them with the
     heads of all these rows. The chunks are those of the first such row; the last one also has the
     keys of the others. On tensor cores, without a ``token``.
 

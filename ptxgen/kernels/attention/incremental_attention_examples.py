@@ -158,11 +158,7 @@ def _examples_with_a_token(cls: Callable[..., S]) -> Mapping[str, S]:
         "rope half": cls(4, KvLayout(1, 2, 70, 80, "f16"), token=OwnToken(Rotation(32, "half"))),
         "rope rows": cls(4, KvLayout(2, 1, 131, 128, "f16"), rows=3, token=whole),
         "rope four warps": cls(
-            *(8, KvLayout(8, 2, 48, 128, "f16", 16, 27), 8),
-            token=whole,
-            packs=True,
-            order="columns",
-            warps=4,
+            8, KvLayout(8, 2, 48, 128, "f16", 16, 27), rows=8, token=whole, packs=True, warps=4
         ),
         "rope q8_0 four warps": cls(
             4, KvLayout(2, 1, 131, 64, "q8_0"), rows=3, scores=Scores(window=70), warps=4
@@ -279,9 +275,7 @@ def _examples_with_a_token(cls: Callable[..., S]) -> Mapping[str, S]:
             token=OwnToken(Rotation(64, "half"), V_NORM, appends=False, qk_norm_over="row"),
         ),
         "packs": cls(4, KvLayout(16, 2, 20, 64, "f16"), rows=16, token=half, packs=True),
-        "packs seven heads": cls(
-            7, KvLayout(2, 1, 9, 256, "f32"), rows=8, packs=True, order="columns"
-        ),
+        "packs seven heads": cls(7, KvLayout(2, 1, 9, 256, "f32"), rows=8, packs=True),
         "packs five": cls(
             4, KvLayout(5, 2, 20, 64, "f16"), rows=5, token=half, packs=True, order="lanes"
         ),

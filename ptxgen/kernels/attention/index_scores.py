@@ -79,7 +79,7 @@ class IndexScores(KernelSpec):
             )
 
     def spread(self, sm_count: int) -> IndexScores:
-        """The same work on as many CTAs as are resident on so many SMs."""
+        """The same work on as many CTAs as are resident on this many SMs."""
         fills = self.rows * ceil_div(self.keys, MANY_THREADS) >= sm_count
         threads = MANY_THREADS if fills else THREADS
         ctas = max(1, SM_THREADS // threads * sm_count // self.rows)

@@ -160,7 +160,6 @@ class LatentDecode(FlashDecode):
                 token=halves,
                 most_heads=16,
                 packs=True,
-                order="columns",
                 ctas=16,
                 cluster=2,
                 least=16,

@@ -35,8 +35,8 @@ class SelectKeys(KernelSpec):
     and ``row`` is ``first`` + r: position and sequence of the row in `KvLayout.chosen`. A padding
     row, with a position from ``max_len`` on, remains one. NaN counts as a high score.
 
-    With a ``pool`` above 1 scores are those of so many tokens each. ``most`` tokens of whole pools
-    are selected, and the last tokens of the row, which are no whole pool.
+    With a ``pool`` above 1 scores are those of this many tokens each. ``most`` tokens of whole
+    pools are selected, and the last tokens of the row, which are no whole pool.
 
     On sm_90 and newer a ``cluster`` of CTAs (2, 4 or 8) may share a row. The result is the same.
     """
@@ -48,7 +48,7 @@ class SelectKeys(KernelSpec):
     cluster: int = 1
     pool: int = 1
 
-    #: Bins of even width, which narrow most rows' scores to few; so many are compared directly.
+    #: Bins of even width, which narrow most rows' scores to few; this many are compared directly.
     even_bins: ClassVar = 1024
     listed: ClassVar = 256
     #: Bits of a digit, by which a radix selection narrows the scores of other rows.

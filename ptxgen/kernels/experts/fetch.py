@@ -20,7 +20,7 @@ THREADS = 512
 class FetchExperts(KernelSpec):
     """Copy the experts of a list of ``copies`` (`PlaceExperts`), up to ``most``, to their slots.
 
-    An expert has ``parts``: so many bytes of each source (experts, bytes) go to the target
+    An expert has ``parts``: this many bytes of each source (experts, bytes) go to the target
     (slots, bytes). Sources may be host memory that the device has mapped. Other slots stay as they
     are.
 

@@ -15,7 +15,7 @@ from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, Tol
 from urdir.ptxgen.weights.formats import FORMATS
 from urdir.ptxgen.weights.layout import TILE_ROWS, Layout
 
-#: What a CTA makes: logits of so many experts for so many rows.
+#: What a CTA makes: logits of this many experts for this many rows.
 CTA_ROWS, CTA_EXPERTS = 16, 2 * TILE_ROWS
 #: Splits of the columns, at most.
 MOST_SPLITS = 8

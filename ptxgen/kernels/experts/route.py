@@ -76,7 +76,7 @@ class RouteExperts(KernelSpec):
 
     @classmethod
     def each_of(cls, rows: int, cols: int, selection: Selection) -> int:
-        """How many logits a CTA should make where products choose: so many that `CTAS` are left."""
+        """How many logits a CTA should make where products choose: enough that `CTAS` are left."""
         vectors = cls(1, cols, selection).vectors
         most = min(MOST_SEVERAL // vectors, max(1, rows * selection.experts // CTAS))
         return next(n for n in (4, 2, 1) if n <= most and selection.experts % n == 0)

@@ -34,7 +34,7 @@ class SelectExperts(KernelSpec):
     from those of ``splits`` of its columns, which are added up: (splits, rows, experts).
 
     See `Selection`. Whatever the logits are, the chosen experts are different ones; NaN counts as
-    the lowest. ``cols``: logits are those of rows of so many columns before an RMSNorm with
+    the lowest. ``cols``: logits are those of rows of this many columns before an RMSNorm with
     ``eps``, and ``squares`` (splits, rows) has the sums of the squares; ``factor`` (rows,) is what
     the norm multiplies the rows with.
     """

@@ -38,9 +38,9 @@ class Selection:
     best of the others. The weight of either is its softmax over the logits s that are left and with
     (best - s) / max(|s|, best) at most ``near``.
 
-    With ``shares`` so many neighbouring experts share one network (Grove MoE): the results are the
-    numbers of networks, a chosen one's quotient by ``shares``, weighted by the score of the expert
-    with that number, as llama.cpp does. A network may be there twice.
+    With ``shares`` this many neighbouring experts share one network (Grove MoE): the results are
+    the numbers of networks, a chosen one's quotient by ``shares``, weighted by the score of the
+    expert with that number, as llama.cpp does. A network may be chosen twice.
 
     The order of these is that of llama.cpp's llm_graph_context::build_moe_ffn.
     """

@@ -15,13 +15,14 @@ from functools import lru_cache
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.linear.products.gemm_bytes import BytesCut, GemmBytes
+from urdir.ptxgen.kernels.linear.products.packed_tiling import BANDS
 from urdir.ptxgen.spec import ceil_div
 from urdir.ptxgen.weights.packed import GROUP
 
 #: The targets whose products they are.
 TARGETS = ("sm_90a",)
-#: From so many rows of activations on they are multiplied as bytes: with fewer tiles of 128 vectors
-#: are less full. 512 tokens of an 8B Q4_K_M model: 47,997 tokens/s, 43,460 in f16.
+#: From this many rows of activations on they are multiplied as bytes: with fewer, tiles of 128
+#: vectors are less full. 512 tokens of an 8B Q4_K_M model: 47,997 tokens/s, 43,460 in f16.
 LEAST_ROWS = 449
 #: Row groups of a CTA, and vectors, or all there are: registers allow as many.
 ROW_GROUPS, VECTORS = 2, (64, 96, 128, 160, 192, 208)
@@ -32,7 +33,7 @@ RINGS = ((4, 6), (4, 5), (3, 5), (3, 4), (2, 4), (2, 3), (1, 3), (1, 2))
 #: us of a tile of 256 columns: of 64 rows and a vector on tensor cores; of bytes made of weights,
 #: and of those of each 64 rows; and bytes of L2 that an SM gets.
 PRODUCT, WEIGHTS, PER_ROWS, NBYTES = 0.0029, 0.12, 0.3, 42e3
-#: us of a CTA besides, and of sums of a cluster; of so many SMs clusters of four leave one idle.
+#: us of a CTA besides, and of sums of a cluster; of this many SMs clusters of four leave one idle.
 BEGIN, CLUSTER, IDLE = 3.0, 2.2, 33
 
 
@@ -52,7 +53,7 @@ def estimate(product: GemmBytes, sms: int) -> float:
     cut = product.cut
     idle = sms // IDLE if max(cut.sharers, cut.cluster) > 2 else 0
     waves = ceil_div(_ctas(product), sms - idle)
-    copied = cut.bands * product.layout.tile_nbytes + 256 * cut.vectors / cut.sharers
+    copied = BANDS * cut.row_groups * product.layout.tile_nbytes + 256 * cut.vectors / cut.sharers
     made = 0.0 if product.of_floats else WEIGHTS + PER_ROWS * cut.row_groups
     tile = max(cut.row_groups * cut.vectors * PRODUCT, made, copied / NBYTES)
     apart = CLUSTER if cut.cluster > 1 else 0.0

@@ -31,16 +31,16 @@ CLUSTERED_TILES = 6
 #: 4 and 8 sequences of an 8B Q4_K_M model takes 1.348, 1.387 and 1.550 ms if the down matrices do
 #: so, else 1.342, 1.400 and 1.648.
 PACKED_FROM = 4
-#: The same of products with a norm. On an H200 a step of 8
-#: sequences of an 8B Q4_K_M model takes 1.450 ms so, else 1.506.
+#: The same of products with a norm. On an H200 a step of 8 sequences of an 8B Q4_K_M model takes
+#: 1.450 ms so, else 1.506; of an 8B Q8_0 model 2.213 and 2.287.
 PACKED_NORMS_FROM = 5
+#: The same of both, of types whose `factors_are_exact` and of E4M3. On an H200 a step of 2, 3 and 4
+#: sequences of an 8B NVFP4 model takes 1.379, 1.387 and 1.390 ms so, else 1.549, 1.594 and 1.522.
+PACKED_EXACT_FROM = 2
 #: Types of which products with a norm round f32 vectors: a tile takes fewer instructions with
 #: integers than as halves (SASS: Q5_K 332 and 391, IQ4_XS 438 and 503, IQ3_XXS 457 and 520, IQ2_XXS
 #: 360 and 406; but Q6_K 437 and 373, Q8_0 312 and 271, MXFP4 490 and 354, IQ2_XS 723 and 446).
 INTEGERS_AFTER_NORMS = frozenset({"Q5_K", "IQ4_XS", "IQ3_XXS", "IQ2_XXS"})
-#: The same of both, of types whose `factors_are_exact`. On an H200 a step of 2, 3 and 4 sequences
-#: of an 8B NVFP4 model takes 1.379, 1.387 and 1.390 ms so, else 1.549, 1.594 and 1.522.
-PACKED_EXACT_FROM = 2
 #: Bytes of float matrices from which on `GemmSmall` multiplies them. Smaller ones, of routers and
 #: gates, are read in a launch's latency, and keep f32 activations. On an H200 a step of 2, 4 and 8
 #: sequences of an 8B BF16 model takes 3.97, 3.94 and 4.30 ms, by `GemvF32` 4.4, 6.9 and 11.8.

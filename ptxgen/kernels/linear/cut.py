@@ -82,7 +82,7 @@ class Footprint:
     least_partials: int = PARTIALS_NBYTES
 
     def activations_of(self, warps: int) -> int:
-        """Bytes of activations of a CTA of so many warps."""
+        """Bytes of activations of a CTA of this many warps."""
         return self.activations + self.warp_activations * warps
 
     def squares_of(self, warps: int) -> int:

@@ -46,7 +46,7 @@ class LoraShrinkPacked(LoraShrink):
 
     @staticmethod
     def serves(cols: int) -> bool:
-        """Whether A may have so many columns."""
+        """Whether A may have this many columns."""
         return cols % 4 == 0
 
     @classmethod

@@ -30,7 +30,7 @@ class Pack(KernelSpec):
     `GroupExperts` lists them; the row of a pair is pair / used. The vector of a place without a
     pair is 0. ``weighted``: times the pair's weight.
 
-    ``room``, without pairs: y has room for so many vectors, those beyond ``rows`` stay as they are.
+    ``room``, without pairs: y has room for this many vectors; those beyond ``rows`` stay unchanged.
     Both are multiples of eight, and the text does not have ``rows``.
 
     ``factors``, of pairs: x is multiplied with ``next_norm`` (cols,) f32 and the row's ``factor``,
@@ -77,7 +77,7 @@ class Pack(KernelSpec):
 
     @staticmethod
     def can_norm(cols: int) -> bool:
-        """Whether a CTA holds a row of so many columns."""
+        """Whether a CTA holds a row of this many columns."""
         return cols % 4 == 0 and TILE_THREADS * ceil_div(cols, TILE_COLS) <= MAX_THREADS
 
     @property

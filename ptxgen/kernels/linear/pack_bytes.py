@@ -51,7 +51,7 @@ class PackBytes(KernelSpec):
 
     @staticmethod
     def can_pack(cols: int) -> bool:
-        """Whether a CTA holds a row of so many columns."""
+        """Whether a CTA holds a row of this many columns."""
         fits = 1 <= ceil_div(cols, TILE_COLS) <= MAX_THREADS // TILE_THREADS
         return cols % 4 == 0 and fits
 

@@ -39,10 +39,6 @@ class PackedCut(Protocol):
         """Threads that multiply."""
 
     @property
-    def bands(self) -> int:
-        """Bands of a stage of weights."""
-
-    @property
     def registers(self) -> int:
         """Registers of a thread."""
 

@@ -75,7 +75,7 @@ from urdir.ptxgen.kernels.linear.products.gemm_wgmma import (
     GemmWgmma,
     WgmmaCut,
 )
-from urdir.ptxgen.kernels.linear.products.packed_tiling import CTA_COST, SM_NBYTES
+from urdir.ptxgen.kernels.linear.products.packed_tiling import BANDS, CTA_COST, SM_NBYTES
 from urdir.ptxgen.ptx.architecture import SM_REGISTERS
 from urdir.ptxgen.spec import ceil_div
 from urdir.ptxgen.weights.format import Format
@@ -90,11 +90,11 @@ FEW_SHAPES = ((1, 4), (1, 2), (4, 1), (2, 2), (2, 1), (1, 1))
 MANY_SHAPES = ((2, 1), (1, 1))
 #: The most vectors of a CTA.
 MOST = 256
-#: Up to so many vectors splits as well: a warpgroup alone takes longer than the tiles of two.
+#: Up to this many vectors splits as well: a warpgroup alone takes longer than the tiles of two.
 SPLIT_SHAPES, SPLIT_MOST = ((1, 2),), 136
-#: Up to so many, stages of splits may have a part of a tile of activations: more are not measured.
+#: Up to this many, stages of splits may have a part of a tile of activations; more: not measured.
 SLICED_MOST = 128
-#: Up to so many vectors four row groups have registers for the sums, which are handed over.
+#: Up to this many vectors four row groups have registers for the sums, which are handed over.
 TALL_SHAPES, TALL_MOST = ((4, 1),), 120
 #: Of more vectors than a CTA's, in how many tiles they may be, and how wide these are else.
 TILES, WIDTHS = range(1, 5), (128, 176, 192, 208, 256)
@@ -114,12 +114,12 @@ TURN_BATCH, TURN_ROW_TILES = 512, 8
 #: us of a tile of 64 rows and 256 columns of an SM, and of each vector: the more of weights that
 #: are made (of quants in two planes for longer), or of products; and of floats.
 MADE, PLANES, MULTIPLIED, FLOATS = (0.245, 0.0033), 0.07, (0.045, 0.00475), (0.395, 0.0044)
-#: How much longer tiles take whose registers are handed over where an SM has more than so many.
+#: How much longer tiles take whose registers are handed over where an SM has more than this many.
 HANDED, HANDED_FROM = 1.12, 8
 #: How much longer they take where two CTAs may be on an SM, none on another, by CTAs of a cluster.
 PAIRED = {1: 1.4, 2: 2.0}
 #: How much longer a warpgroup takes that has an SM alone, up to `SLICED_MOST` vectors: for each
-#: vector below so many, and at least.
+#: vector below this many, and at least.
 LONE, LONE_MOST, LONE_LEAST = 0.005, 120, 0.08
 #: us of the same of a warpgroup alone, and of one that makes weights between products.
 ALONE, ALONE_PER_VECTOR, APART_PER_VECTOR = 0.42, 0.0007, 0.0061
@@ -190,7 +190,7 @@ def estimate(product: GemmWgmma, sms: int) -> float:
         alone, on_sm = longer * alone, longer * on_sm
     is_slow = cut.hands_over and each > HANDED_FROM and not product.format.is_float
     on_sm *= HANDED if is_slow else 1
-    weights = cut.bands * product.layout.tile_nbytes
+    weights = BANDS * cut.row_groups * product.layout.tile_nbytes
     copied = tiles * (weights + TILE_NBYTES * cut.vectors) * (each if each > 1 else ctas / sms)
     readers = ctas // product.tiles
     read = readers * tiles * weights / min(MEMORY_NBYTES, SM_NBYTES_READ * min(readers, sms))

@@ -67,7 +67,7 @@ class Wkv(RecurrentRows):
 
     @staticmethod
     def serves(dim: int) -> bool:
-        """Whether heads may have so many values."""
+        """Whether heads may have this many values."""
         return dim in (32, 64, 128)
 
     @property

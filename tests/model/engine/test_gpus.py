@@ -31,6 +31,7 @@ from urdir.model.engine.sampling_settings import GREEDY, SamplingSettings
 from urdir.model.engine.session import Session
 from urdir.model.errors import SettingsError, UnsupportedError
 from urdir.model.families.config import Config
+from urdir.model.families.feed_forward import Dense
 from urdir.model.families.share import cut_networks
 from urdir.model.files.demo import demo_model
 from urdir.model.files.gguf import Gguf
@@ -396,7 +397,9 @@ def test_columns_that_are_cut_are_those_of_the_file() -> None:
         )
         shares = shares_of(Config.of(gguf), gguf, 2)
         for share, device in zip(shares, group, strict=True):
-            down = share.layers[0].dense_networks[0].down
+            (*_, dense) = share.layers[0].networks
+            assert isinstance(dense, Dense)
+            down = dense.down
             assert down.matrix.columns is not None
             with Weights.load(gguf, share, device) as weights:
                 matrix = weights.matrix(down)

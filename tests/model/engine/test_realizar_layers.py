@@ -40,6 +40,7 @@ from urdir.model.engine.runner import Observer
 from urdir.model.errors import ConfigError, ContextFullError, ModelError, UnsupportedError
 from urdir.model.families.attention import Attention
 from urdir.model.families.config import Config
+from urdir.model.families.feed_forward import Dense
 from urdir.model.families.stored import Linear, StoredMatrix, StoredVector
 from urdir.model.memory.session_settings import SessionSettings
 from urdir.model.memory.weights import Matrix, Weights
@@ -134,7 +135,8 @@ def check(found: Floats, wanted: Floats, tolerance: float) -> None:
 
 def shapes_of(config: Config) -> dict[str, tuple[int, ...]]:
     """GGUF tensor names and shapes, written out."""
-    m, hidden, (dense,) = mixer_of(config), config.hidden, config.layers[0].dense_networks
+    m, hidden, dense = mixer_of(config), config.hidden, config.layers[0].networks[-1]
+    assert isinstance(dense, Dense)
     ffn = dense.width
     queries, keys = m.heads * m.key_dim, m.kv_heads * m.key_dim
     shapes: dict[str, tuple[int, ...]] = {

@@ -58,7 +58,9 @@ def attention(config: Config) -> Attention:
 
 
 def dense(config: Config) -> Dense:
-    return config.layers[0].dense_networks[0]
+    found = config.layers[0].networks[-1]
+    assert isinstance(found, Dense)
+    return found
 
 
 @pytest.mark.parametrize(("name", "ranks"), EVEN)

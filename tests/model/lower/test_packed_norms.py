@@ -21,7 +21,7 @@ from urdir.ptxgen.kernels.linear.products.gemm_small import GemmSmall
 ORDERS = {
     "q4_k": ("units", "units", "units"),
     "w4g128": ("units", "units", None),
-    "e4m3r256": ("columns", "columns", None),
+    "e4m3r256": ("units", "units", None),
     "e2m1g256": ("lanes", "lanes", None),
     "nvfp4": ("lanes", "lanes", "lanes"),
     "q6_k": ("lanes", "lanes", "lanes"),

@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from urdir.driver import Device
 from urdir.model.memory import queued_writes
 from urdir.model.memory.queued_writes import QueuedWrites
 
+SIZE = 3 * queued_writes._HALF_BYTES
 
-def test_writes_arrive_in_order(device: Device) -> None:
+
+@pytest.mark.parametrize("most", [0, SIZE - 7])
+def test_writes_arrive_in_order(device: Device, most: int) -> None:
     """More than the page-locked memory holds, odd sizes, over each other; sources change at
-    once."""
+    once. With and without a half for the largest write but one."""
     rng = np.random.default_rng(5)
-    size = 3 * queued_writes._HALF_BYTES
+    size = SIZE
     wanted = np.zeros(size, np.uint8)
     with (
         device.create_stream() as stream,
         device.allocate(size, "memory") as memory,
-        QueuedWrites(device, stream) as writes,
+        QueuedWrites(device, stream, most) as writes,
     ):
         memory.fill(0)
-        for nbytes in (1, 7, 4096, 300_001, 300_000, size, *rng.integers(0, 100_000, 60)):
+        for nbytes in (1, 7, 4096, 300_001, 300_000, size - 7, size, *rng.integers(0, 100_000, 60)):
             at = int(rng.integers(0, size - nbytes + 1))
             values = rng.integers(0, 256, int(nbytes), np.uint8)
             wanted[at : at + nbytes] = values

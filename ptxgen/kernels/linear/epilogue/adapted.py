@@ -114,7 +114,7 @@ def check_slots(name: str, slots: int, rank: int) -> None:
 
 
 def random_slots(count: int, slots: int, rng: np.random.Generator) -> Array:
-    """Slots of so many vectors, of which some have none."""
+    """Slots of this many vectors, of which some have none."""
     found: Array = rng.permutation(np.arange(count) % (slots + 1)).astype(np.uint32)
     return found
 

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
-from urdir.ptxgen.kernels.exchange.spec import POLLS
-from urdir.ptxgen.kernels.linear.epilogue.adapted import Adapted, element_dtype
+from urdir.ptxgen.kernels.linear.epilogue.own_adapted import OwnAdapted
 from urdir.ptxgen.kernels.linear.epilogue.then import Continued
 from urdir.ptxgen.kernels.linear.prologue.norm import Normed
-from urdir.ptxgen.kernels.linear.steps import Part, Product, Reference
-from urdir.ptxgen.spec import Access, Array, Param, ceil_div
+from urdir.ptxgen.kernels.linear.steps import Product, Reference
+from urdir.ptxgen.spec import Array, ceil_div
 
 #: The most ranks, of both matrices of a gated pair: a lane of a warp awaits each a.
 MOST_RANKS = 32
@@ -22,22 +21,14 @@ MOST_EACH = 3
 
 
 @dataclass(frozen=True, slots=True)
-class SelfAdapted(Adapted):
-    """`Adapted` without `LoraShrink`: y += B (scale * A x). The adapter is ``adapter`` (sequences,)
-    u32 of the vector's ``sequence`` (1,) u32, with its ``adapter_scale``; A are ``lora_a`` (slots,
-    rank, cols), as B are ``lora_b``.
-
-    CTA i computes ranks i, i + CTAs, ... of ``lora`` as soon as it has x, and leaves them for all
-    others in ``lora_words`` (width, 2) f32: the value (if the launch scales its sums by a norm's
-    factor, before that), and as bits the number of the launch, which each CTA counts by itself in
-    ``lora_counts`` (CTAs,) u32. A CTA awaits the words once it has its sums. CTAs start in order,
-    so that those with ranks never wait for one that has not started.
+class SelfAdapted(OwnAdapted):
+    """`OwnAdapted` of one vector: CTA i computes ranks i, i + CTAs, ... of ``lora`` as soon as it
+    has x, and leaves them for all others in ``lora_words`` (width, 2) f32 (if the launch scales its
+    sums by a norm's factor, before that). CTAs start in order, so that those with ranks never wait
+    for one that has not started.
     """
 
-    sequences: int = 1
-    polls: int = POLLS
-
-    stem: ClassVar[str] = "self_adapted"
+    stem = "self_adapted"
 
     @property
     def text(self) -> str:
@@ -61,54 +52,20 @@ class SelfAdapted(Adapted):
         """Ranks of a CTA, at most."""
         return ceil_div(self.width, self.ctas(product))
 
-    def ctas(self, product: Product) -> int:
-        """CTAs of the launch."""
-        across, down, _ = product.launch_shape.grid
-        return across * down
-
     def counts(self, product: Product) -> int:
-        """CTAs that count launches: those of others that have as many count on."""
         return self.ctas(product)
 
+    def words(self) -> tuple[int, ...]:
+        return self.width, 2
+
     def suits(self, product: Product, sms: int) -> bool:
-        """Whether it is worth it on a device of so many SMs, and all CTAs are there at once."""
         return self.ctas(product) <= sms and self.each(product) <= MOST_EACH
 
-    def firsts(self, product: Product) -> tuple[tuple[int, str], ...]:
-        """Where the ranks of each adapted matrix begin, and the name of its A."""
-        found = [each for part in product.parts for each in self.matrices(product, part)]
-        return tuple((first, name.replace("lora_b", "lora_a")) for first, name in sorted(found))
-
-    def params(self, product: Product) -> tuple[Param, ...]:
-        return (
-            Param("sequence", "u32", (1,), Access.IN),
-            Param("adapter", "u32", (self.sequences,), Access.IN),
-            Param("adapter_scale", "f32", (self.sequences,), Access.IN),
-            Param("lora_words", "f32", (self.width, 2), Access.INOUT),
-            Param("lora_counts", "u32", (self.counts(product),), Access.INOUT),
-        )
-
-    def part_params(self, product: Product, part: Part) -> tuple[Param, ...]:
-        b = super(SelfAdapted, self).part_params(product, part)
-        shape = (self.slots, self.rank, product.cols)
-        names = (param.name.replace("lora_b", "lora_a") for param in b)
-        return (*(Param(name, self.element, shape, Access.IN) for name in names), *b)
-
     def make_inputs(self, product: Product, rng: np.random.Generator) -> dict[str, Any]:
-        inputs: dict[str, Any] = {}
-        for part in product.parts:
-            for param in self.part_params(product, part):
-                values = rng.standard_normal(product.shape_of(param))
-                values /= 1 if param.name.startswith("lora_a") else self.rank
-                inputs[param.name] = values.astype(np.dtype(element_dtype(self.element)))
-        launches = np.full(self.counts(product), 7, np.uint32)
         return {
-            **inputs,
+            **super(SelfAdapted, self).make_inputs(product, rng),
             "sequence": np.array([self.sequences - 1], np.uint32),
             "adapter": np.full(self.sequences, self.slots, np.uint32),
-            "adapter_scale": rng.uniform(0.5, 2, self.sequences).astype(np.float32),
-            "lora_words": np.zeros((self.width, 2), np.float32),
-            "lora_counts": launches,
         }
 
     def apply(self, y: Array, of: Reference) -> Array:

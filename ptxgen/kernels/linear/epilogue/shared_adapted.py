@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
-from urdir.ptxgen.kernels.linear.epilogue.self_adapted import SelfAdapted
+from urdir.ptxgen.kernels.linear.epilogue.own_adapted import OwnAdapted
 from urdir.ptxgen.kernels.linear.prologue.norm import BegunNorm
 from urdir.ptxgen.kernels.linear.steps import Part, Product, Reference
-from urdir.ptxgen.spec import Access, Array, Param, ceil_div
+from urdir.ptxgen.spec import Array, ceil_div
 from urdir.ptxgen.weights.packed import unpack
 
 #: The most vectors: a lane looks at the adapter of each. The most ranks, as `Adapted` holds them,
@@ -24,24 +24,17 @@ SUMS_NBYTES = 512
 
 
 @dataclass(frozen=True, slots=True)
-class SharedAdapted(SelfAdapted):
-    """`SelfAdapted` of up to 32 vectors by `GemmWgmma`: the two warps of a CTA that copy nothing
+class SharedAdapted(OwnAdapted):
+    """`OwnAdapted` of up to 32 vectors by `GemmWgmma`: the two warps of a CTA that copy nothing
     take item i, i + CTAs, ... of the first ``sms`` CTAs: 16 ranks of a matrix, a slot and some of
     the columns, for all vectors with the slot, on tensor cores. They leave the values of each of
     the ``parts`` of the columns in ``lora_words`` (8, 32, width, 2), then await those of all CTAs,
     and put the sums, rounded to f16, into shared memory.
 
-    CTAs count launches in ``lora_counts`` (`COUNTS`,), as if there were so many of them.
+    CTAs count launches in ``lora_counts`` (`COUNTS`,), as if there were that many of them.
     """
 
     sms: int = 132
-
-    stem = "adapted"
-    computes = True
-
-    @property
-    def shared_nbytes(self) -> int:
-        return 0  # of the ring's kernel: see `table_nbytes`
 
     def table_nbytes(self, vectors: int) -> int:
         """Bytes of a barrier, the launch's number, slots, a of all (vectors, width) f16, and the
@@ -80,7 +73,7 @@ class SharedAdapted(SelfAdapted):
         return min(min(of, default=0), self.width - self.span(product))
 
     def check(self, product: Product) -> None:
-        super(SelfAdapted, self).check(product)
+        super(SharedAdapted, self).check(product)
         fits = self.rank <= MOST_RANKS and product.batch <= MOST_VECTORS and self.element == "f16"
         if (
             not fits
@@ -102,26 +95,8 @@ class SharedAdapted(SelfAdapted):
     def suits(self, product: Product, sms: int) -> bool:
         return True  # the first ``sms`` CTAs are there at once, which `GemmWgmma` sees to
 
-    def params(self, product: Product) -> tuple[Param, ...]:
-        words = (MOST_PARTS, MOST_VECTORS, self.width, 2)
-        return (
-            Param("sequence", "u32", ("batch",), Access.IN),
-            Param("adapter", "u32", (self.sequences,), Access.IN),
-            Param("adapter_scale", "f32", (self.sequences,), Access.IN),
-            Param("lora_words", "f32", words, Access.INOUT),
-            Param("lora_counts", "u32", (COUNTS,), Access.INOUT),
-        )
-
-    def make_inputs(self, product: Product, rng: np.random.Generator) -> dict[str, Any]:
-        words = next(of for of in self.params(product) if of.name == "lora_words")
-        adapter = rng.permutation(np.arange(self.sequences) % (self.slots + 1))
-        return {
-            **super(SharedAdapted, self).make_inputs(product, rng),
-            "sequence": rng.integers(0, self.sequences, product.batch).astype(np.uint32),
-            "adapter": adapter.astype(np.uint32),
-            "lora_words": np.zeros(product.shape_of(words), np.float32),
-            "lora_counts": np.full(COUNTS, 7, np.uint32),
-        }
+    def words(self) -> tuple[int, ...]:
+        return MOST_PARTS, MOST_VECTORS, self.width, 2
 
     def apply(self, y: Array, of: Reference) -> Array:
         product, inputs = of.product, of.inputs

@@ -19,7 +19,7 @@ from urdir.ptxgen.kernels.linear.epilogue.residual import Residual
 from urdir.ptxgen.kernels.linear.packed_parts import PackedPart
 from urdir.ptxgen.kernels.linear.product import EPILOGUES
 from urdir.ptxgen.kernels.linear.products.gemm_wgmma import WARPGROUP
-from urdir.ptxgen.kernels.linear.products.packed_tiling import BANDS, PackedTiling
+from urdir.ptxgen.kernels.linear.products.rings import Rings
 from urdir.ptxgen.kernels.linear.steps import Reference
 from urdir.ptxgen.ptx.architecture import SM_REGISTERS
 from urdir.ptxgen.spec import Access, Array, LaunchShape, Param, Tolerance, ceil_div
@@ -93,14 +93,9 @@ class BytesCut:
         """Bytes of a stage of activations."""
         return eights.SLICE * self.vectors
 
-    @property
-    def bands(self) -> int:
-        """Bands of a stage of weights."""
-        return BANDS * self.row_groups
-
 
 @dataclass(frozen=True)
-class GemmBytes(PackedTiling):
+class GemmBytes(Rings):
     """y[b] = W x[b] of signed bytes (`eights`), W (rows, cols) repacked, then the ``epilogue``.
 
     Weights become bytes in registers. Sums are s32, over all columns; they are multiplied with the
@@ -142,33 +137,6 @@ class GemmBytes(PackedTiling):
         """Vectors in whole groups."""
         return self.groups * GROUP
 
-    # ---- shared memory: rings of weights and activations, barriers; sums in the rings' place ----
-
-    @property
-    def weight_slots(self) -> int:
-        """Stages of weights."""
-        return self.cut.weight_stages
-
-    @property
-    def x_slots(self) -> int:
-        """Stages of activations."""
-        return self.cut.x_stages
-
-    @property
-    def slots(self) -> int:
-        """Stages of both rings."""
-        return self.weight_slots + self.x_slots
-
-    @property
-    def x_at(self) -> int:
-        """Where stages of activations begin."""
-        return self.weight_slots * self.weight_nbytes
-
-    @property
-    def barriers_at(self) -> int:
-        """Where barriers begin: full ones of both rings, then empty ones, 8 bytes each."""
-        return max(self.x_at + self.x_slots * self.cut.x_nbytes, self.split_nbytes + 7 & -8)
-
     @property
     def working_nbytes(self) -> int:
         return self.barriers_at + 16 * self.slots
@@ -186,25 +154,20 @@ class GemmBytes(PackedTiling):
 
     # ---- parameters and reference ----
 
-    @property
-    def params(self) -> tuple[Param, ...]:
+    def x_params(self) -> list[Param]:
         x_shape = eights.bytes_shape(self.batch, self.cols)
-        params = [
+        return [
             Param("x", "u8" if self.of_floats else "s8", x_shape, Access.IN),
             Param("x_scales", "f32", ("padded",), Access.IN),
         ]
-        params += [p for step in self.fused for p in step.params(self)]
-        for part in self.parts:
-            of_rows = (2, TILE_ROWS * part.layout.bands)
-            for weights, scales in self.names_of(part):
-                params.append(Param(weights, "u8", (part.layout.nbytes,), Access.IN))
-                if not self.of_floats:
-                    params.append(Param(scales, "f32", of_rows, Access.IN))
-            params += [p for step in self.epilogue_of(part) for p in step.part_params(self, part)]
-            params.append(Param(f"y{part.suffix}", "f32", ("products", part.rows), Access.OUT))
-        for step in self.fused:
-            params = [step.stored(p, self) for p in params]
-        return tuple(params)
+
+    def weight_params(self, part: PackedPart) -> list[Param]:
+        params, of_rows = [], (2, TILE_ROWS * part.layout.bands)
+        for weights, scales in self.names_of(part):
+            params.append(Param(weights, "u8", (part.layout.nbytes,), Access.IN))
+            if not self.of_floats:
+                params.append(Param(scales, "f32", of_rows, Access.IN))
+        return params
 
     def names_of(self, part: PackedPart) -> list[tuple[str, str]]:
         """The parameters of a part's matrices: weights and their scales."""

@@ -95,11 +95,6 @@ class MmaCut:
         """Bytes of a stage of activations."""
         return self.x_slices * self.vectors // GROUP * GROUP_NBYTES
 
-    @property
-    def bands(self) -> int:
-        """Bands of a stage of weights."""
-        return BANDS * self.row_groups
-
 
 @dataclass(frozen=True, slots=True)
 class Run:

@@ -236,7 +236,7 @@ def _floats(cls: type[S]) -> dict[str, S]:
             f16, 33, 1024, Normed(rms), Bias(), others=((bf16, 20),), batch=7
         ),
         "BF16 gated norm": cls.of(
-            bf16, 256, 768, Normed(rms), Gated(), PackedOutput("columns"), batch=5
+            bf16, 256, 768, Normed(rms), Gated(), PackedOutput("units"), batch=5
         ),
         "BF16 begins norm": cls.of(bf16, 80, 2304, Residual(), BeginNorm(), cluster=2, batch=6),
         "F16 norm begun, in passes": cls.of(

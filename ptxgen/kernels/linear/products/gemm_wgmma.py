@@ -22,6 +22,7 @@ from urdir.ptxgen.kernels.linear.packed_parts import Mixture, PackedPart, Packed
 from urdir.ptxgen.kernels.linear.products.packed_examples import end_examples, small_examples
 from urdir.ptxgen.kernels.linear.products.packed_product import PackedProduct
 from urdir.ptxgen.kernels.linear.products.packed_tiling import BANDS
+from urdir.ptxgen.kernels.linear.products.rings import Rings
 from urdir.ptxgen.kernels.linear.prologue.norm import BegunNorm, begun
 from urdir.ptxgen.kernels.norm import Norm
 from urdir.ptxgen.ptx.architecture import SM_REGISTERS
@@ -31,7 +32,7 @@ from urdir.ptxgen.weights.packed import GROUP, GROUP_NBYTES, TILE_SLICES
 
 #: Threads of a warpgroup, whose operand A has 64 rows.
 WARPGROUP = 128
-#: Registers of a thread except those of sums: with so many no type spills.
+#: Registers of a thread except those of sums: with this many no type spills.
 OTHER_REGISTERS = 52
 #: Registers for the weights of a slice beside those of the slice before.
 SLICE_REGISTERS = 28
@@ -52,8 +53,8 @@ class WgmmaCut:
     Each split has ``weight_stages`` stages of one tile of weights, and ``x_stages`` stages of
     ``x_slices`` slices of activations. ``resident``: CTAs of an SM.
 
-    ``ctas``: so many CTAs take the tiles of y in turns (`GemmWgmma.can_take_turns`), two row groups
-    each, whose stages of weights are their own; 0: each CTA has one tile.
+    ``ctas``: this many CTAs take the tiles of y in turns (`GemmWgmma.can_take_turns`), two row
+    groups each, whose stages of weights are their own; 0: each CTA has one tile.
     """
 
     row_groups: int
@@ -140,14 +141,9 @@ class WgmmaCut:
         has_room = self.used_registers + SLICE_REGISTERS <= self.registers
         return has_room and self.x_stages > 1
 
-    @property
-    def bands(self) -> int:
-        """Bands of a stage of weights."""
-        return BANDS * self.row_groups
-
 
 @dataclass(frozen=True)
-class GemmWgmma(PackedProduct):
+class GemmWgmma(PackedProduct, Rings):
     """A `PackedProduct` by `wgmma`: a warpgroup of producers, and some that multiply."""
 
     cut: WgmmaCut
@@ -229,41 +225,13 @@ class GemmWgmma(PackedProduct):
     def targets(self) -> tuple[str, ...]:
         return ("sm_90a",)
 
-    # ---- shared memory: rings of weights and activations, barriers; sums in the rings' place ----
+    # ---- shared memory: rings and their barriers, those of `second_full`, then tables ----
 
     @property
     def stage_bands(self) -> int:
         """Bands of a stage of weights: of all row groups, or, if CTAs take turns, of one of them,
         which has every ``row_groups``-th stage."""
-        return BANDS if self.takes_turns else self.cut.bands
-
-    @property
-    def weight_slots(self) -> int:
-        """Stages of weights of all splits: split k has every ``splits``-th, from k on."""
-        return self.cut.splits * self.cut.weight_stages
-
-    @property
-    def x_slots(self) -> int:
-        """Stages of activations of all splits."""
-        return self.cut.splits * self.cut.x_stages
-
-    @property
-    def x_at(self) -> int:
-        """Where stages of activations begin."""
-        return self.weight_slots * self.weight_nbytes
-
-    @property
-    def barriers_at(self) -> int:
-        """Where barriers begin: full ones of both rings, then empty ones, 8 bytes each, then
-        those of `second_full`."""
-        rings = self.x_at + self.x_slots * self.cut.x_nbytes
-        sums = 0 if self.takes_turns else self.cut.splits * self.split_nbytes + 7 & -8
-        return max(rings, sums)
-
-    @property
-    def slots(self) -> int:
-        """Stages of both rings."""
-        return self.weight_slots + self.x_slots
+        return BANDS if self.takes_turns else super().stage_bands
 
     @property
     def pairs_at(self) -> int:

@@ -73,7 +73,7 @@ def has_room_ahead(cols: int, cluster: int, prologue: Sequence[Prologue], warps:
 
 
 def most_registers(warps: int) -> int:
-    """Registers of a thread, at most, if an SM has room for two CTAs of so many warps."""
+    """Registers of a thread, at most, if an SM has room for two CTAs of this many warps."""
     return min(MAX_REGISTERS, 1024 // warps)
 
 

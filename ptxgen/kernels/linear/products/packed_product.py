@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from urdir.ptxgen.kernels.linear.packed_parts import Mixture
+from urdir.ptxgen.kernels.linear.packed_parts import Mixture, PackedPart
 from urdir.ptxgen.kernels.linear.products.packed_tiling import PackedTiling
 from urdir.ptxgen.kernels.linear.steps import Reference
 from urdir.ptxgen.spec import Access, Array, Param, Tolerance, ceil_div
@@ -35,23 +35,18 @@ class PackedProduct(PackedTiling):
     number of row groups of a gated product.
     """
 
-    @property
-    def params(self) -> tuple[Param, ...]:
+    def x_params(self) -> list[Param]:
         params = [Param("length", "u32")] if self.takes_length else []
         params.append(Param("x", "f16", packed_shape(self.vectors, self.cols), Access.IN))
         if self.mixture is not None:
             params.append(Param("tile_of", "u32", ("tiles", 4), Access.IN))
             if not self.packs:
                 params.append(Param("pair", "u32", ("vectors",), Access.IN))
-        params += [p for step in self.fused for p in step.params(self)]
-        for part in self.parts:
-            names = (f"weights{part.suffix}", *self.matrices[1:])
-            params += [Param(name, "u8", (part.layout.nbytes,), Access.IN) for name in names]
-            params += [p for step in self.epilogue_of(part) for p in step.part_params(self, part)]
-            params.append(Param(f"y{part.suffix}", "f32", ("products", part.rows), Access.OUT))
-        for step in self.fused:
-            params = [step.stored(p, self) for p in params]
-        return tuple(params)
+        return params
+
+    def weight_params(self, part: PackedPart) -> list[Param]:
+        names = (f"weights{part.suffix}", *self.matrices[1:])
+        return [Param(name, "u8", (part.layout.nbytes,), Access.IN) for name in names]
 
     @property
     def tolerance(self) -> Tolerance:

@@ -21,7 +21,7 @@ from urdir.ptxgen.kernels.linear.packed_parts import (
 )
 from urdir.ptxgen.kernels.linear.product import EPILOGUES, MainLoop
 from urdir.ptxgen.kernels.linear.steps import Epilogue, Part, Prologue
-from urdir.ptxgen.spec import Access, ceil_div
+from urdir.ptxgen.spec import Access, Param, ceil_div
 from urdir.ptxgen.weights.formats import Format
 from urdir.ptxgen.weights.grids import ENTRIES, aligned, with_entries
 from urdir.ptxgen.weights.layout import TILE_ROWS, Layout
@@ -133,6 +133,29 @@ class PackedTiling(MainLoop):
             inputs |= step.make_inputs(self, rng)
         return {p.name: inputs[p.name] for p in self.params if p.access is not Access.OUT}
 
+    # ---- parameters ----
+
+    def x_params(self) -> list[Param]:
+        """What the launch reads of its vectors."""
+        raise NotImplementedError
+
+    def weight_params(self, part: PackedPart) -> list[Param]:
+        """What it reads of a part's matrices."""
+        raise NotImplementedError
+
+    @property
+    def params(self) -> tuple[Param, ...]:
+        params = self.x_params() + [p for step in self.fused for p in step.params(self)]
+        for part in self.parts:
+            params += self.weight_params(part)
+            params += [p for step in self.epilogue_of(part) for p in step.part_params(self, part)]
+            params.append(Param(f"y{part.suffix}", "f32", ("products", part.rows), Access.OUT))
+        for step in self.fused:
+            params = [step.stored(p, self) for p in params]
+        return tuple(params)
+
+    # ---- tiles ----
+
     @property
     def tiles(self) -> int:
         """Tiles of vectors."""
@@ -212,7 +235,7 @@ class PackedTiling(MainLoop):
     @property
     def stage_bands(self) -> int:
         """Bands of a stage of weights."""
-        return self.cut.bands
+        return BANDS * self.cut.row_groups
 
     @cached_property
     def weight_nbytes(self) -> int:
