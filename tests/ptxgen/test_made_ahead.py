@@ -20,47 +20,65 @@ from urdir.ptxgen.kernels.norm import Norm
 from urdir.ptxgen.weights.formats import FORMATS
 
 RMS = Norm("rms", 1e-5)
-IQ1_S, IQ1_M, IQ2_XXS, IQ2_XS, IQ2_S = (
-    FORMATS[name] for name in ("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S")
-)
+IQ1_S, IQ1_M, IQ2_XXS, IQ2_XS = (FORMATS[name] for name in ("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS"))
 IQ3_XXS, IQ3_S, TQ1_0, Q4_K = (FORMATS[name] for name in ("IQ3_XXS", "IQ3_S", "TQ1_0", "Q4_K"))
 
 i16 = functools.partial(Gemv.of, activations="i16")
 
-#: Products, and whether a warp makes weights of each matrix before activations are there. Last rows
-#: are odd.
+#: Room for many copies of entries.
+MUCH = {"shared": 150_000}
+#: Products; whether weights of each matrix are made ahead; and before activations are there. Last
+#: rows are odd.
 CASES = [
     # a tile or two of each warp; of the last blocks only some warps have one
-    (i16(IQ2_XS, 17, 256, Bias()), [True]),
-    (i16(IQ3_XXS, 18, 512, Residual(), split=1, groups=1), [True]),
-    (i16(IQ2_XXS, 35, 768, Residual(), split=2, groups=1, tiles_each=3, stages=2), [True]),
-    (i16(IQ1_S, 33, 2304, Residual(), split=4, groups=1, tiles_each=2, stages=3), [True]),
-    # several blocks of several tiles
-    (i16(IQ1_M, 70, 1280, split=1, groups=1, tiles_each=3), [True]),
-    (i16(IQ2_S, 90, 1024, Normed(RMS), split=2, groups=2, tiles_each=6, stages=2), [True]),
-    (i16(IQ3_S, 50, 2304, Normed(RMS), split=8, groups=1, tiles_each=4), [True]),
-    (i16(TQ1_0, 19, 1024, split=2, groups=2), [True]),
-    # pairs
-    (i16(IQ3_XXS, 21, 512, Normed(RMS), Gated(), split=2), [True]),
+    (i16(IQ2_XS, 17, 256, Bias(), **MUCH), "a", "f"),
+    (i16(IQ3_XXS, 18, 512, Residual(), split=1, groups=1, **MUCH), "a", "f"),
     (
-        i16(IQ2_XS, 50, 2304, Normed(RMS), Gated(), split=4, groups=1, tiles_each=4, stages=3),
-        [True],
+        i16(IQ2_XXS, 35, 768, Residual(), split=2, groups=1, tiles_each=3, stages=2, **MUCH),
+        "a",
+        "f",
+    ),
+    (i16(IQ3_S, 33, 2304, Residual(), split=4, groups=1, tiles_each=2, stages=3, **MUCH), "a", "f"),
+    # several blocks of several tiles
+    (i16(IQ2_XXS, 70, 1280, split=1, groups=1, tiles_each=3, **MUCH), "a", "f"),
+    (
+        i16(IQ2_XS, 90, 1024, Normed(RMS), split=2, groups=2, tiles_each=6, stages=2, **MUCH),
+        *("a", "f"),
+    ),
+    (i16(IQ3_S, 50, 2304, Normed(RMS), split=8, groups=1, tiles_each=4, **MUCH), "a", "f"),
+    # pairs
+    (i16(IQ3_XXS, 21, 512, Normed(RMS), Gated(), split=2, **MUCH), "a", "f"),
+    (
+        i16(IQ2_XS, 50, 2304, Normed(RMS), Gated(), split=4, groups=1, tiles_each=4, **MUCH),
+        *("a", "f"),
     ),
     # in clusters, and beside other types
-    (i16(IQ2_XXS, 23, 2304, Residual(), cluster=2, split=2), [True]),
-    (i16(IQ3_S, 9, 512, Normed(RMS), others=((Q4_K, 40), (IQ1_M, 5))), [True, False, True]),
+    (i16(IQ2_XXS, 23, 2304, Residual(), cluster=2, split=2, **MUCH), "a", "f"),
+    (i16(IQ3_S, 9, 512, Normed(RMS), others=((Q4_K, 40), (IQ1_M, 5)), **MUCH), "a--", "f--"),
+    (i16(Q4_K, 40, 512, Normed(RMS), others=((IQ2_XS, 9), (IQ3_S, 5)), **MUCH), "-aa", "-ff"),
     # several passes; too many activations
-    (i16(IQ2_XS, 90, 1024, split=2, groups=2, tiles_each=6, per_pass=2), [False]),
-    (i16(IQ1_S, 70, 512, Gated(), split=1, groups=2, tiles_each=6, per_pass=2), [False]),
-    (i16(IQ1_S, 3, 21504, split=8, groups=1, shared=150_000), [False]),
+    (i16(IQ2_XS, 90, 1024, split=2, groups=2, tiles_each=6, per_pass=2, **MUCH), "a", "-"),
+    (
+        i16(IQ3_XXS, 70, 512, Gated(), split=1, groups=2, tiles_each=6, per_pass=2, **MUCH),
+        *("a", "-"),
+    ),
+    (i16(IQ2_XXS, 3, 21504, split=8, groups=1, shared=200_000), "a", "-"),
+    # few copies, no signs
+    (i16(IQ3_XXS, 50, 2304, split=4, groups=1, tiles_each=2, shared=60_000), "-", "-"),
+    (i16(IQ1_S, 33, 768, Normed(RMS), split=3, groups=1, **MUCH), "-", "-"),
+    (i16(TQ1_0, 19, 1024, split=2, groups=2, **MUCH), "-", "-"),
 ]
 
 
-@pytest.mark.parametrize(("spec", "first"), CASES, ids=str)
-def test_weights_made_ahead_give_the_product(device: Device, spec: Gemv, first: list[bool]) -> None:
-    """And the same bits as in a launch that runs alone, which makes none before."""
+@pytest.mark.parametrize(("spec", "ahead", "first"), CASES, ids=str)
+def test_weights_made_ahead_give_the_product(
+    device: Device, spec: Gemv, ahead: str, first: str
+) -> None:
+    """And the same bits as in a launch that runs alone, which makes none before activations are
+    there."""
     skip_where_missing(spec, device.native_target)
-    assert [spec.makes_first(part) for part in spec.parts] == first
+    assert "".join("-a"[spec.makes_ahead(part)] for part in spec.parts) == ahead
+    assert "".join("-f"[spec.makes_first(part)] for part in spec.parts) == first
     alone = dataclasses.replace(spec, alone=True)
     assert not any(alone.makes_first(part) for part in alone.parts)
     for deviation in check_kernel(device, spec, seed=3):
@@ -71,11 +89,12 @@ def test_weights_made_ahead_give_the_product(device: Device, spec: Gemv, first: 
         np.testing.assert_array_equal(found[name], outputs)
 
 
-@pytest.mark.parametrize(("spec", "first"), [CASES[0], CASES[9], CASES[-1]], ids=str)
-def test_entries_are_looked_up_before_the_wait(spec: Gemv, first: list[bool]) -> None:
+@pytest.mark.parametrize(("spec", "ahead", "first"), [CASES[0], CASES[8], CASES[14]], ids=str)
+def test_entries_are_looked_up_before_the_wait(spec: Gemv, ahead: str, first: str) -> None:
     """Those of a tile; after it of a tile of each matrix, in the loop."""
+    assert ahead == "a"
     before, after = spec.ptx("sm_90").split("griddepcontrol.wait;")
-    grid = spec.layout.format.grid
+    grid, early = spec.layout.format.grid, first == "f"
     assert grid is not None
     found = [text.count("[%index];") * grid.weights for text in (before, after)]
-    assert found == [128 * first[0], 128 * (spec.pair + (not first[0]))]
+    assert found == [128 * early, 128 * (spec.pair + (not early))]
