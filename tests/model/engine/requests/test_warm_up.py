@@ -202,13 +202,15 @@ def test_one_users_first_request_needs_nothing_more() -> None:
 
 
 def test_it_takes_no_place_of_others(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nor the last quarter of the memory."""
+    """Nor the last quarter of the memory. Which of two graphs comes first depends on threads."""
     monkeypatch.setattr(Device, "kernel_nbytes", 0)
     session.steps.record(SHAPES[:1])
     monkeypatch.setattr(session.steps._graphs, "most_bytes", session.steps.graph_bytes * 2)
     warm_up = WarmUp(session.steps, SHAPES)
     finish(warm_up)
-    assert [session.steps.is_recorded(shape) for shape in SHAPES] == [True, True, False]
+    first, *others = (session.steps.is_recorded(shape) for shape in SHAPES)
+    assert first
+    assert sorted(others) == [False, True]
 
 
 @pytest.mark.parametrize("error", [DriverError("no such luck"), IndexError("ours")])
