@@ -23,6 +23,8 @@ MAX_REGISTERS = 170
 GRID_ENTRIES = 8192
 #: Bytes of a unit's activations in shared memory: see templates/linear/products/_tile_x.j2.
 RECORD_NBYTES = {"f32": 144, "i16": 80, "f16": 128}
+#: Registers of a thread with its weights of a tile, a byte each.
+TILE_REGISTERS = TILE_ROWS * TILE_COLS // 32 // 4
 #: Bytes that warps leave for partial sums beside f16 activations, which are large.
 LEAST_PARTIALS_NBYTES = 4096
 
@@ -60,6 +62,14 @@ def _registers(cols: int, cluster: int, prologue: Sequence[Prologue], warps: int
     else:
         vectors, others = 1 + sum(step.held_vectors for step in prologue), 16
     return 8 * vectors * blocks + others
+
+
+def has_room_ahead(cols: int, cluster: int, prologue: Sequence[Prologue], warps: int) -> bool:
+    """Whether a thread has registers for weights of a tile while it has the activations and what
+    the steps load."""
+    blocks = ceil_div(ceil_div(cols, TILE_COLS), cluster * warps)
+    vectors = 1 + sum(step.vectors for step in prologue)
+    return 8 * vectors * blocks + 16 + TILE_REGISTERS <= most_registers(warps)
 
 
 def most_registers(warps: int) -> int:
