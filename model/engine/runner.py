@@ -33,8 +33,9 @@ if TYPE_CHECKING:
 _TOGETHER = 32
 #: Graphs for which that thread has work, at most, before others begin.
 _PLANNED = 2
-#: Layers that a thread plans at once: it takes as long to have one begin as to plan a layer.
-_LAYERS = 4
+#: Seconds that a thread plans at once. To have it begin takes as long as to plan a layer; and a
+#: request that comes meanwhile waits for the interpreter.
+_PLANS = 0.002
 #: Graphs whose kernels other processes compile at the same time.
 _WAITING = 96
 #: Graphs that have begun to be made. Which are expected changes with the requests: of more, those
@@ -275,7 +276,7 @@ class Steps(Owner):
             device = self.parts.device
             build: Work[Plan] = self._build(self.parts, shape)
             # To choose products of many rows takes the first layer of a shape 20 ms.
-            plan = yield from build if shape.rows <= MAX_BATCH else elsewhere(build, _LAYERS)
+            plan = yield from build if shape.rows <= MAX_BATCH else elsewhere(build, _PLANS)
             unknown: list[Kernel] = []
             left: list[Kernel] = []
             for kernel in plan.kernels():

@@ -31,39 +31,45 @@ MUCH = {"shared": 150_000}
 #: rows are odd.
 CASES = [
     # a tile or two of each warp; of the last blocks only some warps have one
-    (i16(IQ2_XS, 17, 256, Bias(), **MUCH), "a", "f"),
+    (i16(IQ2_XXS, 17, 256, Bias(), **MUCH), "a", "f"),
     (i16(IQ3_XXS, 18, 512, Residual(), split=1, groups=1, **MUCH), "a", "f"),
     (
         i16(IQ2_XXS, 35, 768, Residual(), split=2, groups=1, tiles_each=3, stages=2, **MUCH),
         "a",
         "f",
     ),
-    (i16(IQ3_S, 33, 2304, Residual(), split=4, groups=1, tiles_each=2, stages=3, **MUCH), "a", "f"),
+    (
+        i16(IQ3_XXS, 33, 2304, Residual(), split=4, groups=1, tiles_each=2, stages=3, **MUCH),
+        "a",
+        "f",
+    ),
     # several blocks of several tiles
     (i16(IQ2_XXS, 70, 1280, split=1, groups=1, tiles_each=3, **MUCH), "a", "f"),
     (
-        i16(IQ2_XS, 90, 1024, Normed(RMS), split=2, groups=2, tiles_each=6, stages=2, **MUCH),
+        i16(IQ2_XXS, 90, 1024, Normed(RMS), split=2, groups=2, tiles_each=6, stages=2, **MUCH),
         *("a", "f"),
     ),
-    (i16(IQ3_S, 50, 2304, Normed(RMS), split=8, groups=1, tiles_each=4, **MUCH), "a", "f"),
+    (i16(IQ3_XXS, 50, 2304, Normed(RMS), split=8, groups=1, tiles_each=4, **MUCH), "a", "f"),
     # pairs
     (i16(IQ3_XXS, 21, 512, Normed(RMS), Gated(), split=2, **MUCH), "a", "f"),
     (
-        i16(IQ2_XS, 50, 2304, Normed(RMS), Gated(), split=4, groups=1, tiles_each=4, **MUCH),
+        i16(IQ2_XXS, 50, 2304, Normed(RMS), Gated(), split=4, groups=1, tiles_each=4, **MUCH),
         *("a", "f"),
     ),
     # in clusters, and beside other types
     (i16(IQ2_XXS, 23, 2304, Residual(), cluster=2, split=2, **MUCH), "a", "f"),
-    (i16(IQ3_S, 9, 512, Normed(RMS), others=((Q4_K, 40), (IQ1_M, 5)), **MUCH), "a--", "f--"),
-    (i16(Q4_K, 40, 512, Normed(RMS), others=((IQ2_XS, 9), (IQ3_S, 5)), **MUCH), "-aa", "-ff"),
+    (i16(IQ3_XXS, 9, 512, Normed(RMS), others=((Q4_K, 40), (IQ1_M, 5)), **MUCH), "a--", "f--"),
+    (i16(Q4_K, 40, 512, Normed(RMS), others=((IQ2_XXS, 9), (IQ3_XXS, 5)), **MUCH), "-aa", "-ff"),
     # several passes; too many activations
-    (i16(IQ2_XS, 90, 1024, split=2, groups=2, tiles_each=6, per_pass=2, **MUCH), "a", "-"),
+    (i16(IQ2_XXS, 90, 1024, split=2, groups=2, tiles_each=6, per_pass=2, **MUCH), "a", "-"),
     (
         i16(IQ3_XXS, 70, 512, Gated(), split=1, groups=2, tiles_each=6, per_pass=2, **MUCH),
         *("a", "-"),
     ),
     (i16(IQ2_XXS, 3, 21504, split=8, groups=1, shared=200_000), "a", "-"),
     # few copies, no signs
+    (i16(IQ2_XS, 17, 512, Bias(), **MUCH), "-", "-"),
+    (i16(IQ3_S, 33, 2304, Normed(RMS), Gated(), split=4, groups=1, tiles_each=2, **MUCH), "-", "-"),
     (i16(IQ3_XXS, 50, 2304, split=4, groups=1, tiles_each=2, shared=60_000), "-", "-"),
     (i16(IQ1_S, 33, 768, Normed(RMS), split=3, groups=1, **MUCH), "-", "-"),
     (i16(TQ1_0, 19, 1024, split=2, groups=2, **MUCH), "-", "-"),

@@ -107,14 +107,15 @@ class Gemv(TiledSpec):
 
     def makes_ahead(self, part: TilePart) -> bool:
         """Whether warps make weights of a tile of ``part`` beside the products of the one before:
-        of types with signs and 16 or 32 copies of their codebook's entries. With one copy look-ups
-        wait for each other, and are faster between products. On an H200 an 8B model of IQ3_XXS
-        decodes at 825 tokens/s so, else at 782; of IQ2_XS at 880 and 866.
+        of types with signs and 32 copies of their codebook's entries. With fewer look-ups wait for
+        each other, and are faster between products. On an H200 an 8B model of IQ3_XXS decodes at
+        825 tokens/s so, else at 783; of IQ2_XXS at 982 and 945; with 16 copies of IQ2_XS at 878 and
+        873, of IQ3_S at 674 and 751.
         """
         grid = part.layout.format.grid
         if grid is None or grid.signs == "none" or not self.shared_grids:
             return False
-        return grid.copies(self.grid_entries) >= 16
+        return grid.copies(self.grid_entries) == 32
 
     def makes_first(self, part: TilePart) -> bool:
         """Whether they make those of their first tile before they wait for earlier launches:

@@ -39,7 +39,7 @@ RMS, FINE, BARE = Norm("rms", 1e-5), Norm("rms", 1e-6), Norm("rms", 1e-6, weight
 LAYER = Norm("layer", 1e-5, bias=True)
 Q8, Q3_K, Q4_K, Q6_K = (FORMATS[name] for name in ("Q8_0", "Q3_K", "Q4_K", "Q6_K"))
 F16, F32 = FORMATS["F16"], FORMATS["F32"]
-IQ2_XS, IQ3_XXS = FORMATS["IQ2_XS"], FORMATS["IQ3_XXS"]
+IQ2_XXS, IQ3_XXS = FORMATS["IQ2_XXS"], FORMATS["IQ3_XXS"]
 SILU = Activation("silu")
 OTHERS = ((Q4_K, 5), (Q8, 7))
 
@@ -96,7 +96,7 @@ def _of_cuts(cls: type[S]) -> dict[str, S]:
             *(FORMATS["E4M3G128"], 35, 1408, Normed(FINE), Gated()),
             **{"activations": "f16", "tiles_each": 2, "cluster": 2},
         ),
-        "codes ahead": i16(IQ2_XS, 33, 1280, Residual(), **much, split=2, groups=1, tiles_each=2),
+        "codes ahead": i16(IQ2_XXS, 33, 1280, Residual(), **much, split=2, groups=1, tiles_each=2),
         "weights ahead, gated norm": i16(IQ3_XXS, 21, 512, Normed(FINE), Gated(), **much),
         "F32 gated norm": cls.of(F32, 18, 293, Normed(RMS), Gated()),
         "alone": i16(Q4_K, 40, 768, Normed(RMS), Bias(), alone=True),
