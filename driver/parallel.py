@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Generic, TypeVar
@@ -102,18 +101,15 @@ class Job(Generic[_Result]):
 Work = Generator[Job[Any] | None, None, _Result]
 
 
-def elsewhere(work: Generator[object, None, _Result], seconds: float = 0.0) -> Work[_Result]:
-    """The same work with every piece run in another thread, as many together as begin within so
-    many ``seconds``."""
+def elsewhere(work: Generator[object, None, _Result], together: int = 1) -> Work[_Result]:
+    """The same work with every piece run in another thread, several ``together``."""
 
     def piece() -> StopIteration | None:
-        end = time.monotonic() + seconds
         try:
-            next(work)
-            while time.monotonic() < end:
+            for _ in range(together):
                 next(work)
-        except StopIteration as last:
-            return last
+        except StopIteration as end:
+            return end
         return None
 
     while True:

@@ -33,9 +33,8 @@ if TYPE_CHECKING:
 _TOGETHER = 32
 #: Graphs for which that thread has work, at most, before others begin.
 _PLANNED = 2
-#: Seconds that a thread plans at once. To have it begin takes as long as to plan a layer; and a
-#: request that comes meanwhile waits for the interpreter.
-_PLANS = 0.002
+#: Layers that a thread plans at once: it takes as long to have one begin as to plan a layer.
+_LAYERS = 4
 #: Graphs whose kernels other processes compile at the same time.
 _WAITING = 96
 #: Graphs that have begun to be made. Which are expected changes with the requests: of more, those
@@ -223,13 +222,16 @@ class Steps(Owner):
         own = (job := self._waits.get(shape)) is not None and not job.is_done
         return own or any(steps.waits(shape) for steps, _ in self._followers)
 
-    def may_begin(self, shape: StepShape) -> bool:
-        """False for a graph that has not begun while the thread has enough to do: it works for all
-        in turns, so that with more of them none is planned for long."""
-        if shape in self._begun:
-            return True
+    @property
+    def plans_enough(self) -> bool:
+        """Whether the thread has enough to do: it works for all graphs in turns, so that with more
+        of them none is planned for long."""
         jobs = [*self._waits.values()]
-        return sum(not job.waits and not job.is_done for job in jobs) < _PLANNED
+        return sum(not job.waits and not job.is_done for job in jobs) >= _PLANNED
+
+    def has_begun(self, shape: StepShape) -> bool:
+        """Whether a graph has begun to be made."""
+        return shape in self._begun
 
     def has_asked(self, shape: StepShape) -> bool:
         """Whether the kernels of a shape have been asked for, by `prepare` or because its graph was
@@ -276,7 +278,7 @@ class Steps(Owner):
             device = self.parts.device
             build: Work[Plan] = self._build(self.parts, shape)
             # To choose products of many rows takes the first layer of a shape 20 ms.
-            plan = yield from build if shape.rows <= MAX_BATCH else elsewhere(build, _PLANS)
+            plan = yield from build if shape.rows <= MAX_BATCH else elsewhere(build, _LAYERS)
             unknown: list[Kernel] = []
             left: list[Kernel] = []
             for kernel in plan.kernels():

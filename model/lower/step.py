@@ -30,7 +30,7 @@ def lowering(
     outputs: OutputRows | None = None,
     fixed: Mapping[Tensor, Slice] | None = None,
 ) -> Generator[None, None, None]:
-    """Append the launches of a graph of these ``rows`` to a plan, in pieces, one a rule; to a
+    """Append the launches of a graph of these ``rows`` to a plan, in pieces, one a layer; to a
     sheet, whose registers then go on to what else is appended there.
 
     ``fixed`` are the places of tensors that are read or made outside; ``outputs`` are the rows of
@@ -43,17 +43,16 @@ def lowering(
         words = words_of(graph.ops)
         repeats = Repeats(at)
         bounds = [*graph.starts, len(graph)]
-        yield from _lower_until(at, words, bounds[0])
+        _lower_until(at, words, bounds[0])
         for index, end in enumerate(bounds[1:]):
             if not repeats.begin(index):
-                yield from _lower_until(at, words, end)
+                _lower_until(at, words, end)
                 repeats.end()
             yield
 
 
-def _lower_until(at: Lowering, words: Sequence[str], end: int) -> Generator[None, None, None]:
-    """Lower the operations up to ``end``, and later ones that fuse with them, in pieces: to choose
-    a product of many rows takes milliseconds."""
+def _lower_until(at: Lowering, words: Sequence[str], end: int) -> None:
+    """Lower the operations up to ``end``, and later ones that fuse with them."""
     while at.position < end:
         following = words[at.position : at.position + MOST_OPERATIONS]
         for rule, count in RULES.matches(tuple(following)):
@@ -63,7 +62,6 @@ def _lower_until(at: Lowering, words: Sequence[str], end: int) -> Generator[None
         else:
             raise ModelError(f"no rule for {at.ops[at.position]}")
         at.position = at.end
-        yield
 
 
 def lower(

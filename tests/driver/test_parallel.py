@@ -130,7 +130,7 @@ def test_pieces_for_other_threads() -> None:
     assert completed(elsewhere(pieces())) == "all"
     assert seen == [f"{n} {threading.current_thread().name}" for n in range(3)]
     seen.clear()
-    assert len([*elsewhere(pieces(), PATIENCE)]) == 1
+    assert len([*elsewhere(pieces(), together=2)]) == 2
     assert seen == [f"{n} {threading.current_thread().name}" for n in range(3)]
     seen.clear()
     with pytest.raises(ValueError, match="no such luck"):

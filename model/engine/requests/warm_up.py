@@ -123,7 +123,7 @@ class WarmUp:
                 first.append(islice(self._new, max(0, _AHEAD - begun)))
             first.append(islice(self._shapes, _AHEAD))
         ready = (shape for shape in chain(*first) if not steps.waits(shape))
-        return next(filter(steps.may_begin, ready), None)
+        return next(filter(steps.has_begun, ready) if steps.plans_enough else ready, None)
 
     def _do(self, shape: StepShape) -> bool:
         """Do a piece of a graph; whether more of it is left."""
