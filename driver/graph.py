@@ -44,8 +44,9 @@ NODE_NBYTES = 3 << 10
 class Graph(Owned):
     """A graph under construction. Nodes are numbered from 0 and follow nodes already added.
 
-    The driver gets the edges when the graph is instantiated. If it fails to add a node or these,
-    the graph is closed.
+    The driver gets a node's edges with it; if all of them are programmatic, with those of all such
+    nodes when the graph is instantiated, in one call. If it fails to add a node or these, the graph
+    is closed.
     """
 
     kind = "graph"
@@ -56,7 +57,7 @@ class Graph(Owned):
         super().__init__(device, name, check(api, api.cuGraphCreate(0), f"cuGraphCreate {name!r}"))
         self.nodes: list[Node] = []
         self.edges: list[GraphEdge] = []
-        self._connected = 0  # of the edges
+        self._early: list[GraphEdge] = []  # those that the driver does not have
 
     def add_kernel(
         self,
@@ -120,13 +121,15 @@ class Graph(Owned):
         return made
 
     def _connect(self, api: Any) -> None:
-        """Add the edges that the driver does not have."""
+        """Add the edges that the driver does not have: programmatic ones alone. With edges of both
+        kinds in the call, drafts' steps gave wrong tokens (H200, driver 580.159.04, 2026-11-29), as
+        if kernels had not waited for those before."""
         try:
-            connect(api, self.handle, self.nodes, self.edges[self._connected :])
+            connect(api, self.handle, self.nodes, self._early)
         except CudaError:
             self.finish(quiet=True)
             raise
-        self._connected = len(self.edges)
+        self._early = []
 
     def _upload(self, handle: Any) -> None:
         """Send the instance to the device: its first launch would wait for that."""
@@ -178,7 +181,7 @@ class Graph(Owned):
         programmatic: Iterable[int] = (),
     ) -> int:
         """Add the node that ``add`` makes. If the driver fails the graph is closed: the node may
-        lack an attribute."""
+        lack an attribute, or edges."""
         index = len(self.nodes)
         edges = [GraphEdge(before, index) for before in after]
         edges += [GraphEdge(before, index, programmatic=True) for before in programmatic]
@@ -186,7 +189,12 @@ class Graph(Owned):
         for edge in edges:
             self._node(edge.before)
         try:
-            self.nodes.append(Node(add(self._enter()), operation, loaded))
+            api = self._enter()
+            self.nodes.append(Node(add(api), operation, loaded))
+            if all(edge.programmatic for edge in edges):
+                self._early += edges
+            else:
+                connect(api, self.handle, self.nodes, edges)
         except CudaError:
             self.finish(quiet=True)
             raise

@@ -99,7 +99,8 @@ def connect(api: Any, graph: Any, nodes: Sequence[Node], edges: Sequence[GraphEd
         [early if edge.programmatic else plain for edge in edges],
         len(edges),
     )
-    check(api, result, f"cuGraphAddDependencies, {len(edges)} edges")
+    label = nodes[edges[0].after].operation.label
+    check(api, result, f"cuGraphAddDependencies, {len(edges)} edges, the first to {label!r}")
 
 
 def kernel_params(api: Any, loaded: LoadedKernel, launch: Launch) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import sys
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from urdir.driver import graph as graphs
 from urdir.driver import ranges
 from urdir.driver.bindings import GuardedApi, emulated
 from urdir.driver.device import Device
@@ -21,6 +22,7 @@ from urdir.driver.errors import CudaError, LaunchError, LifetimeError, check
 from urdir.driver.execute import evaluate, record, run
 from urdir.driver.graph import Graph
 from urdir.driver.memory import Arena
+from urdir.driver.node import GraphEdge, Node
 from urdir.driver.operation import Copy, Fill, Launch
 from urdir.driver.plan import Plan
 from urdir.ptxgen.ptx.architecture import number_of
@@ -452,6 +454,40 @@ def test_programmatic_edges_lead_only_to_kernels_that_wait(device: Device, memor
         assert np.array_equal(read(memory, "a"), COUNT + 3333)
     with record(plan, device, programmatic=False) as recorded:
         assert not any(edge.programmatic for edge in recorded.edges)
+
+
+def test_edges_of_several_nodes_are_added_together_if_all_are_programmatic(
+    device: Device, memory: Arena, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The driver made graphs of calls with edges of both kinds whose kernels began too early."""
+    if device.properties.compute_capability < (9, 0):
+        pytest.skip("griddepcontrol came with sm_90")
+    calls: list[list[tuple[int, int, bool]]] = []
+    adds = graphs.connect
+
+    def noted(api: Any, graph: Any, nodes: Sequence[Node], edges: Sequence[GraphEdge]) -> None:
+        calls.append([(edge.before, edge.after, edge.programmatic) for edge in edges])
+        adds(api, graph, nodes, edges)
+
+    monkeypatch.setattr(graphs, "connect", noted)
+    plan = Plan("both kinds")
+    plan.fill(memory["c"], 0, "clear")  # 0
+    plan.extend(
+        [
+            shift(memory, "a", "b", 1),  # 1
+            shift(memory, "b", "c", 10),  # 2: waits for 0 (a fill) and 1
+            shift(memory, "c", "d", 100, NO_WAIT),  # 3: does not wait
+            shift(memory, "d", "a", 1000),  # 4
+            shift(memory, "a", "b", 1),  # 5
+        ]
+    )
+    with record(plan, device):
+        pass
+    assert calls == [
+        [(0, 2, False), (1, 2, True)],
+        [(2, 3, False)],
+        [(3, 4, True), (4, 5, True)],
+    ]
 
 
 @pytest.mark.parametrize(
