@@ -45,6 +45,9 @@ _FEW_BREAKS = 1 / 20
 Array = npt.NDArray[Any]
 Step = tuple[Operation, "LoadedKernel | None"]
 Recorded = RecordedGraph | RecordedParts
+#: The operations that one waits for, by their numbers: for some plainly, for others
+#: programmatically.
+Waits = tuple[Sequence[int], Sequence[int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,35 +214,24 @@ def recording(
 
 
 def _graph_of(bound: BoundPlan, programmatic: bool) -> Work[RecordedGraph]:
-    graph = Graph(bound.device, bound.plan.name)
+    needed, waits = yield from _waits(bound, programmatic)
+    graph = Graph(bound.device, bound.plan.name, early=not any(plain for plain, _ in waits))
     try:
-        return (yield from _recording(bound, graph, programmatic))
+        return (yield from _recording(bound, graph, waits, needed))
     except BaseException:
         graph.finish(quiet=True)
         raise
 
 
-def _recording(bound: BoundPlan, graph: Graph, programmatic: bool) -> Work[RecordedGraph]:
+def _recording(
+    bound: BoundPlan, graph: Graph, waits: Sequence[Waits], needed: Sequence[Edge]
+) -> Work[RecordedGraph]:
     operations = [*bound.plan]
-    transfers = transfers_of(operations)
-    chain = yield from _chain(operations, transfers)
-    edges: list[Sequence[Edge]] = []
-    if not chain or any(transfers):  # what is a chain whole needs no edges but its own
-        dependencies = Dependencies()
-        yield from pieces(operations, lambda of: edges.append(dependencies.add(of.uses())))
-    found = [[edge.before for edge in of] for of in edges] or [[] for _ in operations]
-    before = _in_order(found, transfers, chain)
 
     def add(number: int) -> None:
-        operation, loaded = operations[number], bound.kernels[number]
-        plain: list[int] = []
-        early: list[int] = []
-        for other in before[number]:
-            # kernels read weights before they wait: not those of a slot that is still filled
-            may = programmatic and not (transfers[other] or transfers[number])
-            may = may and may_be_programmatic(bound.device, operations[other], operation)
-            (early if may else plain).append(other)
+        operation, (plain, early) = operations[number], waits[number]
         if isinstance(operation, Launch):
+            loaded = bound.kernels[number]
             assert loaded is not None
             graph.add_kernel(loaded, operation, plain, early)
         elif isinstance(operation, Copy):
@@ -253,7 +245,37 @@ def _recording(bound: BoundPlan, graph: Graph, programmatic: bool) -> Work[Recor
             f"plan {bound.plan.name} has {len(bound)} operations, its graph {graph.node_count} "
             "nodes: recording has lost some"
         )
-    return (yield from graph.instantiating([edge for of in edges for edge in of]))
+    return (yield from graph.instantiating(needed))
+
+
+def _waits(
+    bound: BoundPlan, programmatic: bool
+) -> Generator[None, None, tuple[Sequence[Edge], Sequence[Waits]]]:
+    """The edges that the operations need, and the operations that each one waits for. In small
+    pieces."""
+    operations = [*bound.plan]
+    transfers = transfers_of(operations)
+    chain = yield from _chain(operations, transfers)
+    edges: list[Sequence[Edge]] = []
+    if not chain or any(transfers):  # what is a chain whole needs no edges but its own
+        dependencies = Dependencies()
+        yield from pieces(operations, lambda of: edges.append(dependencies.add(of.uses())))
+    found = [[edge.before for edge in of] for of in edges] or [[] for _ in operations]
+    before = _in_order(found, transfers, chain)
+    waits: list[Waits] = []
+
+    def look(number: int) -> None:
+        plain: list[int] = []
+        early: list[int] = []
+        for other in before[number]:
+            # kernels read weights before they wait: not those of a slot that is still filled
+            may = programmatic and not (transfers[other] or transfers[number])
+            may = may and may_be_programmatic(bound.device, operations[other], operations[number])
+            (early if may else plain).append(other)
+        waits.append((plain, early))
+
+    yield from pieces(range(len(operations)), look)
+    return [edge for of in edges for edge in of], waits
 
 
 def _chain(

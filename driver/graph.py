@@ -6,7 +6,7 @@ recording. `Graph` is under construction, `RecordedGraph` can be launched.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -44,20 +44,21 @@ NODE_NBYTES = 3 << 10
 class Graph(Owned):
     """A graph under construction. Nodes are numbered from 0 and follow nodes already added.
 
-    The driver gets a node's edges with it; if all of them are programmatic, with those of all such
-    nodes when the graph is instantiated, in one call. If it fails to add a node or these, the graph
-    is closed.
+    The driver gets a node's edges with the node; of a graph whose edges are all programmatic,
+    ``early``, in one call when it is instantiated. (With edges of both kinds in such a call steps
+    with drafts gave wrong tokens: H200, driver 580.159.04, 2026-11-29.) If the driver fails to add
+    a node or edges, the graph is closed.
     """
 
     kind = "graph"
 
-    def __init__(self, device: OpenDevice, name: str) -> None:
+    def __init__(self, device: OpenDevice, name: str, *, early: bool = False) -> None:
         device.context.make_current()
         api = device.api
         super().__init__(device, name, check(api, api.cuGraphCreate(0), f"cuGraphCreate {name!r}"))
         self.nodes: list[Node] = []
         self.edges: list[GraphEdge] = []
-        self._early: list[GraphEdge] = []  # those that the driver does not have
+        self._is_early = early
 
     def add_kernel(
         self,
@@ -111,7 +112,9 @@ class Graph(Owned):
         _check_ordered(self.name, operations, self.edges, needed)
         holds = _needed(self.nodes)
         api, what = self._enter(), f"cuGraphInstantiate {self.name!r}, {len(self.nodes)} nodes"
-        self._connect(api)
+        if self._is_early:
+            self._connect(api, self.edges)
+            self._is_early = False  # nodes that are added later are connected at once
         made = check(api, api.cuGraphInstantiate(self.handle, 0), what), holds
         try:
             self._upload(made[0])
@@ -119,17 +122,6 @@ class Graph(Owned):
             self._destroy_instance(made)
             raise
         return made
-
-    def _connect(self, api: Any) -> None:
-        """Add the edges that the driver does not have: programmatic ones alone. With edges of both
-        kinds in the call, drafts' steps gave wrong tokens (H200, driver 580.159.04, 2026-11-29), as
-        if kernels had not waited for those before."""
-        try:
-            connect(api, self.handle, self.nodes, self._early)
-        except CudaError:
-            self.finish(quiet=True)
-            raise
-        self._early = []
 
     def _upload(self, handle: Any) -> None:
         """Send the instance to the device: its first launch would wait for that."""
@@ -181,25 +173,32 @@ class Graph(Owned):
         programmatic: Iterable[int] = (),
     ) -> int:
         """Add the node that ``add`` makes. If the driver fails the graph is closed: the node may
-        lack an attribute, or edges."""
+        lack an attribute, or edges. Raises LaunchError for an edge that the graph cannot have."""
         index = len(self.nodes)
         edges = [GraphEdge(before, index) for before in after]
         edges += [GraphEdge(before, index, programmatic=True) for before in programmatic]
         edges.sort(key=lambda edge: edge.before)
         for edge in edges:
             self._node(edge.before)
+        if self._is_early and not all(edge.programmatic for edge in edges):
+            raise LaunchError(f"graph {self.name}: {operation.label} waits for a node plainly")
+        api = self._enter()
         try:
-            api = self._enter()
             self.nodes.append(Node(add(api), operation, loaded))
-            if all(edge.programmatic for edge in edges):
-                self._early += edges
-            else:
-                connect(api, self.handle, self.nodes, edges)
         except CudaError:
             self.finish(quiet=True)
             raise
+        if not self._is_early:
+            self._connect(api, edges)
         self.edges += edges
         return index
+
+    def _connect(self, api: Any, edges: Sequence[GraphEdge]) -> None:
+        try:
+            connect(api, self.handle, self.nodes, edges)
+        except CudaError:
+            self.finish(quiet=True)
+            raise
 
     def _node(self, index: int) -> Node:
         if not 0 <= index < len(self.nodes):

@@ -456,8 +456,9 @@ def test_programmatic_edges_lead_only_to_kernels_that_wait(device: Device, memor
         assert not any(edge.programmatic for edge in recorded.edges)
 
 
+@pytest.mark.parametrize("last", [SHIFT, NO_WAIT])
 def test_edges_of_several_nodes_are_added_together_if_all_are_programmatic(
-    device: Device, memory: Arena, monkeypatch: pytest.MonkeyPatch
+    last: Shift, device: Device, memory: Arena, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The driver made graphs of calls with edges of both kinds whose kernels began too early."""
     if device.properties.compute_capability < (9, 0):
@@ -470,24 +471,20 @@ def test_edges_of_several_nodes_are_added_together_if_all_are_programmatic(
         adds(api, graph, nodes, edges)
 
     monkeypatch.setattr(graphs, "connect", noted)
-    plan = Plan("both kinds")
-    plan.fill(memory["c"], 0, "clear")  # 0
-    plan.extend(
-        [
-            shift(memory, "a", "b", 1),  # 1
-            shift(memory, "b", "c", 10),  # 2: waits for 0 (a fill) and 1
-            shift(memory, "c", "d", 100, NO_WAIT),  # 3: does not wait
-            shift(memory, "d", "a", 1000),  # 4
-            shift(memory, "a", "b", 1),  # 5
-        ]
-    )
+    plan = Plan("shifts")
+    plan.extend([shift(memory, "a", "b", 1), shift(memory, "b", "c", 10)])
+    plan.extend([shift(memory, "c", "d", 100, last)])
     with record(plan, device):
         pass
-    assert calls == [
-        [(0, 2, False), (1, 2, True)],
-        [(2, 3, False)],
-        [(3, 4, True), (4, 5, True)],
-    ]
+    early, other = (0, 1, True), (1, 2, last == SHIFT)
+    assert calls == ([[early, other]] if last == SHIFT else [[], [early], [other]])
+
+
+def test_a_graph_of_programmatic_edges_has_no_others(device: Device, memory: Arena) -> None:
+    with Graph(device, "early", early=True) as graph:
+        graph.add_fill(Fill(memory["a"], 0, "clear"))
+        with pytest.raises(LaunchError, match="a copy waits for a node plainly"):
+            graph.add_copy(Copy(memory["b"], memory["a"], "a copy"), [0])
 
 
 @pytest.mark.parametrize(
