@@ -182,11 +182,12 @@ class ModuleCache:
             self._make(text, device)  # the driver compiles what is loaded
             self._loaded.pop(key).close()
             return
-        cubin_key = self._cubin_key(digest(text.ptx))
+        ptx_hash = digest(text.ptx)
+        cubin_key = self._cubin_key(ptx_hash)
         if self._disk.get(cubin_key) is None:
             device.context.make_current()
             self._disk.put(cubin_key, compile_ptx(device.api, text.ptx, kernel.name))
-        self._disk.remember(key, digest(text.ptx))
+        self._disk.remember(key, ptx_hash)
 
     @property
     def knows_none(self) -> bool:
