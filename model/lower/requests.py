@@ -111,8 +111,7 @@ def takes_few_packed(at: Lowering, rows: int, matrix: Matrix) -> bool:
 def takes_few_heads(at: Lowering, matrix: Matrix) -> bool:
     """Whether attention leaves few rows packed for the product with the matrix."""
     rows = at.rows
-    exact = Halves(matrix.format).factors_are_exact or matrix.format.arithmetic == "e4m3"
-    fewest = PACKED_EXACT_FROM if exact else PACKED_HEADS_FROM
+    fewest = PACKED_EXACT_FROM if Halves(matrix.format).pay_early else PACKED_HEADS_FROM
     if not rows.decode or rows.prompt or rows.count < fewest:
         return False
     return takes_few_packed(at, rows.count, matrix)

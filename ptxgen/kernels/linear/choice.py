@@ -34,8 +34,8 @@ PACKED_FROM = 4
 #: The same of products with a norm. On an H200 a step of 8 sequences of an 8B Q4_K_M model takes
 #: 1.450 ms so, else 1.506; of an 8B Q8_0 model 2.213 and 2.287.
 PACKED_NORMS_FROM = 5
-#: The same of both, of types whose `factors_are_exact` and of E4M3. On an H200 a step of 2, 3 and 4
-#: sequences of an 8B NVFP4 model takes 1.379, 1.387 and 1.390 ms so, else 1.549, 1.594 and 1.522.
+#: The same of both, of types that `pay_early`. On an H200 a step of 2, 3 and 4 sequences of an 8B
+#: NVFP4 model takes 1.379, 1.387 and 1.390 ms so, else 1.549, 1.594 and 1.522.
 PACKED_EXACT_FROM = 2
 #: Types of which products with a norm round f32 vectors: a tile takes fewer instructions with
 #: integers than as halves (SASS: Q5_K 332 and 391, IQ4_XS 438 and 503, IQ3_XXS 457 and 520, IQ2_XXS
@@ -157,7 +157,7 @@ class LinearRequest:
             fewest = PACKED_NORMS_FROM
         else:
             serves, fewest = not self.has(Gated) and len(self.matrices) == 1, PACKED_FROM
-        if Halves(self.formats[0]).factors_are_exact or self.formats[0].arithmetic == "e4m3":
+        if Halves(self.formats[0]).pay_early:
             fewest = PACKED_EXACT_FROM
         fits = serves and self.cols % TILE_COLS == 0
         several = fits and self.rounds_several and self.batch >= fewest

@@ -55,21 +55,25 @@ def has_room(
 
 def _registers(cols: int, cluster: int, prologue: Sequence[Prologue], warps: int) -> int:
     """Registers of a thread for the activations and what the steps hold."""
-    blocks = ceil_div(ceil_div(cols, TILE_COLS), cluster * warps)
     add = find(prologue, DeferredAdd)
     if add is not None:
         vectors, others = 2 + max(step.vectors for step in prologue), add.registers
     else:
         vectors, others = 1 + sum(step.held_vectors for step in prologue), 16
-    return 8 * vectors * blocks + others
+    return _of_vectors(vectors, cols, cluster, warps) + others
+
+
+def _of_vectors(count: int, cols: int, cluster: int, warps: int) -> int:
+    """Registers of a thread for its values of vectors."""
+    return 8 * count * ceil_div(ceil_div(cols, TILE_COLS), cluster * warps)
 
 
 def has_room_ahead(cols: int, cluster: int, prologue: Sequence[Prologue], warps: int) -> bool:
     """Whether a thread has registers for weights of a tile while it has the activations and what
     the steps load."""
-    blocks = ceil_div(ceil_div(cols, TILE_COLS), cluster * warps)
     vectors = 1 + sum(step.vectors for step in prologue)
-    return 8 * vectors * blocks + 16 + TILE_REGISTERS <= most_registers(warps)
+    held = _of_vectors(vectors, cols, cluster, warps) + 16 + TILE_REGISTERS
+    return held <= most_registers(warps)
 
 
 def most_registers(warps: int) -> int:
