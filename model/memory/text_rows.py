@@ -106,8 +106,7 @@ class TextRowsShape:
 
     def step_nbytes(self, rows: int, texts: int) -> int:
         """Bytes of these parts."""
-        offset, nbytes = list(self.spans(rows, texts).values())[-1]
-        return offset + nbytes
+        return _end(self.spans(rows, texts))
 
     def parts(self, arena: Mapping[str, Slice], rows: int, texts: int) -> dict[str, Slice]:
         """What a step of this many rows and texts reads, by name, in an ``arena`` of these
@@ -156,10 +155,11 @@ class TextRows(Owner):
         picked of each is its first one, or the ``last``, or in all these are the ``picked`` ones.
         Tokens have type 1 from number ``seconds`` of their text on, before it type 0. Sources have
         ``slots``."""
-        words = np.full(self.shape.step_nbytes(rows, count) // 4, IDLE, np.uint32)
+        spans = self.shape.spans(rows, count)
+        words = np.full(_end(spans) // 4, IDLE, np.uint32)
         into = {
             name: words[offset // 4 : (offset + nbytes) // 4]
-            for name, (offset, nbytes) in self.shape.spans(rows, count).items()
+            for name, (offset, nbytes) in spans.items()
         }
         lengths = np.array([len(text) for text in texts])
         ends = np.cumsum(lengths)
@@ -197,3 +197,8 @@ class TextRows(Owner):
     def close(self) -> None:
         """Free the memory. Idempotent."""
         self._owners.close()
+
+
+def _end(spans: Mapping[str, tuple[int, int]]) -> int:
+    """Where the last of some spans ends."""
+    return max(map(sum, spans.values()))
