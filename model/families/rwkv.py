@@ -36,8 +36,18 @@ class Dynamic:
     up: tuple[Linear, ...]
 
 
+class Mix(Recurrent):
+    """A mixer of RWKV."""
+
+    __slots__ = ()
+
+    def state_with(self, drafts: int) -> Mapping[str, int]:
+        """Raises UnsupportedError."""
+        raise UnsupportedError(f"drafts of a model with {self.kind} are not supported")
+
+
 @dataclass(frozen=True, slots=True)
-class TimeMix(Recurrent):
+class TimeMix(Mix):
     """o (wkv(r x_r, k x_k, v x_v, decay x_w, ...) * gate x_g), see `ptxgen.kernels.recurrent.wkv`;
     x_r ... are the mixes in that ``order``, by their letters.
 
@@ -82,13 +92,9 @@ class TimeMix(Recurrent):
         """Number of values of a sequence's state, by the kernels' parameter names."""
         return {"shift": self.r.cols, "state": self.heads * self.dim**2}
 
-    def state_with(self, drafts: int) -> Mapping[str, int]:
-        """Raises UnsupportedError."""
-        raise no_drafts(self)
-
 
 @dataclass(frozen=True, slots=True)
-class ChannelMix(Recurrent):
+class ChannelMix(Mix):
     """o relu(key x_k)^2, times sigmoid(receptance x_r) if that is given (RWKV 6)."""
 
     kind: ClassVar = "channel mixing"
@@ -102,12 +108,3 @@ class ChannelMix(Recurrent):
     def state(self) -> Mapping[str, int]:
         """Number of values of a sequence's state, by name."""
         return {"channel shift": self.key.cols}
-
-    def state_with(self, drafts: int) -> Mapping[str, int]:
-        """Raises UnsupportedError."""
-        raise no_drafts(self)
-
-
-def no_drafts(of: Recurrent) -> UnsupportedError:
-    """What is raised for drafts."""
-    return UnsupportedError(f"drafts of a model with {of.kind} are not supported")
