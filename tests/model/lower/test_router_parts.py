@@ -75,6 +75,16 @@ class PartsBench(Workbench):
         matrix, weights, _ = self.linear(count * rows, cols)
         return matrix, weights.reshape(count, rows, cols)
 
+    def check_replays(self, y: Tensor, times: int) -> None:
+        """A graph that is replayed some ``times`` gives what the launches gave."""
+        once = self.values(y)
+        self.fixed[y].fill(0)
+        with execute.record(self.plan, self.device) as graph, self.device.create_stream() as stream:
+            for _ in range(times):
+                graph.launch(stream)
+            stream.synchronize()
+        np.testing.assert_array_equal(self.values(y), once)
+
     def layer(
         self, label: str, case: Case, read: tuple[Tensor, Floats], stream: tuple[Tensor, Floats],
         y: Tensor,
@@ -148,14 +158,5 @@ def test_layers_in_a_graph_read_nothing_too_early(urdir_sanitizer: Device) -> No
     expected = made.layer("1", case, made.input(INNER, "read"), (first, between), last)
     made.run()
     made.compare(last, expected, 1e-3)
-    once = made.values(last)
-    made.fixed[last].fill(0)
-    with (
-        execute.record(made.plan, made.device) as graph,
-        made.device.create_stream() as stream,
-    ):
-        for _ in range(3):
-            graph.launch(stream)
-        stream.synchronize()
-    np.testing.assert_array_equal(made.values(last), once)
+    made.check_replays(last, 3)
     made.close()
