@@ -27,7 +27,7 @@ def add_parser(commands: options.Subparsers) -> None:
     parser = options.add_command(
         commands, "quantize", run, "write a GGUF file with matrices of other types", EXAMPLES
     )
-    parser.add_argument("source", metavar="MODEL", type=Path)
+    parser.add_argument("source", metavar="MODEL", help="a file, a folder, hf:org/repo or demo")
     parser.add_argument("out", metavar="OUT.gguf", type=Path)
     types = [name for name in QUANTISED if name != "fp8"]  # GGUF lacks it
     parser.add_argument(
@@ -39,16 +39,18 @@ def add_parser(commands: options.Subparsers) -> None:
 def run(args: argparse.Namespace) -> int:
     """Write the file, with a progress bar on stderr."""
     from urdir.model.files.requantise import made_blocks, requantise
+    from urdir.model.files.source import located
     from urdir.model.memory.device_blocks import DeviceBlocks
     from urdir.model.progress import Progress
 
-    files = [*args.source.glob("*.safetensors")] if args.source.is_dir() else [args.source]
+    source, _ = located(args.source)
+    files = [*source.glob("*.safetensors")] if source.is_dir() else [source]
     size = sum(file.stat().st_size for file in files if file.exists())
     with ExitStack() as owners:
         device = owners.enter_context(open_device(args))
         is_chosen = args.device is not None or not device.is_emulated
         make = owners.enter_context(DeviceBlocks(device)) if is_chosen else made_blocks
         progress = owners.enter_context(Progress("quantising", size))
-        requantise(args.source, args.out, args.type, progress.advance, make)
+        requantise(source, args.out, args.type, progress.advance, make)
     print(f"{args.out}: {size_text(args.out.stat().st_size)}, {size_text(size)} before")
     return 0

@@ -44,11 +44,22 @@ def ollama_hint(name: str) -> str:
     )
 
 
-def _open(source: str | os.PathLike[str], quantize: str | None) -> Gguf | SafetensorsModel:
+def located(source: str | os.PathLike[str]) -> tuple[Path, str | None]:
+    """The file or folder of that name, downloaded if the hub has it, and the hub's name for it.
+
+    Raises ModelError.
+    """
     path, name = BUILT_IN.get(str(source)) or Path(source), None
     if str(source).startswith(PREFIX):
         asked = HubName.parse(str(source).removeprefix(PREFIX))
         path, name = download(asked), asked.repo.partition("/")[2]
+    if not path.exists() and (hint := ollama_hint(str(source))):
+        raise ModelError(f"{source}: no such file: {hint}")
+    return path, name
+
+
+def _open(source: str | os.PathLike[str], quantize: str | None) -> Gguf | SafetensorsModel:
+    path, name = located(source)
     if path.is_dir():
         from urdir.model.files.pretrained.model import SafetensorsModel
 
@@ -57,6 +68,4 @@ def _open(source: str | os.PathLike[str], quantize: str | None) -> Gguf | Safete
         raise SettingsError(
             f"{path}: quantize applies to safetensors only; a GGUF file has its types"
         )
-    if not path.exists() and (hint := ollama_hint(str(source))):
-        raise ModelError(f"{source}: no such file: {hint}")
     return Gguf(path)

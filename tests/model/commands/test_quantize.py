@@ -34,3 +34,12 @@ def test_a_folders_file_runs_as_the_folder(
     code, _, err = cli("quantize", folder, out)
     assert code == 1
     assert "exists already" in err
+
+
+def test_a_model_may_be_named_as_elsewhere(tmp_path: Path, cli: Cli) -> None:
+    code, out, _ = cli("quantize", "demo", tmp_path / "demo.gguf", "--type", "q8_0")
+    assert (code, out.partition(":")[0]) == (0, str(tmp_path / "demo.gguf"))
+    code, _, err = cli("quantize", "llama3:8b", tmp_path / "other.gguf")
+    assert code == 1
+    assert "hf:ORG/LLAMA3-GGUF" in err
+    assert not (tmp_path / "other.gguf").exists()
