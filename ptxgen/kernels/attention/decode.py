@@ -9,6 +9,7 @@ import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.attention.decode_cta import MAX_STATIC_SHARED, TILE_KEYS, DecodeCta
+from urdir.ptxgen.kernels.attention.reference import attend
 from urdir.ptxgen.kernels.attention.rows_with_tokens import RowsWithTokens
 from urdir.ptxgen.spec import Access, Array, Param, Tolerance, ceil_div
 from urdir.ptxgen.target import Target
@@ -103,7 +104,7 @@ class DecodeAttention(RowsWithTokens):
     def finished(self, inputs: dict[str, Array]) -> Array:
         if not self.packs_few:
             return super().finished(inputs)
-        heads = self.attend(inputs).reshape(self.rows, -1)
+        heads = attend(self, inputs).reshape(self.rows, -1)
         return with_few(inputs["out"], heads, self.order)
 
     @property

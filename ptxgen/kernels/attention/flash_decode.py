@@ -17,6 +17,7 @@ import numpy as np
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.attention.cache_examples import with_caches
 from urdir.ptxgen.kernels.attention.chunk_cut import CHUNK_UNIT, ChunkCut
+from urdir.ptxgen.kernels.attention.chunk_reference import places_in_runs, sums_of_chunks
 from urdir.ptxgen.kernels.attention.cluster_inbox import ClusterInbox
 from urdir.ptxgen.kernels.attention.decode import WARPS, DecodeAttention
 from urdir.ptxgen.kernels.attention.decode_cta import MAX_STATIC_SHARED
@@ -26,6 +27,8 @@ from urdir.ptxgen.kernels.attention.flash_decode_examples import (
     examples_with_a_token,
     plain_examples,
 )
+from urdir.ptxgen.kernels.attention.random_inputs import rows_of_drafts
+from urdir.ptxgen.kernels.attention.token_reference import appended
 from urdir.ptxgen.ptx.architecture import CLUSTERS_SINCE
 from urdir.ptxgen.spec import Access, Array, LaunchShape, Param, ceil_div
 from urdir.ptxgen.target import since
@@ -215,39 +218,14 @@ class FlashDecode(DecodeAttention):
         )
 
     def reference(self, **inputs: Any) -> dict[str, Array]:
-        inputs, caches = self.appended(inputs)
+        inputs, caches = appended(self, inputs)
         out = {"out": self.finished(inputs)} | caches
         if self.chunks == 1:
             return out
-        partial, softmax = inputs["partial"].copy(), inputs["softmax"].copy()
-        positions = inputs["position"].tolist()
-        for row, before in enumerate(self.places_in_runs(inputs["sequence"], inputs["position"])):
-            position = positions[row]
-            seen = self.scores.first_key(position)
-            for index, keys in enumerate(self.split(positions[row - before])):
-                is_last = keys[-1] == positions[row - before]
-                first, last = max(seen, keys[0]), position if is_last else keys[-1]
-                if first > last:  # a chunk of which this row sees nothing
-                    softmax[row, :, index] = np.finfo(np.float32).min, 0
-                    partial[row, :, index] = 0
-                    continue
-                top, total, values = self.softmax(inputs, row, first, last)
-                softmax[row, :, index] = np.stack([top, total], axis=1)
-                partial[row, :, index] = values
-        arrived = np.zeros_like(inputs["arrived"])
-        return out | {"partial": partial, "softmax": softmax, "arrived": arrived}
-
-    def places_in_runs(self, sequence: Array, position: Array) -> list[int]:
-        """For each row, how many rows before it share its read of keys."""
-        places: list[int] = []
-        rows = zip(sequence.tolist(), position.tolist(), strict=True)
-        before, place = (-1, -1), 0
-        for own_sequence, own in rows:
-            follows = before == (own_sequence, own - 1) and own < self.layout.max_len
-            place = place + 1 if follows else 0
-            places.append(place % self.run)
-            before = own_sequence, own
-        return places
+        places = places_in_runs(self, self.run, inputs)
+        before = inputs["position"][np.arange(self.rows) - places].tolist()
+        chunks = [self.split(position) for position in before]
+        return out | sums_of_chunks(self, chunks, inputs)
 
     def split(self, position: int) -> list[range]:
         """The chunks of a row at ``position``; none for a padding row, or if not split."""
@@ -275,24 +253,7 @@ class FlashDecode(DecodeAttention):
     def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
         if self.run == 1:
             return super().make_inputs(rng)
-        return self.with_vectors(self.inputs_at(rng, *self.rows_of_drafts(rng)), rng)
-
-    def rows_of_drafts(self, rng: np.random.Generator) -> tuple[list[int], list[int]]:
-        """Positions and sequences of random rows: of each sequence a token and drafts of the next
-        ones, of which some are idle."""
-        positions: list[int] = []
-        sequences: list[int] = []
-        max_len, count = self.layout.max_len, self.layout.sequences
-        for sequence in range(count):
-            left = self.rows - len(positions) - (count - 1 - sequence)
-            rows = left if sequence == count - 1 else int(rng.integers(1, max(2, min(9, left + 1))))
-            start = int(rng.integers(max_len // 2, max_len))
-            found = int(rng.integers(1, rows + 1))
-            own = [start + row for row in range(rows)]
-            own = [at if row < found else 2**32 - 1 for row, at in enumerate(own)]
-            positions += own
-            sequences += [sequence] * rows
-        return positions[: self.rows], sequences[: self.rows]
+        return self.with_vectors(self.inputs_at(rng, *rows_of_drafts(self, rng)), rng)
 
     @classmethod
     def examples(cls) -> Mapping[str, FlashDecode]:

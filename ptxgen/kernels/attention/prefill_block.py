@@ -11,6 +11,7 @@ import numpy as np
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
 from urdir.ptxgen.kernels.attention.prefill_wgmma import PrefillWgmma
+from urdir.ptxgen.kernels.attention.reference import weighted
 from urdir.ptxgen.kernels.attention.scores import Scores
 from urdir.ptxgen.spec import Access, Array, Param
 from urdir.ptxgen.weights.packed import pack, unpack
@@ -88,7 +89,7 @@ class PrefillBlock(PrefillWgmma):
             top, total, values = self._carried(inputs, row, begins=begin[row] >= 0)
             if position[row] >= 0:
                 seen = max(begin[row], 0), min(position[row], length - 1)
-                own_top, weights, own_values = self.weighted(here, row, *seen)
+                own_top, weights, own_values = weighted(self, here, row, *seen)
                 most = np.maximum(top, own_top)
                 factors = np.exp2(top - most), np.exp2(own_top - most)
                 lanes = np.arange(seen[0], seen[1] + 1) % (2 * LANES) // 2
