@@ -38,7 +38,9 @@ def incremental(device: Device, spec: FlashDecode, inputs: Inputs) -> Any:
 
 
 def assert_close(spec: FlashDecode, out: Any, wanted: Any) -> None:
-    np.testing.assert_allclose(out, wanted, rtol=0, atol=2 * spec.rtol * np.abs(wanted).max())
+    np.testing.assert_allclose(
+        out, wanted, rtol=0, atol=2 * spec.tolerance.rtol * np.abs(wanted).max()
+    )
 
 
 # Rows of 100 keys are four chunks, of 32 keys or, dealt out, of at most 32; a window of 50.

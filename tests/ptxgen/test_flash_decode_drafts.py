@@ -141,11 +141,15 @@ def test_it_equals_single_rows(device: Device) -> None:
     assert shared.cut == single.cut
     inputs = shared.inputs_at(np.random.default_rng(9), *rows)
     out, wanted = (run_kernel(device, spec, inputs)["out"] for spec in (shared, single))
-    np.testing.assert_allclose(out, wanted, rtol=0, atol=2 * shared.rtol * np.abs(wanted).max())
+    np.testing.assert_allclose(
+        out, wanted, rtol=0, atol=2 * shared.tolerance.rtol * np.abs(wanted).max()
+    )
     assert out[4:].tobytes() == wanted[4:].tobytes()
     whole = IncrementalAttention(4, layout, 6)
     wanted = run_kernel(device, whole, {p.name: inputs[p.name] for p in whole.params[:-1]})["out"]
-    np.testing.assert_allclose(out, wanted, rtol=0, atol=2 * shared.rtol * np.abs(wanted).max())
+    np.testing.assert_allclose(
+        out, wanted, rtol=0, atol=2 * shared.tolerance.rtol * np.abs(wanted).max()
+    )
 
 
 @pytest.mark.turns(5)

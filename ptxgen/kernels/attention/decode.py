@@ -9,6 +9,8 @@ import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.attention.decode_cta import MAX_STATIC_SHARED, TILE_KEYS, DecodeCta
+from urdir.ptxgen.kernels.attention.decode_memory import DecodeMemory
+from urdir.ptxgen.kernels.attention.decode_tolerance import decode_tolerance
 from urdir.ptxgen.kernels.attention.reference import attend
 from urdir.ptxgen.kernels.attention.rows_with_tokens import RowsWithTokens
 from urdir.ptxgen.spec import Access, Array, Param, Tolerance, ceil_div
@@ -203,8 +205,8 @@ class DecodeAttention(RowsWithTokens):
 
     @property
     def ring_nbytes(self) -> int:
-        """Dynamic shared memory, from ``ring_at`` on, for keys and values in flight to tensor
-        cores; 0 if the CTA declares it statically."""
+        """Dynamic shared memory for keys and values in flight to tensor cores; 0 if it is
+        static."""
         return 0
 
     @property
@@ -213,20 +215,14 @@ class DecodeAttention(RowsWithTokens):
         return MAX_STATIC_SHARED
 
     @property
-    def ring_at(self) -> int:
-        """Start of the ring."""
-        return 0
-
-    @property
-    def queries_at(self) -> int:
-        """Dynamic shared memory offset of the query fragments, after the row's new token."""
-        return self.token_nbytes
-
-    @property
-    def queries_nbytes(self) -> int:
-        """Size of the queries: 16 bytes per lane for 32 dims of each row."""
+    def memory(self) -> DecodeMemory:
+        """The dynamic shared memory of a CTA."""
+        eights = (self.head_dim + self.value_dim) // LANE_DIMS
         strips = self.rows_at_once * ceil_div(self.head_dim, 32)
-        return 512 * strips if self.suits_tensor_cores else 0
+        return DecodeMemory(
+            token_nbytes=eights * self.eight_nbytes if self.appends else 0,
+            queries_nbytes=512 * strips if self.suits_tensor_cores else 0,
+        )
 
     def resident_on(self, target: Target) -> int:
         """Resident CTAs per SM: two for wide heads or quants on tensor cores, where the assembler
@@ -243,45 +239,14 @@ class DecodeAttention(RowsWithTokens):
         return DecodeCta(self, target)
 
     @property
-    def token_nbytes(self) -> int:
-        """Dynamic shared memory: a row's new key and value in raw registers of eight values;
-        nothing unless it is appended."""
-        eights = (self.head_dim + self.value_dim) // LANE_DIMS
-        return eights * self.eight_nbytes if self.appends else 0
-
-    @property
     def eight_nbytes(self) -> int:
         """Bytes of eight values of a row's new token, and their scale 8 bytes further."""
         return 32 if any(of.bits == 32 for of in self.layout.formats) else 16
 
     @property
-    def rtol(self) -> float:
-        """Allowed deviation, relative to the largest output.
-
-        The inputs are the cache's own values: the rest is f32 arithmetic and ex2.approx (2^-22
-        relative). On tensor cores queries and weights are the sum of two f16 (2^-22) or two bf16
-        (2^-16); weights times scales of quants are rounded to f16, queries of quants to 2^-16 of
-        the largest of 32 dims. Of weights times scales of heads low parts may be subnormal: an
-        error of 2^-25, of weights from 2^4 on times scales. A soft-cap adds the error of tanh
-        (4e-7) times the cap. A rope adds the error of sines (2^-20.5) in every term of a score; a
-        norm or a temperature that of its factor (2^-22), ALiBi that of its slope, times the
-        distance of keys that still matter. Packed values are rounded to f16.
-        """
-        turned = 3e-5 * max(1.0, self.rope.magnitude) ** 2 if self.rope else 0.0
-        factor = 1e-5 if self.token and (self.token.qk_norm or self.token.temperature) else 0.0
-        slope = 1e-5 if self.scores.max_bias else 0.0
-        parts = max(
-            {"bf16": 4 * 2.0**-16, "s8": 2.0**-11}.get(of.operand, 0.0)
-            for of in self.layout.formats
-        )
-        cap = 4e-7 * self.scores.softcap
-        rounded = 2.0**-11 if self.packs else 0.0
-        products = parts if self.suits_tensor_cores else 0.0
-        return 5e-6 + cap + turned + factor + slope + products + rounded
-
-    @property
     def tolerance(self) -> Tolerance:
-        return Tolerance(rtol=self.rtol)
+        of = decode_tolerance(self.layout, self.scores, self.token, self.suits_tensor_cores)
+        return of.rounded_to("f16") if self.packs else of
 
     def flops(self) -> int:
         """At full length: two products and about eight operations of softmax per key."""

@@ -18,9 +18,9 @@ from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.attention.cache_examples import with_caches
 from urdir.ptxgen.kernels.attention.chunk_cut import CHUNK_UNIT, ChunkCut
 from urdir.ptxgen.kernels.attention.chunk_reference import places_in_runs, sums_of_chunks
-from urdir.ptxgen.kernels.attention.cluster_inbox import ClusterInbox
 from urdir.ptxgen.kernels.attention.decode import WARPS, DecodeAttention
 from urdir.ptxgen.kernels.attention.decode_cta import MAX_STATIC_SHARED
+from urdir.ptxgen.kernels.attention.decode_memory import SplitMemory
 from urdir.ptxgen.kernels.attention.flash_decode_examples import (
     OTHER_CACHES,
     examples_of_drafts,
@@ -147,26 +147,10 @@ class FlashDecode(DecodeAttention):
         return self.rows * self.chunks > self.takers
 
     @property
-    def parked_nbytes(self) -> int:
-        """Dynamic shared memory of each warp, after the queries: its present chunk, while it loops
-        over the keys."""
-        return 32
-
-    @property
-    def parked_at(self) -> int:
-        """Start of that memory."""
-        return self.queries_at + self.queries_nbytes
-
-    @property
-    def inbox(self) -> ClusterInbox:
-        """Dynamic shared memory after that: sums from other CTAs of the cluster."""
-        at = self.parked_at + WARPS * self.parked_nbytes
-        return ClusterInbox(self.cluster, self.run * self.tile, self.value_dim, at)
-
-    @property
-    def ring_at(self) -> int:
-        """Start of the ring, if there is one."""
-        return 256 * ceil_div(self.inbox.end, 256)
+    def memory(self) -> SplitMemory:
+        before, heads = super().memory, self.rows_at_once * self.tile
+        sizes = (WARPS, self.cluster, heads, self.value_dim, self.ring_nbytes)
+        return SplitMemory(before.token_nbytes, before.queries_nbytes, *sizes)
 
     @property
     def ring_nbytes(self) -> int:
@@ -213,7 +197,7 @@ class FlashDecode(DecodeAttention):
             grid=(self.head_tiles, self.takers * self.cluster, 1),
             block=(32 * WARPS, 1, 1),
             cluster=(1, self.cluster, 1),
-            shared_bytes=self.ring_at + self.ring_nbytes,
+            shared_bytes=self.memory.nbytes,
             prefers_shared=True,
         )
 

@@ -37,7 +37,7 @@ class IncrementalAttention(DecodeAttention):
         return LaunchShape(
             grid=(self.layout.kv_heads * self.tiles, self.rows, 1),
             block=(32 * self.warps, 1, 1),
-            shared_bytes=self.queries_at + self.queries_nbytes,
+            shared_bytes=self.memory.nbytes,
             prefers_shared=True,
         )
 

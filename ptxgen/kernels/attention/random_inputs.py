@@ -78,23 +78,17 @@ def token_inputs(
         inputs["frequencies"] = turns_table(frequencies(spec.rope.rotary_dim, 10000.0)[0])
     for name, shape in weights.items():
         inputs[name] = rng.uniform(0.5, 1.5, shape).astype(np.float32)
-    if not spec.appends:
-        return _in_parts(spec, inputs) if spec.is_latent else inputs
-    new = _new_tokens(spec, token, rng, positions, sequences, inputs)
-    return _in_parts(spec, new) if spec.is_latent else new
+    if spec.appends:
+        inputs = _with_new_tokens(spec, token, rng, inputs)
+    return _in_parts(spec, inputs) if spec.is_latent else inputs
 
 
-def _new_tokens(
-    spec: TokenAttention,
-    token: OwnToken,
-    rng: np.random.Generator,
-    positions: list[int],
-    sequences: list[int],
-    inputs: dict[str, Any],
+def _with_new_tokens(
+    spec: TokenAttention, token: OwnToken, rng: np.random.Generator, inputs: dict[str, Any]
 ) -> dict[str, Any]:
     """The inputs with the rows' keys and values, and caches of what is older."""
-    layout = spec.layout
-    lengths = [0] * layout.sequences
+    layout, lengths = spec.layout, [0] * spec.layout.sequences
+    positions, sequences = inputs["position"].tolist(), inputs["sequence"].tolist()
     for sequence, position in zip(sequences, positions, strict=True):
         if position < layout.max_len:
             lengths[sequence] = position
