@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from typing import Protocol
 
 import numpy as np
 
 from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
-from urdir.ptxgen.kernels.attention.scores import Scores
+from urdir.ptxgen.kernels.attention.scores import LOG2E, Scores
 from urdir.ptxgen.spec import Array
-
-LOG2E = math.log2(math.e)
 
 
 class Attention(Protocol):

@@ -1,4 +1,4 @@
-"""What all attention kernels have in common: fields, scales, parameters."""
+"""What all attention kernels have in common: fields, parameters, output."""
 
 from __future__ import annotations
 
@@ -10,14 +10,13 @@ import numpy as np
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
 from urdir.ptxgen.kernels.attention.random_inputs import cached_inputs
-from urdir.ptxgen.kernels.attention.reference import LOG2E, attend
+from urdir.ptxgen.kernels.attention.reference import attend
 from urdir.ptxgen.kernels.attention.scores import PLAIN, Scores
 from urdir.ptxgen.spec import Access, Array, KernelSpec, Param
 from urdir.ptxgen.weights.packed import pack, packed_shape
 
 #: The most values of a head, of keys and of values.
 MAX_HEAD_DIM = 576
-SINKS = Param("sinks", "f32", ("heads",), Access.IN)
 
 
 @dataclass(frozen=True)
@@ -76,27 +75,6 @@ class AttentionSpec(KernelSpec):
         return self.heads // self.layout.kv_heads
 
     @property
-    def _exponent_scale(self) -> float:
-        """Factor from q . k to the exponent of 2 in the softmax, without a soft-cap."""
-        return self.scores.scale_of(self.head_dim) * LOG2E
-
-    @property
-    def query_scale(self) -> float:
-        """The factor of queries. With a soft-cap, scores s become 2 s / cap in units of the
-        exponent of 2, the argument of its tanh."""
-        return self._exponent_scale * (2.0 / self.scores.softcap if self.scores.softcap else 1.0)
-
-    @property
-    def cap_exponent(self) -> float:
-        """The soft-cap, in units of the exponent of 2."""
-        return self.scores.softcap * LOG2E
-
-    @property
-    def log2e(self) -> float:
-        """From a score to the exponent of 2."""
-        return LOG2E
-
-    @property
     def input_params(self) -> tuple[Param, ...]:
         """q, the caches, and where the rows are."""
         return (
@@ -108,7 +86,7 @@ class AttentionSpec(KernelSpec):
 
     @property
     def params(self) -> tuple[Param, ...]:
-        return (*self.input_params, *self.score_params, self.out_param)
+        return (*self.input_params, *self.scores.params, self.out_param)
 
     @property
     def packs(self) -> bool:
@@ -129,19 +107,6 @@ class AttentionSpec(KernelSpec):
     def as_output(self, heads: Array) -> Array:
         """The output, made of the heads (rows, heads, value_dim) of all rows."""
         return pack(heads.reshape(self.rows, -1)) if self.packs else heads
-
-    @property
-    def score_params(self) -> tuple[Param, ...]:
-        """What ``scores`` takes: the logits of sinks, the first keys of rows of texts, the bias by
-        distance."""
-        scores, found = self.scores, []
-        if scores.sinks:
-            found.append(SINKS)
-        if scores.texts:
-            found.append(Param("begin", "u32", ("rows",), Access.IN))
-        if scores.relative:
-            found.append(Param("relative", "f32", ("heads", 2 * scores.relative + 1), Access.IN))
-        return tuple(found)
 
     def inputs_at(
         self,
