@@ -10,7 +10,7 @@ import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.activation import Activation
-from urdir.ptxgen.kernels.recurrent.drafted_rows import random_rows
+from urdir.ptxgen.kernels.recurrent.random_rows import rows_of_drafts
 from urdir.ptxgen.kernels.recurrent.rows import SEGMENT_ROWS, RecurrentRows
 from urdir.ptxgen.kernels.speculation.limits import MOST_DRAFTS
 from urdir.ptxgen.spec import Access, Array, LaunchShape, Param, Tolerance, ceil_div
@@ -148,8 +148,8 @@ class CausalConv(RecurrentRows):
         return windows, after
 
     def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
-        """See `make_rows`; of drafted rows `random_rows`."""
-        rows = random_rows(self, rng, self.most) if self.drafted else self.make_rows(rng)
+        """See `make_rows`; of drafted rows `rows_of_drafts`."""
+        rows = rows_of_drafts(self, rng, self.most) if self.drafted else self.make_rows(rng)
         rows.pop("state_at", None)
         return super().make_inputs(rng) | rows
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from urdir.ptxgen.kernels.recurrent.chunks import BLOCK, CHUNK, MAX_KEYS, RecurrentChunks
+from urdir.ptxgen.kernels.recurrent.heads_reference import heads_of
 from urdir.ptxgen.kernels.recurrent.prepare_chunks import PrepareChunks
 from urdir.ptxgen.spec import Access, Array, LaunchShape, Param, ceil_div
 
@@ -137,7 +138,7 @@ class ChunkedRecurrence(RecurrentChunks):
     def reference(self, **inputs: Any) -> dict[str, Array]:
         states = inputs["state"].astype(np.float64)
         y = np.zeros((self.rows, self.heads, self.value_dim))
-        v = self.heads_of(inputs, "v")
+        v = heads_of(self, inputs, "v")
         for slot, rows, _ in self.chunks_of(inputs):
             sequence, tokens = inputs["sequence"][rows.start], slice(rows.start, rows.stop)
             if inputs["position"][rows.start] == 0:

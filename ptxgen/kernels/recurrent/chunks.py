@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from itertools import accumulate
 from typing import Any, Self
 
@@ -13,6 +12,7 @@ import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.recurrent.heads import RecurrentHeads
+from urdir.ptxgen.kernels.recurrent.heads_examples import chunk_examples
 from urdir.ptxgen.spec import Access, Array, Param, Tolerance, ceil_div
 from urdir.ptxgen.target import since
 
@@ -209,32 +209,4 @@ class RecurrentChunks(RecurrentHeads):
 
     @classmethod
     def examples(cls) -> Mapping[str, Self]:
-        scan = partial(cls, max_len=256, delta=False, order="vkq")
-        steady = partial(scan, order="apart", steady=True)
-        delta = partial(cls, max_len=256, delta=True, eps=1e-6)
-        by_channel = partial(delta, order="apart", channels=True)
-
-        def prompt(count: int, sequences: int, segments: int = 1) -> dict[str, Any]:
-            return {"rows": count, "sequences": sequences, "segments": segments}
-
-        def heads(count: int, shared: int, key_dim: int, value_dim: int) -> dict[str, Any]:
-            sizes = {"heads": count, "key_heads": shared}
-            return {**sizes, "key_dim": key_dim, "value_dim": value_dim}
-
-        return {
-            "scan": scan(**prompt(35, 2), **heads(2, 1, 16, 24)),
-            "scan, long keys": scan(**prompt(33, 1), **heads(1, 1, 128, 24)),
-            "scan of arrays": scan(**prompt(40, 2), **heads(4, 2, 32, 12), order="apart"),
-            "scan of segments": scan(**prompt(100, 5, 4), **heads(2, 2, 16, 72), tiled=True),
-            "keys of 256": scan(**prompt(33, 1), **heads(1, 1, 256, 40)),
-            "steady": steady(**prompt(65, 2), **heads(2, 2, 64, 40)),
-            "delta": delta(**prompt(33, 2), **heads(2, 1, 16, 20)),
-            "delta, long keys": delta(**prompt(33, 1), **heads(1, 1, 128, 24)),
-            "delta of segments": delta(**prompt(100, 5, 4), **heads(4, 2, 16, 40), tiled=True),
-            "delta with a floor": delta(**prompt(1, 1), **heads(2, 1, 48, 8), floor=-5.0),
-            "channels": by_channel(**prompt(35, 2), **heads(2, 2, 32, 24)),
-            "channels, long keys": by_channel(**prompt(33, 1), **heads(1, 1, 128, 16)),
-            "channels of segments": by_channel(
-                **prompt(60, 4, 3), **heads(2, 1, 32, 16), tiled=True, floor=-5.0, negated=True
-            ),
-        }
+        return chunk_examples(cls)

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from urdir.ptxgen.kernels.recurrent.drafted_reference import keep, sequences_of, tokens_of
 from urdir.ptxgen.kernels.recurrent.drafted_rows import DraftedStates
 from urdir.ptxgen.kernels.recurrent.selective_scan import SelectiveScan
 from urdir.ptxgen.spec import Array, Param
@@ -43,8 +44,8 @@ class DraftedScan(DraftedStates, SelectiveScan):
         """As `SelectiveScan` processes the kept tokens and the rows of each sequence."""
         states = inputs["state"].astype(np.float64)
         y = np.zeros((self.rows, self.channels))
-        for of in self.sequences_of(inputs):
-            tokens = self.tokens_of(inputs, of)
+        for of in sequences_of(self, inputs):
+            tokens = tokens_of(self, inputs, of)
             state = states[of.sequence] * (of.stored > 0)
             for i in range(of.replayed + of.count):
                 x, b = (tokens[name][i].astype(np.float64) for name in ("x", "b"))
@@ -57,7 +58,7 @@ class DraftedScan(DraftedStates, SelectiveScan):
                     gate = self.activation(inputs["gate"][row])
                     y[row] = (state @ inputs["c"][row] + inputs["skip"] * x) * gate
         return {
-            **self.keep(inputs),
+            **keep(self, inputs),
             "state": states.astype(np.float32),
             "y": y.astype(np.float32),
         }

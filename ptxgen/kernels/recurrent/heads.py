@@ -1,4 +1,4 @@
-"""Common parts of recurrences with heads: formula, row layout, numpy reference."""
+"""Common parts of recurrences with heads: formula, row layout, parameters."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.recurrent.rows import RecurrentRows
-from urdir.ptxgen.spec import Access, Array, Param
+from urdir.ptxgen.spec import Access, Param
 
 Order = Literal["qkv", "vkq", "apart"]
 
@@ -159,32 +159,6 @@ class RecurrentHeads(RecurrentRows):
             Param("state", "f32", state, Access.INOUT),
             Param("y", "f32", ("rows", "heads", "value_dim"), Access.OUT),
         )
-
-    # ---- in numpy ----
-
-    def heads_of(self, inputs: Mapping[str, Any], name: str) -> Array:
-        """ "q", "k" or "v" of each value head: (rows, heads, dim) f64."""
-        values, first = inputs[self.arrays[name]].reshape(self.rows, -1), self.offsets[name]
-        count, dim = (self.heads, self.value_dim) if name == "v" else (self.key_heads, self.key_dim)
-        part: Array = values[:, first : first + count * dim].astype(np.float64)
-        part = part.reshape(self.rows, count, dim)
-        return part if name == "v" else part[:, [self.key_head(i) for i in range(self.heads)]]
-
-    def log_decays(self, inputs: Mapping[str, Any]) -> tuple[Array, Array]:
-        """log g (rows, heads, keys or 1), and dt (rows, heads, keys or 1), f64."""
-        rates = (-inputs["a"] if self.negated else inputs["a"]).astype(np.float64)[:, None]
-        if self.steady:
-            steady = np.ones((self.rows, self.heads, 1))
-            return steady * rates, steady
-        before = inputs["alpha"].astype(np.float64) + inputs["dt_bias"]
-        before = before.reshape(self.rows, self.heads, -1)
-        dt = np.logaddexp(0.0, before)
-        return (self.floor / (1.0 + np.exp(-before * rates)) if self.floor else dt * rates), dt
-
-    def of_length_one(self, x: Array) -> Array:
-        """Keys or queries of the delta rule, divided by their lengths."""
-        lengths: Array = np.sqrt(np.sum(x * x, -1, keepdims=True) + self.eps)
-        return x / lengths
 
     def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
         """Decays between 0 and 1, as models have them; see `make_rows`."""

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from urdir.ptxgen.kernels.recurrent.chunks import BLOCK, CHUNK, PADDING, RecurrentChunks
+from urdir.ptxgen.kernels.recurrent.heads_reference import heads_of, log_decays
 from urdir.ptxgen.spec import Access, Array, LaunchShape, Param, ceil_div
 
 #: Warps that prepare a chunk, and for the delta rule, which has more products.
@@ -113,8 +114,8 @@ class PrepareChunks(RecurrentChunks):
     def reference(self, **inputs: Any) -> dict[str, Array]:
         params = self.prepared_params(Access.INOUT)
         made = {p.name: inputs[p.name].astype(np.float64) for p in params}
-        q, k = (self.heads_of(inputs, name) for name in "qk")
-        log, mix = self.log_decays(inputs)
+        q, k = (heads_of(self, inputs, name) for name in "qk")
+        log, mix = log_decays(self, inputs)
         log = np.maximum(log, LOWEST * np.log(2.0))
         if self.delta:
             mix = 1.0 / (1.0 + np.exp(-inputs["beta"].astype(np.float64)))[:, :, None]
