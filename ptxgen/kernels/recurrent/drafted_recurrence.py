@@ -51,7 +51,7 @@ class DraftedRecurrence(DraftedStates, GatedRecurrence):
     def kept_inputs(self) -> tuple[Param, ...]:
         """All but queries: what a state is moved on by."""
         decays = (p for p in self.decay_params if p.shape[0] == "rows")
-        keys = (p for p in self.key_params if p.name != self.arrays["q"] or p.name == "mixed")
+        keys = (p for p in self.key_params if p.name != self.qkv.arrays["q"] or p.name == "mixed")
         return (*keys, *decays, *self.beta_params)
 
     @property

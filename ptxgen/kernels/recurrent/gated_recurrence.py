@@ -110,5 +110,5 @@ class GatedRecurrence(RecurrentHeads):
     def bytes_moved(self) -> int:
         """The states of the rows' sequences, and the rows."""
         states = 8 * (self.segments or self.rows) * self.heads * self.value_dim
-        row = self.width + self.gates + self.heads * (self.value_dim + 1)
+        row = self.qkv.width + self.gates + self.heads * (self.value_dim + 1)
         return states * self.key_dim + 4 * self.rows * row

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.kernels.recurrent.qkv_rows import Order, QkvRows
 from urdir.ptxgen.kernels.recurrent.rows import RecurrentRows
 from urdir.ptxgen.spec import Access, Param
-
-Order = Literal["qkv", "vkq", "apart"]
 
 
 @dataclass(frozen=True)
@@ -73,37 +71,10 @@ class RecurrentHeads(RecurrentRows):
         if self.steady and self.delta:
             raise PtxgenError(f"{self.name}: the delta rule has no steady decay")
 
-    # ---- row layout ----
-
-    @property
-    def width(self) -> int:
-        """Values per row of q, k and v together."""
-        return 2 * self.key_heads * self.key_dim + self.heads * self.value_dim
-
     @cached_property
-    def offsets(self) -> Mapping[str, int]:
-        """Start of "q", "k" and "v" in their rows."""
-        keys, values = self.key_heads * self.key_dim, self.heads * self.value_dim
-        match self.order:
-            case "qkv":
-                return {"q": 0, "k": keys, "v": 2 * keys}
-            case "vkq":
-                return {"v": 0, "k": values, "q": values + keys}
-            case "apart":
-                return dict.fromkeys("qkv", 0)
-
-    @property
-    def arrays(self) -> Mapping[str, str]:
-        """The parameters with "q", "k" and "v"."""
-        return {name: f"{name}_heads" if self.order == "apart" else "mixed" for name in "qkv"}
-
-    @property
-    def strides(self) -> Mapping[str, int]:
-        """Distance between rows of "q", "k" and "v" in values."""
-        if self.order != "apart":
-            return dict.fromkeys("qkv", self.width)
-        keys, values = self.key_heads * self.key_dim, self.heads * self.value_dim
-        return {"q": keys, "k": keys, "v": values}
+    def qkv(self) -> QkvRows:
+        """How rows of queries, keys and values lie in memory."""
+        return QkvRows(self.order, self.key_heads * self.key_dim, self.heads * self.value_dim)
 
     @property
     def gates(self) -> int:
@@ -126,8 +97,8 @@ class RecurrentHeads(RecurrentRows):
         """The parameters with queries, keys and values."""
         keys, values = ("rows", "key_heads", "key_dim"), ("rows", "heads", "value_dim")
         if self.order != "apart":
-            return (Param("mixed", "f32", ("rows", "width"), Access.IN),)
-        shapes = zip(self.arrays.values(), (keys, keys, values), strict=True)
+            return (Param("mixed", "f32", ("rows", self.qkv.width), Access.IN),)
+        shapes = zip(self.qkv.arrays.values(), (keys, keys, values), strict=True)
         return tuple(Param(name, "f32", shape, Access.IN) for name, shape in shapes)
 
     @property

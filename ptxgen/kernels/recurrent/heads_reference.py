@@ -57,7 +57,7 @@ def recurrence_of_one(
 
 def heads_of(spec: RecurrentHeads, inputs: Mapping[str, Any], name: str) -> Array:
     """ "q", "k" or "v" of each value head: (rows, heads, dim) f64."""
-    values, first = inputs[spec.arrays[name]].reshape(spec.rows, -1), spec.offsets[name]
+    values, first = inputs[spec.qkv.arrays[name]].reshape(spec.rows, -1), spec.qkv.offsets[name]
     count, dim = (spec.heads, spec.value_dim) if name == "v" else (spec.key_heads, spec.key_dim)
     part: Array = values[:, first : first + count * dim].astype(np.float64)
     part = part.reshape(spec.rows, count, dim)
