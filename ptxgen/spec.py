@@ -6,7 +6,7 @@ import dataclasses
 import inspect
 from collections.abc import Mapping
 from enum import Enum
-from typing import Any, ClassVar, Self, cast
+from typing import Any, ClassVar, Self, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,7 @@ from urdir.ptxgen.render.text import key_of, text_of
 from urdir.ptxgen.target import Target, since
 
 Array = npt.NDArray[Any]
+S = TypeVar("S", bound="KernelSpec")
 
 # PTX element type -> numpy dtype. bf16 has no numpy type: its bits are stored as uint16.
 NUMPY_DTYPES: Mapping[str, np.dtype[Any]] = {
@@ -192,13 +193,6 @@ class KernelSpec:
         """Specs worth testing by name, smallest first: odd sizes, every branch of the template."""
         raise NotImplementedError
 
-    @classmethod
-    def smallest_example(cls) -> Self:
-        """The first of the examples."""
-        if cls not in _SMALLEST:
-            _SMALLEST[cls] = next(iter(cls.examples().values()))
-        return cast("Self", _SMALLEST[cls])
-
     def flops(self) -> int:
         """Arithmetic operations of one launch (a fused multiply-add counts two)."""
         raise NotImplementedError
@@ -285,8 +279,20 @@ class KernelSpec:
         return target
 
 
-#: The smallest example of a kernel, once known.
-_SMALLEST: dict[type[KernelSpec], KernelSpec] = {}
+#: The examples of a kernel, once made.
+_EXAMPLES: dict[type[KernelSpec], Mapping[str, KernelSpec]] = {}
+
+
+def examples_of(kind: type[S]) -> Mapping[str, S]:
+    """The `KernelSpec.examples` of a kernel, made once."""
+    if kind not in _EXAMPLES:
+        _EXAMPLES[kind] = kind.examples()
+    return cast("Mapping[str, S]", _EXAMPLES[kind])
+
+
+def smallest_example(kind: type[S]) -> S:
+    """The first of the examples of a kernel."""
+    return next(iter(examples_of(kind).values()))
 
 
 def random_array(dtype: str, shape: tuple[int, ...], rng: np.random.Generator) -> Array:
