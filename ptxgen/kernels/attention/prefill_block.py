@@ -87,38 +87,7 @@ class PrefillBlock(PrefillWgmma):
         most = min(self.tokens, first + length + self.rows) - self.rows
         start = int(rng.integers(max(0, first - self.rows // 2), most + 1))
         begin = self.key_tile * int(rng.integers(0, length // self.key_tile))
-        return self.chunk_at(rng, first, start, begin, length)
-
-    def chunk_at(
-        self,
-        rng: np.random.Generator,
-        first: int,
-        start: int,
-        begin: int = 0,
-        length: int | None = None,
-    ) -> dict[str, Any]:
-        """Inputs for the block of ``length`` keys (default: the maximum) from key ``first`` of a
-        walk on, and rows from position ``start`` on of a sequence that starts in it at key
-        ``begin``."""
-        length = length or self.layout.max_len
-        position = start + np.arange(self.rows)
-        if self.rows > 1:
-            position[-1] = IDLE
-        position[position >= self.tokens] = IDLE
-        place = position + begin
-        seen = np.where(place < first, 0, np.minimum(place - first, length - 1))
-        seen[position == IDLE] = IDLE
-        inputs = self.inputs_at(rng, seen.tolist(), [0] * self.rows)
-        inputs |= {"first": np.uint32(first), "length": np.uint32(length)}
-        inputs["position"] = position.astype(np.uint32)
-        inputs["begin"] = np.full(self.rows, begin, np.uint32)
-        shape = (self.rows, self.heads, self.value_dim)
-        inputs["partial"], out = rng.standard_normal((2, *shape)).astype(np.float32)
-        maxima = np.repeat(rng.normal(0, 3, shape[:2])[:, :, None], LANES, axis=2)
-        sums = rng.uniform(1, 5, maxima.shape)
-        inputs["softmax"] = np.stack([maxima, sums], axis=3).astype(np.float32)
-        inputs["out"] = pack(out.reshape(self.rows, -1)) if self.packs else out
-        return inputs
+        return _block_inputs(self, rng, range(first, first + length), start, begin)
 
     @classmethod
     def examples(cls) -> Mapping[str, PrefillBlock]:
@@ -130,3 +99,29 @@ class PrefillBlock(PrefillWgmma):
                 6, KvLayout(1, 2, 224, 96, "f16", value_dim=64), 90, Scores(softcap=5.0), tokens=448
             ),
         }
+
+
+def _block_inputs(
+    spec: PrefillBlock, rng: np.random.Generator, block: range, start: int, begin: int
+) -> dict[str, Any]:
+    """Inputs for the ``block`` of keys of a walk, and rows from position ``start`` on of a sequence
+    that starts in it at key ``begin``."""
+    first, length = block.start, len(block)
+    position = start + np.arange(spec.rows)
+    if spec.rows > 1:
+        position[-1] = IDLE
+    position[position >= spec.tokens] = IDLE
+    place = position + begin
+    seen = np.where(place < first, 0, np.minimum(place - first, length - 1))
+    seen[position == IDLE] = IDLE
+    inputs = spec.inputs_at(rng, seen.tolist(), [0] * spec.rows)
+    inputs |= {"first": np.uint32(first), "length": np.uint32(length)}
+    inputs["position"] = position.astype(np.uint32)
+    inputs["begin"] = np.full(spec.rows, begin, np.uint32)
+    shape = (spec.rows, spec.heads, spec.value_dim)
+    inputs["partial"], out = rng.standard_normal((2, *shape)).astype(np.float32)
+    maxima = np.repeat(rng.normal(0, 3, shape[:2])[:, :, None], LANES, axis=2)
+    sums = rng.uniform(1, 5, maxima.shape)
+    inputs["softmax"] = np.stack([maxima, sums], axis=3).astype(np.float32)
+    inputs["out"] = pack(out.reshape(spec.rows, -1)) if spec.packs else out
+    return inputs

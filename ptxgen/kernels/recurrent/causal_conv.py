@@ -10,6 +10,7 @@ import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.activation import Activation
+from urdir.ptxgen.kernels.recurrent.conv_windows import ring, shifted
 from urdir.ptxgen.kernels.recurrent.random_rows import rows_of_drafts
 from urdir.ptxgen.kernels.recurrent.rows import SEGMENT_ROWS, RecurrentRows
 from urdir.ptxgen.kernels.speculation.limits import MOST_DRAFTS
@@ -108,7 +109,7 @@ class CausalConv(RecurrentRows):
         u = inputs["x"].astype(np.float64)
         if self.gated:
             u = u * inputs["input_gate"]
-        windows, tail = self._ring(inputs, u) if self.most else self._shifted(inputs, u)
+        windows, tail = (ring if self.most else shifted)(self, inputs, u)
         y = np.einsum("rjc,cj->rc", windows, inputs["weight"].astype(np.float64))
         if self.bias:
             y += inputs["bias"]
@@ -120,32 +121,6 @@ class CausalConv(RecurrentRows):
         idle[[row for row, _, _ in self.tokens(inputs)]] = False
         y[idle] = 0.0
         return {"tail": tail.astype(np.float32), "y": y.astype(np.float32)}
-
-    def _shifted(self, inputs: Mapping[str, Any], u: Array) -> tuple[Array, Array]:
-        """The values that each row reads (rows, taps, channels), and the tails after them."""
-        tails = inputs["tail"].astype(np.float64)
-        windows = np.zeros((self.rows, self.taps, self.channels))
-        for row, sequence, is_first in self.tokens(inputs):
-            tail = tails[sequence] * (not is_first)
-            windows[row] = np.concatenate([tail, u[row : row + 1]])
-            tails[sequence] = windows[row, 1:]
-        return windows, tails
-
-    def _ring(self, inputs: Mapping[str, Any], u: Array) -> tuple[Array, Array]:
-        """The same of tails by position. Of a prompt's segment only the last values are stored."""
-        before, after = (inputs["tail"].astype(np.float64) for _ in range(2))
-        windows = np.zeros((self.rows, self.taps, self.channels))
-        rows = {(s, int(inputs["position"][row])): row for row, s, _ in self.tokens(inputs)}
-        for (s, position), row in rows.items():
-            for tap in range(self.taps):
-                at = position - self.before + tap
-                if (s, at) in rows:
-                    windows[row, tap] = u[rows[s, at]]
-                elif at >= 0:
-                    windows[row, tap] = before[s, at % self.slots]
-            if not self.segments or (s, position + self.before) not in rows:
-                after[s, position % self.slots] = u[row]
-        return windows, after
 
     def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
         """See `make_rows`; of drafted rows `rows_of_drafts`."""

@@ -11,7 +11,7 @@ import numpy as np
 
 from urdir.ptxgen.kernels.recurrent.drafted_reference import keep, sequences_of, tokens_of
 from urdir.ptxgen.kernels.recurrent.drafted_rows import DraftedStates
-from urdir.ptxgen.kernels.recurrent.selective_scan import SelectiveScan
+from urdir.ptxgen.kernels.recurrent.selective_scan import SelectiveScan, moved, result
 from urdir.ptxgen.spec import Array, Param
 
 
@@ -48,15 +48,13 @@ class DraftedScan(DraftedStates, SelectiveScan):
             tokens = tokens_of(self, inputs, of)
             state = states[of.sequence] * (of.stored > 0)
             for i in range(of.replayed + of.count):
-                x, b = (tokens[name][i].astype(np.float64) for name in ("x", "b"))
-                dt = np.logaddexp(0.0, tokens["step"][i].astype(np.float64))
-                state = state * np.exp(dt[:, None] * inputs["a"]) + (dt * x)[:, None] * b
+                token = {name: values[i] for name, values in tokens.items()}
+                state = moved(state, inputs["a"], token)
                 if i == of.replayed:
                     states[of.sequence] = state
                 if i >= of.replayed:
                     row = of.first + i - of.replayed
-                    gate = self.activation(inputs["gate"][row])
-                    y[row] = (state @ inputs["c"][row] + inputs["skip"] * x) * gate
+                    y[row] = result(inputs, row, state)
         return {
             **keep(self, inputs),
             "state": states.astype(np.float32),
