@@ -11,6 +11,7 @@ import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.activation import Activation
+from urdir.ptxgen.kernels.experts.reference import ended, matrices_of
 from urdir.ptxgen.kernels.experts.spec import ExpertsProduct
 from urdir.ptxgen.kernels.linear.epilogue.activation import Activated, Gated
 from urdir.ptxgen.kernels.linear.epilogue.bias import Bias
@@ -20,6 +21,7 @@ from urdir.ptxgen.kernels.pairs import grouped, most_tiles, random_choice
 from urdir.ptxgen.spec import Access, Array, LaunchShape, Param, Tolerance, ceil_div
 from urdir.ptxgen.weights.format import Format
 from urdir.ptxgen.weights.formats import FORMATS
+from urdir.ptxgen.weights.layout import random_weights
 
 #: What may follow the products of the first matrices of experts, and those of the last ones.
 UP, DOWN = (Weighted, Bias, Gated, Activated), (Bias, Weighted)
@@ -164,7 +166,7 @@ class ExpertsGemm(ExpertsProduct):
     def reference(self, **inputs: Any) -> dict[str, Array]:
         x, pairs = inputs["x"].astype(np.float64), inputs["pair"].astype(np.int64)
         source = np.arange(self.pairs) if self.down else pairs // self.used
-        matrices, experts = self.matrices_of(inputs), np.zeros(self.pairs, np.int64)
+        matrices, experts = matrices_of(self, inputs), np.zeros(self.pairs, np.int64)
         products = np.zeros((self.pair, self.pairs, self.rows))
         for expert, first, count, _ in inputs["tile_of"].tolist():
             places = slice(first, first + count)
@@ -172,18 +174,18 @@ class ExpertsGemm(ExpertsProduct):
             for number, matrix in enumerate(matrices):
                 products[number, places] = x[source[places]] @ matrix[expert].T
         made = products if self.gated else products[0]
-        made = self.ended(made, experts, pairs, inputs, self.epilogue)
+        made = ended(self, made, experts, pairs, inputs, self.epilogue)
         y = np.empty((self.pairs, self.rows), np.float32)
         y[pairs if self.down else slice(None)] = made
         return {"y": y}
 
     def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
         # Small weights keep sums where the activation is curved.
-        scale = {} if self.f is None else {"scale": 0.5 / self.cols**0.5}
+        scale = 1.0 if self.f is None else 0.5 / self.cols**0.5
         choice = random_choice(rng, self.batch, self.experts, self.used)
         inputs: dict[str, Any] = grouped(choice, self.experts, self.height)
         for name in self.matrices:
-            inputs[name] = self._random_matrices(rng, **scale)
+            inputs[name] = random_weights(self.layout, rng, scale)
         for p in self.params:
             if p.access is Access.IN and p.name not in inputs:
                 inputs[p.name] = rng.standard_normal(self.shape_of(p)).astype(np.float32)

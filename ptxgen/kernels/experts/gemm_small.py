@@ -12,6 +12,7 @@ from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.activation import Activation
 from urdir.ptxgen.kernels.experts.gemm import DOWN, UP
 from urdir.ptxgen.kernels.experts.quartets import MIN_SLOTS, QuartetProduct
+from urdir.ptxgen.kernels.experts.reference import ended, matrices_of, with_choice
 from urdir.ptxgen.kernels.experts.selection import MAX_EXPERTS, MAX_USED, Selection
 from urdir.ptxgen.kernels.linear.epilogue.activation import Activated, Gated
 from urdir.ptxgen.kernels.linear.epilogue.bias import Bias
@@ -107,20 +108,20 @@ class ExpertsGemmSmall(QuartetProduct):
         return Tolerance(rtol=3e-4, atol=1e-3)
 
     def reference(self, **inputs: Any) -> dict[str, Array]:
-        inputs = self.chosen(inputs)
-        chosen, x = inputs["expert"].reshape(-1), self.multiplied(inputs, {})
+        inputs = with_choice(self, inputs)
+        experts, x = inputs["expert"].reshape(-1), self.multiplied(inputs, {})
         pairs = np.arange(self.pairs)
         x = x.reshape(-1, self.cols)[pairs if self.down else pairs // self.used]
-        matrices = self.matrices_of(inputs)
+        matrices = matrices_of(self, inputs)
         y = np.empty((self.pairs, self.splits, self.rows), np.float32)
         for split in range(self.splits):
             first = split * self.split_blocks * TILE_COLS
             columns = slice(first, first + self.split_blocks * TILE_COLS)
-            products = [np.einsum("prc,pc->pr", m[chosen][..., columns], x[:, columns])
+            products = [np.einsum("prc,pc->pr", m[experts][..., columns], x[:, columns])
                         for m in matrices]  # fmt: skip
             made = np.stack(products) if self.gated else products[0]
             steps = [s for s in self.epilogue if split == 0 or not isinstance(s, Bias)]
-            y[:, split] = self.ended(made, chosen, pairs, inputs, steps)
+            y[:, split] = ended(self, made, experts, pairs, inputs, steps)
         return {"y": y.reshape(self.batch, self.slots, self.rows)}
 
     @classmethod

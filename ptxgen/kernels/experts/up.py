@@ -11,6 +11,7 @@ import numpy as np
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.activation import Activation
 from urdir.ptxgen.kernels.experts.parts import LogitParts
+from urdir.ptxgen.kernels.experts.reference import ended, matrices_of, with_choice
 from urdir.ptxgen.kernels.experts.selection import Selection
 from urdir.ptxgen.kernels.experts.tiled import ExpertsSpec
 from urdir.ptxgen.kernels.linear.epilogue.activation import Activated, Gated
@@ -71,13 +72,13 @@ class ExpertsUp(ExpertsSpec):
 
     def reference(self, **inputs: Any) -> dict[str, Array]:
         x = self.multiplied(inputs, {})
-        chosen = np.arange(self.batch)[:, None] % self.experts
+        experts = np.arange(self.batch)[:, None] % self.experts
         if not self.in_turn:
-            chosen = self.chosen(inputs)["expert"]
-        products = [np.einsum("bsrc,bc->bsr", m[chosen], x) for m in self.matrices_of(inputs)]
+            experts = with_choice(self, inputs)["expert"]
+        products = [np.einsum("bsrc,bc->bsr", m[experts], x) for m in matrices_of(self, inputs)]
         y = np.stack([product.reshape(-1, self.rows) for product in products])
         y = y if self.gated else y[0]
-        y = self.ended(y, chosen.reshape(-1), np.arange(self.pairs), inputs, self.epilogue)
+        y = ended(self, y, experts.reshape(-1), np.arange(self.pairs), inputs, self.epilogue)
         return {"y": y.astype(np.float32).reshape(self.batch, self.used, self.rows)}
 
     @classmethod

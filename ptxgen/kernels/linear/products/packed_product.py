@@ -11,8 +11,8 @@ from urdir.ptxgen.kernels.linear.packed_parts import Mixture, PackedPart
 from urdir.ptxgen.kernels.linear.products.packed_tiling import PackedTiling
 from urdir.ptxgen.kernels.linear.steps import Reference
 from urdir.ptxgen.spec import Access, Array, Param, Tolerance, ceil_div
-from urdir.ptxgen.weights.formats import random_blocks
 from urdir.ptxgen.weights.halves import Halves
+from urdir.ptxgen.weights.layout import random_weights
 from urdir.ptxgen.weights.packed import GROUP, pack, packed_shape, unpack
 
 
@@ -99,14 +99,12 @@ class PackedProduct(PackedTiling):
         layouts = {f"weights{part.suffix}": part.layout for part in self.parts}
         layouts["up"] = self.layout
         # What is bounded is as large as its bound, and its errors as large as the sums.
-        scale = {"scale": 0.5 / self.cols**0.5} if self.f is not None and self.f.limit else {}
+        scale = 0.5 / self.cols**0.5 if self.f is not None and self.f.limit else 1.0
         inputs: dict[str, Any] = {"length": np.uint32(self.batch)} if self.takes_length else {}
         if self.mixture is not None:
             inputs |= self.mixture.lists(self.batch, rng)
         inputs["x"] = pack(rng.standard_normal((self.vectors, self.cols)))
         for p in self.params:
             if p.name in layouts:
-                layout = layouts[p.name]
-                count = layout.rows * layout.cols // layout.format.block
-                inputs[p.name] = layout.pack(random_blocks(layout.format, count, rng, **scale))
+                inputs[p.name] = random_weights(layouts[p.name], rng, scale)
         return self.completed(inputs, rng)
