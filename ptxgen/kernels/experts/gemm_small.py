@@ -9,19 +9,16 @@ from typing import Any
 import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
-from urdir.ptxgen.kernels.activation import Activation
+from urdir.ptxgen.kernels.experts.examples import gemm_small_examples
 from urdir.ptxgen.kernels.experts.gemm import DOWN, UP
 from urdir.ptxgen.kernels.experts.quartets import MIN_SLOTS, QuartetProduct
 from urdir.ptxgen.kernels.experts.reference import ended, matrices_of, with_choice
-from urdir.ptxgen.kernels.experts.selection import MAX_EXPERTS, MAX_USED, Selection
-from urdir.ptxgen.kernels.linear.epilogue.activation import Activated, Gated
+from urdir.ptxgen.kernels.experts.selection import MAX_EXPERTS, MAX_USED
 from urdir.ptxgen.kernels.linear.epilogue.bias import Bias
 from urdir.ptxgen.kernels.linear.epilogue.weighted import Weighted
 from urdir.ptxgen.kernels.linear.prologue.norm import Normed
 from urdir.ptxgen.kernels.linear.spec import MAX_BATCH
-from urdir.ptxgen.kernels.norm import Norm
 from urdir.ptxgen.spec import Access, Array, LaunchShape, Param, Tolerance
-from urdir.ptxgen.weights.formats import FORMATS
 from urdir.ptxgen.weights.grids import with_entries
 from urdir.ptxgen.weights.layout import TILE_COLS
 
@@ -126,46 +123,7 @@ class ExpertsGemmSmall(QuartetProduct):
 
     @classmethod
     def examples(cls) -> Mapping[str, ExpertsGemmSmall]:
-        q8, q4_k, q6_k = (FORMATS[name] for name in ("Q8_0", "Q4_K", "Q6_K"))
-        mxfp4, q5_0, q5_1 = (FORMATS[name] for name in ("MXFP4", "Q5_0", "Q5_1"))
-        oai, rms = Gated(Activation("swiglu_oai", limit=7.0)), Normed(Norm("rms", 1e-5))
-        plain, bias, weighted = Normed(Norm("rms", 1e-6, False)), Bias(), Weighted()
-        gelu, relu2 = Activation("gelu", limit=2.5, clamp="activated"), Activation("relu2")
-        parts = {"down": True, "early": True, "splits": 2, "sms": 4, "stages": 2}
-        return {
-            "smallest": cls(q8, 2, 1, 16, 32, 2, sms=2),
-            "one row": cls.of(q4_k, 5, 3, 48, 512, 1, rms, Gated(), sms=3, stages=4),
-            "one expert": cls.of(q4_k, 1, 1, 48, 768, 8, plain, sms=5),
-            "gpt-oss": cls.of(mxfp4, 9, 2, 32, 288, 5, rms, bias, oai, sms=7),
-            "weighted up": cls.of(
-                q5_0, 3, 1, 32, 512, 7, weighted, bias, Gated(gelu), sms=2, warps=2
-            ),
-            "relu2": cls.of(q5_1, 40, 4, 16, 96, 8, Activated(relu2), sms=4, stages=3),
-            "down": cls.of(q8, 6, 4, 48, 544, 6, bias, weighted, down=True, sms=3),
-            "down early": cls(q4_k, 4, 2, 80, 1024, 3, down=True, early=True, sms=4, warps=3),
-            "parts": cls.of(q6_k, 3, 2, 48, 1024, 8, bias, weighted, **parts),
-            "integers": cls.of(FORMATS["W4G128"], 5, 2, 48, 384, 3, rms, Gated(), sms=3),
-            "codebook": cls.of(FORMATS["IQ3_S"], 4, 2, 48, 512, 3, rms, Gated(), sms=3),
-            "chooses": cls.of(
-                *(q4_k, 33, 4, 32, 512, 7, rms, Gated()),
-                **{"sms": 3, "selection": Selection(33, 4, "softmax_selected")},
-            ),
-            "chooses, weighted": cls.of(
-                *(q8, 70, 8, 32, 288, 8, bias, weighted),
-                **{"down": True, "early": True, "sms": 4, "warps": 3},
-                selection=Selection(70, 8, normalised=True, scale=2.5),
-            ),
-            "chooses, selected": cls.of(
-                *(q6_k, 128, 4, 16, 512, 5, weighted),
-                **{"down": True, "early": True, "splits": 2, "sms": 5},
-                selection=Selection(128, 4, "softmax_selected"),
-            ),
-            "chooses, one row": cls.of(
-                *(q4_k, 5, 3, 48, 512, 1, weighted),
-                **{"down": True, "sms": 3, "selection": Selection(5, 3)},
-            ),
-            "a part a block": cls.of(mxfp4, 5, 2, 16, 736, 4, bias, down=True, splits=3, sms=9),
-        }
+        return gemm_small_examples(cls)
 
     def bytes_moved(self) -> int:
         """Those of as many experts as rows that choose at random have, each read once, and of the
