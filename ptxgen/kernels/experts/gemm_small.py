@@ -11,15 +11,15 @@ import numpy as np
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.experts.examples import gemm_small_examples
 from urdir.ptxgen.kernels.experts.gemm import DOWN, UP
-from urdir.ptxgen.kernels.experts.quartets import MIN_SLOTS, QuartetProduct
+from urdir.ptxgen.kernels.experts.quartets import QuartetProduct
 from urdir.ptxgen.kernels.experts.reference import ended, matrices_of, with_choice
 from urdir.ptxgen.kernels.experts.selection import MAX_EXPERTS, MAX_USED
+from urdir.ptxgen.kernels.linear.cut import MIN_SLOTS
 from urdir.ptxgen.kernels.linear.epilogue.bias import Bias
 from urdir.ptxgen.kernels.linear.epilogue.weighted import Weighted
 from urdir.ptxgen.kernels.linear.prologue.norm import Normed
 from urdir.ptxgen.kernels.linear.spec import MAX_BATCH
 from urdir.ptxgen.spec import Access, Array, LaunchShape, Param, Tolerance
-from urdir.ptxgen.weights.grids import with_entries
 from urdir.ptxgen.weights.layout import TILE_COLS
 
 
@@ -69,7 +69,7 @@ class ExpertsGemmSmall(QuartetProduct):
             )
         if self.splits > 1 and not (self.down and self.slots <= MAX_USED):
             raise PtxgenError(f"{self.name}: splits are for what goes down, {MAX_USED} slots of y")
-        if not 1 <= self.cta_warps <= 32 or self.ring_slots < MIN_SLOTS:
+        if not 1 <= self.cta_warps <= 32 or self.memory.ring_slots < MIN_SLOTS:
             raise PtxgenError(
                 f"{self.name}: {self.cta_warps} warps with {MIN_SLOTS} tiles each and the "
                 f"activations of {2 * self.split_blocks} blocks are more than {self.shared} bytes"
@@ -94,7 +94,7 @@ class ExpertsGemmSmall(QuartetProduct):
         return LaunchShape(
             grid=(self.ctas, 1, 1),
             block=(32 * self.cta_warps, 1, 1),
-            shared_bytes=with_entries(self.list_at + self.list_nbytes, self.shared_grids),
+            shared_bytes=self.memory.nbytes,
             resident=1,
             prefers_shared=True,
         )

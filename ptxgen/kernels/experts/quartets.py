@@ -1,27 +1,23 @@
-"""Products of a few rows with experts: division into quartets, splits and warps, and layout of a
-CTA's shared memory."""
+"""Products of a few rows with experts: division into quartets, splits and warps."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
 
+from urdir.ptxgen.kernels.experts.quartet_memory import MAX_WARPS, QuartetMemory
 from urdir.ptxgen.kernels.experts.spec import ExpertsProduct
-from urdir.ptxgen.kernels.linear.cut import PACE_NBYTES
+from urdir.ptxgen.kernels.linear.cut import MAX_SLOTS
 from urdir.ptxgen.kernels.linear.spec import MAX_BATCH, SHARED_NBYTES, SMS
 from urdir.ptxgen.kernels.pairs import most_tiles
 from urdir.ptxgen.spec import ceil_div
 from urdir.ptxgen.weights.formats import Format
-from urdir.ptxgen.weights.grids import ENTRIES, aligned, with_entries
+from urdir.ptxgen.weights.grids import ENTRIES
 from urdir.ptxgen.weights.layout import TILE_UNITS
 from urdir.ptxgen.weights.tiles import Tile
 
 #: Pairs that are multiplied together: each has two of the eight columns of an ``mma``.
 QUARTET = 4
-#: Warps of a CTA, at most and at least.
-MAX_WARPS, LEAST_WARPS = 16, 8
-#: Slots of a warp's ring, at most and at least.
-MAX_SLOTS, MIN_SLOTS = 6, 2
 
 
 @dataclass(frozen=True)
@@ -91,14 +87,9 @@ class QuartetProduct(ExpertsProduct):
     @property
     def grids_at(self) -> int:
         """Where these entries begin in shared memory."""
-        return aligned(self.list_at + self.list_nbytes)
+        return self.memory.grids_at
 
-    # ---- shared memory: rings, activations, their sums of squares, the quartets ----
-
-    @property
-    def slot_nbytes(self) -> int:
-        """Bytes of a slot of a ring."""
-        return ceil_div(self.layout.tile_nbytes, self.tile.alignment) * self.tile.alignment
+    # ---- shared memory ----
 
     @property
     def block_nbytes(self) -> int:
@@ -112,68 +103,22 @@ class QuartetProduct(ExpertsProduct):
         """Bytes of a table of experts, eight each, which the activations replace."""
         return 512 * ceil_div(8 * self.experts, 512)
 
-    @property
-    def activation_nbytes(self) -> int:
-        """Bytes of the activations of two quartets."""
-        return max(2 * self.split_blocks * self.block_nbytes, self.table_nbytes)
-
-    @property
-    def square_nbytes(self) -> int:
-        """Bytes of the sums of squares of each block and vector."""
-        return 2 * self.split_blocks * 4 * MAX_BATCH if self.normed else 0
-
-    @property
-    def list_nbytes(self) -> int:
-        """Bytes of the quartets, eight each, after how many those of each 32 experts are; and of
-        the pairs' weights that are made here."""
-        weights = 4 * self.pairs if self.selection is not None and self.weighted else 0
-        return 64 + 8 * self.quartets + weights
-
-    @property
-    def weights_at(self) -> int:
-        """Where the pairs' weights begin."""
-        return self.list_at + 64 + 8 * self.quartets
-
-    @property
-    def ring_nbytes(self) -> int:
-        """Bytes that are left for rings."""
-        others = self.activation_nbytes + self.square_nbytes + self.list_nbytes
-        return self.shared - with_entries(others, self.shared_grids)
-
     @cached_property
+    def memory(self) -> QuartetMemory:
+        """The CTA's shared memory."""
+        chooses = self.selection is not None and self.weighted
+        return QuartetMemory(
+            *(self.shared, self.warps, self.stages, self.pair),
+            slot_nbytes=ceil_div(self.layout.tile_nbytes, self.tile.alignment)
+            * self.tile.alignment,
+            activation_nbytes=max(2 * self.split_blocks * self.block_nbytes, self.table_nbytes),
+            square_nbytes=2 * self.split_blocks * 4 * MAX_BATCH if self.normed else 0,
+            quartets=self.quartets,
+            weight_nbytes=4 * self.pairs if chooses else 0,
+            grids=self.shared_grids,
+        )
+
+    @property
     def cta_warps(self) -> int:
-        """Warps of a CTA: as many as have two slots each."""
-        room = self.ring_nbytes // (MIN_SLOTS * self.slot_nbytes)
-        return min(self.warps, max(1, room))
-
-    @property
-    def fits(self) -> bool:
-        """Whether there is room for enough warps."""
-        return self.cta_warps >= LEAST_WARPS
-
-    @cached_property
-    def ring_slots(self) -> int:
-        """Slots of a warp's ring, the same number for each matrix of a pair."""
-        room = self.ring_nbytes // (self.cta_warps * self.slot_nbytes)
-        return min(self.stages, room) // self.pair * self.pair
-
-    @property
-    def pace(self) -> int:
-        """Tiles of a warp that are loaded before the activations: see `PACE_NBYTES`."""
-        paced = PACE_NBYTES // (self.cta_warps * self.slot_nbytes) // self.pair * self.pair
-        return min(max(self.pair, paced), self.ring_slots)
-
-    @property
-    def activations_at(self) -> int:
-        """Where the activations begin."""
-        return self.cta_warps * self.ring_slots * self.slot_nbytes
-
-    @property
-    def squares_at(self) -> int:
-        """Where the sums of squares begin."""
-        return self.activations_at + self.activation_nbytes
-
-    @property
-    def list_at(self) -> int:
-        """Where the list of quartets begins."""
-        return self.squares_at + self.square_nbytes
+        """Warps of a CTA."""
+        return self.memory.cta_warps

@@ -143,9 +143,8 @@ class GemmBytes(Rings):
 
     @property
     def launch_shape(self) -> LaunchShape:
-        rows = self.parts[-1].first_cta + self.parts[-1].ctas
         return LaunchShape(
-            grid=(self.cut.cluster * self.tiles, rows, 1),
+            grid=(self.cut.cluster * self.tiles, self.row_ctas, 1),
             block=(self.cut.threads, 1, 1),
             cluster=(self.cut.cluster, self.cut.sharers, 1),
             shared_bytes=self.shared_bytes,
