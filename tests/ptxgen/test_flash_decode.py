@@ -131,19 +131,19 @@ def test_chunks(
 ) -> None:
     layout = KvLayout(rows, 8, 1 << 15, 128, "f16")
     spec = FlashDecode(32, layout, rows, ctas=ctas, least=least, most=most)
-    assert (spec.cut.size(keys), spec.cut.count(keys)) == (chunk, chunks)
-    assert max(map(spec.cut.count, range(1, (1 << 15) + 1))) <= spec.chunks
-    assert spec.takers == min(ctas, rows * spec.chunks)
+    assert (spec.split.cut.size(keys), spec.split.cut.count(keys)) == (chunk, chunks)
+    assert max(map(spec.split.cut.count, range(1, (1 << 15) + 1))) <= spec.chunks
+    assert spec.split.takers == min(ctas, rows * spec.chunks)
 
 
 def test_chunks_of_clusters() -> None:
     """They have as many times the keys as there are CTAs."""
     spec = FlashDecode(4, LAYOUT, cluster=4, ctas=2, least=16, most=16)
     chunks = {1: 64, 64: 64, 65: 64, 128: 64, 129: 80, 199: 112}
-    assert {keys: spec.cut.size(keys) for keys in chunks} == chunks
+    assert {keys: spec.split.cut.size(keys) for keys in chunks} == chunks
     assert spec.launch_shape.grid == (2, 8, 1)
     whole = dataclasses.replace(spec, ctas=1, most=0)
-    assert whole.cut.size(200) == 208
+    assert whole.split.cut.size(200) == 208
     assert not {"partial", "softmax", "arrived"} & {p.name for p in whole.params}
 
 
@@ -152,9 +152,9 @@ def test_chunks_are_all_of_a_rows_keys() -> None:
         for most in (0, 32):
             spec = FlashDecode(4, LAYOUT, scores=scores, ctas=3, least=16, most=most)
             for position in range(200):
-                keys = [key for chunk in spec.split(position) for key in chunk]
+                keys = [key for chunk in spec.chunks_of(position) for key in chunk]
                 seen = list(range(scores.first_key(position), position + 1))
-                assert keys == seen or (not keys and len(seen) <= spec.cut.size(len(seen)))
+                assert keys == seen or (not keys and len(seen) <= spec.split.cut.size(len(seen)))
 
 
 @pytest.mark.parametrize("capacity", [8, 16])

@@ -8,11 +8,12 @@ from typing import Any, ClassVar
 import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
-from urdir.ptxgen.kernels.attention.decode_cta import MAX_STATIC_SHARED, TILE_KEYS, DecodeCta
+from urdir.ptxgen.kernels.attention.decode_cta import MAX_STATIC_SHARED, DecodeCta
 from urdir.ptxgen.kernels.attention.decode_memory import DecodeMemory
 from urdir.ptxgen.kernels.attention.decode_tolerance import decode_tolerance
 from urdir.ptxgen.kernels.attention.reference import attend
 from urdir.ptxgen.kernels.attention.rows_with_tokens import RowsWithTokens
+from urdir.ptxgen.kernels.attention.tensor_cores import tensor_cores_take
 from urdir.ptxgen.spec import Access, Array, Param, Tolerance, ceil_div
 from urdir.ptxgen.target import Target
 from urdir.ptxgen.weights.layout import TILE_COLS
@@ -22,9 +23,6 @@ from urdir.ptxgen.weights.packed_few import Order, few_shape, pack_few, with_few
 WARPS = 8
 #: Query heads that share one read of K and V. Eight need more registers than two CTAs per SM have.
 MAX_TILE = 4
-#: Values of a head whose sums fit registers on tensor cores, and with quants, whose scales also
-#: take registers.
-MAX_MMA_VALUES, MAX_QUANTS_DIM = 512, 256
 #: Values of a head per lane: 16 bytes of f16.
 LANE_DIMS = 8
 
@@ -164,31 +162,15 @@ class DecodeAttention(RowsWithTokens):
 
     @property
     def suits_tensor_cores(self) -> bool:
-        """Whether tensor cores multiply from sm_80 on: 16-bit operands, sums that fit registers, a
-        ring no shorter than a tile of keys; two f16 scales are copied at once, and must belong to
-        the same slot, as do 16 bytes of elements.
+        """Whether tensor cores multiply from sm_80 on.
 
         A single head without scales of one row is less work for lanes. On an H200 256 keys (32
         heads, 8 KV heads of 128 values, f16) take 3.6 us in lanes, on tensor cores 3.8; eight rows
         of them (16 heads, 8 KV heads of 256 values) 13.8 and 7.7.
         """
-        if 0 < self.layout.capacity < TILE_KEYS or self.value_dim > MAX_MMA_VALUES:
-            return False
-        if self.scores.texts:  # of exact arithmetic alone
-            return False
-        if self.scores.relative:  # a load for each score
-            return False
-        if self.layout.is_chosen:  # a tile of keys is copied as neighbours
-            return False
-        formats = (self.layout.format, self.layout.values.format)
-        for of, width in zip(formats, (self.head_dim, self.value_dim), strict=True):
-            whole = {"": 0, "s8": 64}.get(of.operand, 128 // of.bits)
-            if not whole or width % whole or self.layout.value_start % whole:
-                return False
-        if any(of.operand == "s8" for of in formats):
-            return max(self.head_dim, self.value_dim) <= MAX_QUANTS_DIM
         is_single = self.rows == 1 and min(self.most_heads, self.lanes, self.group) == 1
-        return not is_single or any(of.is_scaled for of in formats)
+        is_scaled = any(of.is_scaled for of in self.layout.formats)
+        return tensor_cores_take(self.layout, self.scores) and (is_scaled or not is_single)
 
     @property
     def reads_once(self) -> bool:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from urdir.ptxgen.kernels.attention.divided import Divided
+from urdir.ptxgen.kernels.attention.tensor_cores import TILE_KEYS
 from urdir.ptxgen.kernels.normalise import Normalise
 from urdir.ptxgen.spec import ceil_div
 from urdir.ptxgen.target import Target
 
 #: Statically declared shared memory that every target supports.
 MAX_STATIC_SHARED = 48 << 10
-#: Keys that a warp multiplies at once on tensor cores: the rows of an mma.
-TILE_KEYS = 16
 #: Minimum bytes of a CTA's remaining keys and values when the next launch may start: its CTAs begin
 #: to load within 1.4 us, in which an SM of an H200 reads this much.
 LEFT_NBYTES = 44 << 10

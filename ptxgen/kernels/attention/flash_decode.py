@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.attention.cache_examples import with_caches
-from urdir.ptxgen.kernels.attention.chunk_cut import CHUNK_UNIT, ChunkCut
+from urdir.ptxgen.kernels.attention.chunk_cut import CHUNK_UNIT, ChunkCut, KeySplit
 from urdir.ptxgen.kernels.attention.chunk_reference import places_in_runs, sums_of_chunks
 from urdir.ptxgen.kernels.attention.decode import WARPS, DecodeAttention
 from urdir.ptxgen.kernels.attention.decode_cta import MAX_STATIC_SHARED
@@ -123,28 +124,17 @@ class FlashDecode(DecodeAttention):
         # of 8 rows 2.537 and 2.576, of q8_0 2.153 and 2.198, of 32 rows 4.120 and 4.168.
         return self.tiles == 1
 
-    # ---- splitting of rows ----
-
-    @property
-    def cut(self) -> ChunkCut:
-        """The cut of rows into chunks."""
+    @cached_property
+    def split(self) -> KeySplit:
+        """The split of rows into chunks, and of chunks between CTAs."""
         share = max(1, self.ctas // ceil_div(self.rows, self.run))
-        return ChunkCut(share, self.least * self.cluster, self.most * self.cluster)
+        cut = ChunkCut(share, self.least * self.cluster, self.most * self.cluster)
+        return KeySplit(cut, self.rows, self._longest, self.ctas)
 
     @property
     def chunks(self) -> int:
         """Maximum number of chunks of a row."""
-        return self.cut.most(self._longest)
-
-    @property
-    def takers(self) -> int:
-        """CTAs (clusters) of a KV head (tile of query heads) in the grid."""
-        return min(self.ctas, self.rows * self.chunks)
-
-    @property
-    def deals(self) -> bool:
-        """Whether a CTA may get several chunks."""
-        return self.rows * self.chunks > self.takers
+        return self.split.chunks
 
     @property
     def memory(self) -> SplitMemory:
@@ -194,7 +184,7 @@ class FlashDecode(DecodeAttention):
     @property
     def launch_shape(self) -> LaunchShape:
         return LaunchShape(
-            grid=(self.head_tiles, self.takers * self.cluster, 1),
+            grid=(self.head_tiles, self.split.takers * self.cluster, 1),
             block=(32 * WARPS, 1, 1),
             cluster=(1, self.cluster, 1),
             shared_bytes=self.memory.nbytes,
@@ -208,18 +198,14 @@ class FlashDecode(DecodeAttention):
             return out
         places = places_in_runs(self, self.run, inputs)
         before = inputs["position"][np.arange(self.rows) - places].tolist()
-        chunks = [self.split(position) for position in before]
+        chunks = [self.chunks_of(position) for position in before]
         return out | sums_of_chunks(self, chunks, inputs)
 
-    def split(self, position: int) -> list[range]:
+    def chunks_of(self, position: int) -> list[range]:
         """The chunks of a row at ``position``; none for a padding row, or if not split."""
         if position >= self.layout.max_len:
             return []
-        first = self.scores.first_key(position)
-        chunk, end = self.cut.size(position + 1 - first), position + 1
-        if chunk >= end - first:
-            return []
-        return [range(start, min(end, start + chunk)) for start in range(first, end, chunk)]
+        return self.split.cut.ranges(self.scores.first_key(position), position + 1)
 
     def inputs_at(
         self,

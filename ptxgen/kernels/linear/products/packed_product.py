@@ -11,8 +11,8 @@ from urdir.ptxgen.kernels.linear.packed_parts import Mixture, PackedPart
 from urdir.ptxgen.kernels.linear.products.packed_tiling import PackedTiling
 from urdir.ptxgen.kernels.linear.steps import Reference
 from urdir.ptxgen.spec import Access, Array, Param, Tolerance, ceil_div
+from urdir.ptxgen.weights.formats import random_blocks
 from urdir.ptxgen.weights.halves import Halves
-from urdir.ptxgen.weights.layout import random_weights
 from urdir.ptxgen.weights.packed import GROUP, pack, packed_shape, unpack
 
 
@@ -61,7 +61,7 @@ class PackedProduct(PackedTiling):
     def reference(self, **inputs: Any) -> dict[str, Array]:
         x = unpack(inputs["x"], self.vectors, self.cols)
         if self.mixture is not None:
-            return {"y": _of_experts(self, self.mixture, x, inputs)}
+            return {"y": self._of_experts(self.mixture, x, inputs)}
         outputs: dict[str, Array] = {}
         x = self.multiplied({**inputs, "x": x}, outputs)
         for part in self.parts:
@@ -71,45 +71,42 @@ class PackedProduct(PackedTiling):
             self.finish(products, Reference(self, part, inputs, outputs))
         return outputs
 
+    def _of_experts(self, mixture: Mixture, x: Array, inputs: dict[str, Any]) -> Array:
+        """The vectors of each tile times their expert's matrix, in the order of the list; if they
+        are not packed, in that of rows and slots."""
+        experts = (mixture.experts, self.rows, -1)
+        matrices = [
+            self.layout.unpack(inputs[name]).astype(np.float64).reshape(experts)
+            for name in self.matrices
+        ]
+        y = np.zeros((self.products, self.rows))
+        if self.packs:
+            y = unpack(inputs["y"], self.vectors, self.rows)
+        for expert, first, count, _ in inputs["tile_of"].tolist():
+            vectors = np.arange(first, first + count)
+            pairs = vectors if self.packs else inputs["pair"][vectors]
+            products = [x[vectors] @ matrix[expert].T for matrix in matrices]
+            made = np.stack(products) if self.gated else products[0]
+            of = Reference(self, self.parts[0], inputs, {}, np.full(count, expert), pairs)
+            for step in self.epilogue:
+                made = step.apply(made, of)
+            y[pairs] = made
+            if self.packs:
+                y[first + count : ceil_div(first + count, GROUP) * GROUP] = 0
+        return pack(y) if self.packs else y.astype(np.float32)
+
     def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
-        return _packed_inputs(self, rng)
-
-
-def _of_experts(spec: PackedProduct, mixture: Mixture, x: Array, inputs: dict[str, Any]) -> Array:
-    """The vectors of each tile times their expert's matrix, in the order of the list; if they
-    are not packed, in that of rows and slots."""
-    experts = (mixture.experts, spec.rows, -1)
-    matrices = [
-        spec.layout.unpack(inputs[name]).astype(np.float64).reshape(experts)
-        for name in spec.matrices
-    ]
-    y = np.zeros((spec.products, spec.rows))
-    if spec.packs:
-        y = unpack(inputs["y"], spec.vectors, spec.rows)
-    for expert, first, count, _ in inputs["tile_of"].tolist():
-        vectors = np.arange(first, first + count)
-        pairs = vectors if spec.packs else inputs["pair"][vectors]
-        products = [x[vectors] @ matrix[expert].T for matrix in matrices]
-        made = np.stack(products) if spec.gated else products[0]
-        of = Reference(spec, spec.parts[0], inputs, {}, np.full(count, expert), pairs)
-        for step in spec.epilogue:
-            made = step.apply(made, of)
-        y[pairs] = made
-        if spec.packs:
-            y[first + count : ceil_div(first + count, GROUP) * GROUP] = 0
-    return pack(y) if spec.packs else y.astype(np.float32)
-
-
-def _packed_inputs(spec: PackedProduct, rng: np.random.Generator) -> dict[str, Any]:
-    layouts = {f"weights{part.suffix}": part.layout for part in spec.parts}
-    layouts["up"] = spec.layout
-    # What is bounded is as large as its bound, and its errors as large as the sums.
-    scale = 0.5 / spec.cols**0.5 if spec.f is not None and spec.f.limit else 1.0
-    inputs: dict[str, Any] = {"length": np.uint32(spec.batch)} if spec.takes_length else {}
-    if spec.mixture is not None:
-        inputs |= spec.mixture.lists(spec.batch, rng)
-    inputs["x"] = pack(rng.standard_normal((spec.vectors, spec.cols)))
-    for p in spec.params:
-        if p.name in layouts:
-            inputs[p.name] = random_weights(layouts[p.name], rng, scale)
-    return spec.completed(inputs, rng)
+        layouts = {f"weights{part.suffix}": part.layout for part in self.parts}
+        layouts["up"] = self.layout
+        # What is bounded is as large as its bound, and its errors as large as the sums.
+        scale = {"scale": 0.5 / self.cols**0.5} if self.f is not None and self.f.limit else {}
+        inputs: dict[str, Any] = {"length": np.uint32(self.batch)} if self.takes_length else {}
+        if self.mixture is not None:
+            inputs |= self.mixture.lists(self.batch, rng)
+        inputs["x"] = pack(rng.standard_normal((self.vectors, self.cols)))
+        for p in self.params:
+            if p.name in layouts:
+                layout = layouts[p.name]
+                count = layout.rows * layout.cols // layout.format.block
+                inputs[p.name] = layout.pack(random_blocks(layout.format, count, rng, **scale))
+        return self.completed(inputs, rng)
