@@ -1,4 +1,4 @@
-"""How the heads of queries, keys and values lie in the rows of a recurrence."""
+"""How q, k and v lie in the rows of a recurrence."""
 
 from __future__ import annotations
 
