@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from urdir.ptxgen.kernels.attention.own_token import OwnToken
 from urdir.ptxgen.kernels.attention.reference import Attention
-from urdir.ptxgen.kernels.attention.token_reference import TokenAttention
-from urdir.ptxgen.kernels.rotation import frequencies, turns_table
 from urdir.ptxgen.spec import Array, ceil_div
-
-#: Fill bytes of caches in inputs if nothing may be read: 2 or 3 in every float type.
-UNREAD_BYTE = 0x40
 
 
 def cached_inputs(
@@ -51,68 +44,6 @@ def cached_inputs(
     inputs["sequence"] = np.array(sequences, np.uint32)
     inputs["position"] = np.array(positions, np.uint32)
     return inputs
-
-
-def token_inputs(
-    spec: TokenAttention,
-    weights: Mapping[str, tuple[int, ...]],
-    rng: np.random.Generator,
-    positions: list[int],
-    sequences: list[int],
-    block_table: Array | None,
-) -> dict[str, Any]:
-    """`cached_inputs` of rows with a token, whose norms have ``weights`` of these shapes. With one
-    that is appended, the caches hold what is older than the rows, and a table made here shares no
-    page.
-
-    Keys and values are chosen so that the cache holds them exactly once they are prepared: the
-    error of a sine then does not decide how they are rounded.
-    """
-    layout, token = spec.layout, spec.token
-    assert token is not None
-    if layout.is_paged and block_table is None:
-        pages = rng.permutation(layout.pages)[: layout.sequences * layout.blocks]
-        block_table = pages.astype(np.uint32).reshape(layout.sequences, layout.blocks)
-    inputs = cached_inputs(spec, rng, positions, sequences, block_table)
-    if spec.rope:
-        inputs["frequencies"] = turns_table(frequencies(spec.rope.rotary_dim, 10000.0)[0])
-    for name, shape in weights.items():
-        inputs[name] = rng.uniform(0.5, 1.5, shape).astype(np.float32)
-    if spec.appends:
-        inputs = _with_new_tokens(spec, token, rng, inputs)
-    return _in_parts(spec, inputs) if spec.is_latent else inputs
-
-
-def _with_new_tokens(
-    spec: TokenAttention, token: OwnToken, rng: np.random.Generator, inputs: dict[str, Any]
-) -> dict[str, Any]:
-    """The inputs with the rows' keys and values, and caches of what is older."""
-    layout, lengths = spec.layout, [0] * spec.layout.sequences
-    positions, sequences = inputs["position"].tolist(), inputs["sequence"].tolist()
-    for sequence, position in zip(sequences, positions, strict=True):
-        if position < layout.max_len:
-            lengths[sequence] = position
-    for name, cache in layout.caches.items():
-        inputs[name] = cache.random_cache(rng, lengths, inputs.get("block_table"), UNREAD_BYTE)
-    for param, cache in zip(layout.token_params, layout.caches.values(), strict=True):
-        own = rng.standard_normal((spec.rows, cache.kv_heads, cache.head_dim))
-        for row, position in enumerate(positions):
-            stored = cache.rounded(own[row])
-            own[row] = np.nan
-            if position < layout.max_len:
-                own[row] = token.origin_of(param.name, stored, position, inputs)
-        inputs[param.name] = own.astype(np.float32)
-    return inputs
-
-
-def _in_parts(spec: TokenAttention, inputs: dict[str, Any]) -> dict[str, Any]:
-    """The same with the parts of q and k."""
-    at, q = spec.rotated_dim, inputs.pop("q")
-    parts = {"q_rotated": q[..., :at], "q_absorbed": q[..., at:]}
-    if spec.appends:
-        k = inputs.pop("k")
-        parts |= {"k_rotated": k[:, 0, :at], "latent": k[:, 0, at:]}
-    return inputs | {name: np.ascontiguousarray(part) for name, part in parts.items()}
 
 
 def texts_side_by_side(spec: Attention, rng: np.random.Generator) -> tuple[list[int], Array]:

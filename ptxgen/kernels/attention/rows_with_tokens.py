@@ -9,14 +9,16 @@ import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.attention.own_token import OwnToken
-from urdir.ptxgen.kernels.attention.random_inputs import texts_side_by_side, token_inputs
+from urdir.ptxgen.kernels.attention.random_inputs import cached_inputs, texts_side_by_side
 from urdir.ptxgen.kernels.attention.spec import AttentionSpec
-from urdir.ptxgen.kernels.rotation import MAX_POSITIONS, Rotation
+from urdir.ptxgen.kernels.rotation import MAX_POSITIONS, Rotation, frequencies, turns_table
 from urdir.ptxgen.spec import Access, Array, Param
 
 #: Factor on the queries of one head of random inputs: its scores are spread so widely that the
 #: running maximum must be updated and sums rescaled.
 STEEP = 4
+#: Fill bytes of caches in inputs if nothing may be read: 2 or 3 in every float type.
+UNREAD_BYTE = 0x40
 
 
 @dataclass(frozen=True)
@@ -123,11 +125,10 @@ class RowsWithTokens(AttentionSpec):
         sequences: list[int],
         block_table: Array | None = None,
     ) -> dict[str, Any]:
-        """See AttentionSpec, and `token_inputs`."""
+        """See AttentionSpec, and `_token_inputs`."""
         if self.token is None:
             return super().inputs_at(rng, positions, sequences, block_table)
-        weights = {name: self.shape_of(self.param(name)) for name in self.token.weights}
-        return token_inputs(self, weights, rng, positions, sequences, block_table)
+        return _token_inputs(self, rng, positions, sequences, block_table)
 
     def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
         """Rows at random places of the sequences, of several one idle; one head is steep. Or
@@ -145,3 +146,64 @@ class RowsWithTokens(AttentionSpec):
         for name in ("q_rotated", "q_absorbed") if self.is_latent else ("q",):
             inputs[name][:, -1] *= STEEP
         return inputs
+
+
+def _token_inputs(
+    spec: RowsWithTokens,
+    rng: np.random.Generator,
+    positions: list[int],
+    sequences: list[int],
+    block_table: Array | None,
+) -> dict[str, Any]:
+    """`cached_inputs` of rows with a token. With one that is appended, the caches hold what is
+    older than the rows, and a table made here shares no page.
+
+    Keys and values are chosen so that the cache holds them exactly once they are prepared: the
+    error of a sine then does not decide how they are rounded.
+    """
+    layout, token = spec.layout, spec.token
+    assert token is not None
+    if layout.is_paged and block_table is None:
+        pages = rng.permutation(layout.pages)[: layout.sequences * layout.blocks]
+        block_table = pages.astype(np.uint32).reshape(layout.sequences, layout.blocks)
+    inputs = cached_inputs(spec, rng, positions, sequences, block_table)
+    if spec.rope:
+        inputs["frequencies"] = turns_table(frequencies(spec.rope.rotary_dim, 10000.0)[0])
+    for name in token.weights:
+        shape = spec.shape_of(spec.param(name))
+        inputs[name] = rng.uniform(0.5, 1.5, shape).astype(np.float32)
+    if spec.appends:
+        inputs = _with_new_tokens(spec, token, rng, inputs)
+    return _in_parts(spec, inputs) if spec.is_latent else inputs
+
+
+def _with_new_tokens(
+    spec: RowsWithTokens, token: OwnToken, rng: np.random.Generator, inputs: dict[str, Any]
+) -> dict[str, Any]:
+    """The inputs with the rows' keys and values, and caches of what is older."""
+    layout, lengths = spec.layout, [0] * spec.layout.sequences
+    positions, sequences = inputs["position"].tolist(), inputs["sequence"].tolist()
+    for sequence, position in zip(sequences, positions, strict=True):
+        if position < layout.max_len:
+            lengths[sequence] = position
+    for name, cache in layout.caches.items():
+        inputs[name] = cache.random_cache(rng, lengths, inputs.get("block_table"), UNREAD_BYTE)
+    for param, cache in zip(layout.token_params, layout.caches.values(), strict=True):
+        own = rng.standard_normal((spec.rows, cache.kv_heads, cache.head_dim))
+        for row, position in enumerate(positions):
+            stored = cache.rounded(own[row])
+            own[row] = np.nan
+            if position < layout.max_len:
+                own[row] = token.origin_of(param.name, stored, position, inputs)
+        inputs[param.name] = own.astype(np.float32)
+    return inputs
+
+
+def _in_parts(spec: RowsWithTokens, inputs: dict[str, Any]) -> dict[str, Any]:
+    """The same with the parts of q and k."""
+    at, q = spec.rotated_dim, inputs.pop("q")
+    parts = {"q_rotated": q[..., :at], "q_absorbed": q[..., at:]}
+    if spec.appends:
+        k = inputs.pop("k")
+        parts |= {"k_rotated": k[:, 0, :at], "latent": k[:, 0, at:]}
+    return inputs | {name: np.ascontiguousarray(part) for name, part in parts.items()}

@@ -2,35 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import numpy as np
 
-from urdir.ptxgen.kernels.attention.own_token import OwnToken
-from urdir.ptxgen.kernels.attention.reference import Attention
-from urdir.ptxgen.kernels.rotation import Rotation
+from urdir.ptxgen.kernels.attention.rows_with_tokens import RowsWithTokens
 from urdir.ptxgen.spec import Array
 
 
-class TokenAttention(Attention, Protocol):
-    """See `rows_with_tokens.RowsWithTokens`."""
-
-    @property
-    def token(self) -> OwnToken | None: ...
-    @property
-    def rope(self) -> Rotation | None: ...
-    @property
-    def appends(self) -> bool: ...
-    @property
-    def is_latent(self) -> bool: ...
-    @property
-    def rotated_dim(self) -> int: ...
-    @property
-    def keys(self) -> int: ...
-
-
 def appended(
-    spec: TokenAttention, inputs: dict[str, Array]
+    spec: RowsWithTokens, inputs: dict[str, Array]
 ) -> tuple[dict[str, Array], dict[str, Array]]:
     """Inputs after the rows' new tokens are prepared and in the caches, and these caches;
     without a token the inputs as they are, and nothing."""
@@ -55,7 +34,7 @@ def appended(
     return inputs | {"q": q} | caches, caches
 
 
-def _joined(spec: TokenAttention, inputs: dict[str, Array]) -> dict[str, Array]:
+def _joined(spec: RowsWithTokens, inputs: dict[str, Array]) -> dict[str, Array]:
     """q and k of their parts, in float64."""
     assert spec.token is not None
     assert spec.token.latent_norm is not None

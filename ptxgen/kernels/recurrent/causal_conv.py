@@ -10,7 +10,6 @@ import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.activation import Activation
-from urdir.ptxgen.kernels.recurrent.conv_windows import ring, shifted
 from urdir.ptxgen.kernels.recurrent.random_rows import rows_of_drafts
 from urdir.ptxgen.kernels.recurrent.rows import SEGMENT_ROWS, RecurrentRows
 from urdir.ptxgen.kernels.speculation.limits import MOST_DRAFTS
@@ -109,7 +108,7 @@ class CausalConv(RecurrentRows):
         u = inputs["x"].astype(np.float64)
         if self.gated:
             u = u * inputs["input_gate"]
-        windows, tail = (ring if self.most else shifted)(self, inputs, u)
+        windows, tail = (_ring if self.most else _shifted)(self, inputs, u)
         y = np.einsum("rjc,cj->rc", windows, inputs["weight"].astype(np.float64))
         if self.bias:
             y += inputs["bias"]
@@ -145,3 +144,31 @@ class CausalConv(RecurrentRows):
 
     def flops(self) -> int:
         return 2 * self.rows * self.channels * self.taps
+
+
+def _shifted(spec: CausalConv, inputs: Mapping[str, Any], u: Array) -> tuple[Array, Array]:
+    """The values that each row reads (rows, taps, channels), and the tails after them."""
+    tails = inputs["tail"].astype(np.float64)
+    windows = np.zeros((spec.rows, spec.taps, spec.channels))
+    for row, sequence, is_first in spec.tokens(inputs):
+        tail = tails[sequence] * (not is_first)
+        windows[row] = np.concatenate([tail, u[row : row + 1]])
+        tails[sequence] = windows[row, 1:]
+    return windows, tails
+
+
+def _ring(spec: CausalConv, inputs: Mapping[str, Any], u: Array) -> tuple[Array, Array]:
+    """The same of tails by position. Of a prompt's segment only the last values are stored."""
+    before, after = (inputs["tail"].astype(np.float64) for _ in range(2))
+    windows = np.zeros((spec.rows, spec.taps, spec.channels))
+    rows = {(s, int(inputs["position"][row])): row for row, s, _ in spec.tokens(inputs)}
+    for (s, position), row in rows.items():
+        for tap in range(spec.taps):
+            at = position - spec.before + tap
+            if (s, at) in rows:
+                windows[row, tap] = u[rows[s, at]]
+            elif at >= 0:
+                windows[row, tap] = before[s, at % spec.slots]
+        if not spec.segments or (s, position + spec.before) not in rows:
+            after[s, position % spec.slots] = u[row]
+    return windows, after
