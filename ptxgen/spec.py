@@ -133,8 +133,8 @@ class KernelSpec:
     specialisation.
 
     A subclass sets ``name`` (PTX entry name), ``template`` (package, file) and implements
-    ``params``, ``launch_shape``, ``reference``, ``examples`` and ``flops``. Everything that a
-    launch needs is a function of the fields, so a spec is a key.
+    ``params``, ``launch_shape``, ``reference`` and ``examples``. Everything that a launch needs is
+    a function of the fields, so a spec is a key.
     """
 
     name: str
@@ -194,8 +194,9 @@ class KernelSpec:
         raise NotImplementedError
 
     def flops(self) -> int:
-        """Arithmetic operations of one launch (a fused multiply-add counts two)."""
-        raise NotImplementedError
+        """Arithmetic operations of one launch (a fused multiply-add counts two); by default none,
+        as of kernels that move data."""
+        return 0
 
     def bytes_moved(self) -> int:
         """Minimum number of bytes that a launch reads and writes: every argument once.

@@ -99,6 +99,3 @@ class RowPowers(KernelSpec):
             "several tiles": cls(FORMATS["Q5_1"], 16, 800),
             "BF16 tiles": cls(FORMATS["BF16"], 7, 523),
         }
-
-    def flops(self) -> int:
-        return 0

@@ -121,11 +121,11 @@ class CausalConv(RecurrentRows):
         y[idle] = 0.0
         return {"tail": tail.astype(np.float32), "y": y.astype(np.float32)}
 
-    def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
-        """See `make_rows`; of drafted rows `rows_of_drafts`."""
-        rows = rows_of_drafts(self, rng, self.most) if self.drafted else self.make_rows(rng)
-        rows.pop("state_at", None)
-        return super().make_inputs(rng) | rows
+    def make_rows(self, rng: np.random.Generator) -> dict[str, Any]:
+        if not self.drafted:
+            return super().make_rows(rng)
+        rows = rows_of_drafts(self, rng, self.most)
+        return {name: x for name, x in rows.items() if name != "state_at"}
 
     @classmethod
     def examples(cls) -> Mapping[str, CausalConv]:

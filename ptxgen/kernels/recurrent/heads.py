@@ -133,7 +133,7 @@ class RecurrentHeads(RecurrentRows):
 
     def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
         """Decays between 0 and 1, as models have them; see `make_rows`."""
-        inputs = super().make_inputs(rng) | self.make_rows(rng)
+        inputs = super().make_inputs(rng)
         if "a" in inputs:
             rates = np.exp(inputs["a"] - 1.0)
             inputs["a"] = rates if self.floor and not self.negated else -rates

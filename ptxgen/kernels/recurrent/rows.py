@@ -85,3 +85,7 @@ class RecurrentRows(KernelSpec):
         return (
             rows_of_segments(self, SEGMENT_ROWS, rng) if self.segments else single_rows(self, rng)
         )
+
+    def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
+        """See `make_rows`."""
+        return super().make_inputs(rng) | self.make_rows(rng)

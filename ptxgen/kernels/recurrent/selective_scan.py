@@ -108,7 +108,7 @@ class SelectiveScan(RecurrentRows):
 
     def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
         """Decays between 0 and 1, as models have them; see `make_rows`."""
-        inputs = super().make_inputs(rng) | self.make_rows(rng)
+        inputs = super().make_inputs(rng)
         inputs["a"] = -np.exp(inputs["a"])
         return inputs
 
