@@ -194,8 +194,7 @@ class KernelSpec:
         raise NotImplementedError
 
     def flops(self) -> int:
-        """Arithmetic operations of one launch (a fused multiply-add counts two); by default none,
-        as of kernels that move data."""
+        """Operations of a launch, a fused multiply-add as two; none if it only moves data."""
         return 0
 
     def bytes_moved(self) -> int:

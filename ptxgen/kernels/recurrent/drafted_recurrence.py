@@ -81,8 +81,3 @@ class DraftedRecurrence(DraftedStates, GatedRecurrence):
     @classmethod
     def examples(cls) -> Mapping[str, DraftedRecurrence]:
         return drafted_examples(cls)
-
-    def bytes_moved(self) -> int:
-        """The states of the rows' sequences, once, the rows, and what is kept of them."""
-        kept = sum(self.nbytes(p) // self.rows for p in self.kept_inputs)
-        return super().bytes_moved() + (4 if self.drafted else 0) * self.rows * kept // 4

@@ -71,3 +71,8 @@ class DraftedStates(RecurrentRows):
     def make_rows(self, rng: np.random.Generator) -> dict[str, Any]:
         """See `rows_of_drafts`."""
         return rows_of_drafts(self, rng, self.most if self.drafted else 0)
+
+    def bytes_moved(self) -> int:
+        """The states of the rows' sequences, once, the rows, and what is kept of them."""
+        kept = sum(self.nbytes(p) for p in self.kept_inputs)
+        return super().bytes_moved() + (kept if self.drafted else 0)

@@ -55,11 +55,8 @@ class DraftedScan(DraftedStates, SelectiveScan):
                 if i >= of.replayed:
                     row = of.first + i - of.replayed
                     y[row] = result(inputs, row, state)
-        return {
-            **keep(self, inputs),
-            "state": states.astype(np.float32),
-            "y": y.astype(np.float32),
-        }
+        made = {"state": states.astype(np.float32), "y": y.astype(np.float32)}
+        return keep(self, inputs) | made
 
     @classmethod
     def examples(cls) -> Mapping[str, DraftedScan]:
@@ -70,8 +67,3 @@ class DraftedScan(DraftedStates, SelectiveScan):
             "drafts": of(rows=19, sequences=5, channels=70, size=16, most=3, drafted=True),
             "odd eights": of(rows=9, sequences=2, channels=9, size=24, most=7, drafted=True),
         }
-
-    def bytes_moved(self) -> int:
-        """The states of the rows' sequences, once, the rows, and what is kept of them."""
-        kept = sum(self.nbytes(p) for p in self.kept_inputs)
-        return super().bytes_moved() + (kept if self.drafted else 0)

@@ -23,7 +23,12 @@ class StateRows(Protocol):
     def segments(self) -> int: ...
 
 
-def single_rows(spec: StateRows, rng: np.random.Generator) -> dict[str, Any]:
+def random_rows(spec: StateRows, step: int, rng: np.random.Generator) -> dict[str, Any]:
+    """Segments that begin at multiples of ``step``, or single rows without ``segments``."""
+    return _segments(spec, step, rng) if spec.segments else _single_rows(spec, rng)
+
+
+def _single_rows(spec: StateRows, rng: np.random.Generator) -> dict[str, Any]:
     """Rows of different sequences; padding rows and first tokens among several."""
     sequence = rng.permutation(max(spec.sequences, spec.rows))[: spec.rows]
     position = rng.integers(0, spec.max_len, spec.rows)
@@ -34,7 +39,7 @@ def single_rows(spec: StateRows, rng: np.random.Generator) -> dict[str, Any]:
     return {"sequence": sequence.astype(np.uint32), "position": position.astype(np.uint32)}
 
 
-def rows_of_segments(spec: StateRows, step: int, rng: np.random.Generator) -> dict[str, Any]:
+def _segments(spec: StateRows, step: int, rng: np.random.Generator) -> dict[str, Any]:
     """The maximum number of segments, or one fewer, at random multiples of ``step``; of one row or
     more."""
     places = ceil_div(spec.rows, step)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
-from urdir.ptxgen.kernels.recurrent.random_rows import rows_of_segments, single_rows
+from urdir.ptxgen.kernels.recurrent.random_rows import random_rows
 from urdir.ptxgen.spec import Access, KernelSpec, Param, ceil_div
 
 #: Segments start at multiples of this many rows.
@@ -82,9 +82,7 @@ class RecurrentRows(KernelSpec):
 
     def make_rows(self, rng: np.random.Generator) -> dict[str, Any]:
         """Inputs of `row_params`: several rows include padding rows and first tokens."""
-        return (
-            rows_of_segments(self, SEGMENT_ROWS, rng) if self.segments else single_rows(self, rng)
-        )
+        return random_rows(self, SEGMENT_ROWS, rng)
 
     def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
         """See `make_rows`."""
