@@ -11,14 +11,14 @@ from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.attention.decode_cta import MAX_STATIC_SHARED, DecodeCta
 from urdir.ptxgen.kernels.attention.decode_memory import DecodeMemory
 from urdir.ptxgen.kernels.attention.decode_tolerance import decode_tolerance
-from urdir.ptxgen.kernels.attention.reference import attend
+from urdir.ptxgen.kernels.attention.heads_out import HeadsOut
 from urdir.ptxgen.kernels.attention.rows_with_tokens import RowsWithTokens
 from urdir.ptxgen.kernels.attention.tensor_cores import tensor_cores_take
-from urdir.ptxgen.spec import Access, Array, Param, Tolerance, ceil_div
+from urdir.ptxgen.spec import Tolerance, ceil_div
 from urdir.ptxgen.target import Target
 from urdir.ptxgen.weights.layout import TILE_COLS
 from urdir.ptxgen.weights.packed import GROUP
-from urdir.ptxgen.weights.packed_few import Order, few_shape, pack_few, with_few
+from urdir.ptxgen.weights.packed_few import Order
 
 WARPS = 8
 #: Query heads that share one read of K and V. Eight need more registers than two CTAs per SM have.
@@ -86,26 +86,12 @@ class DecodeAttention(RowsWithTokens):
         return self.packs and self.rows <= GROUP
 
     @property
-    def out_param(self) -> Param:
-        if not self.packs_few:
-            return super().out_param
-        return Param("out", "f16", few_shape(self.heads * self.value_dim), Access.INOUT)
+    def out(self) -> HeadsOut:
+        order = self.order if self.packs_few else None
+        return HeadsOut(self.rows, self.heads, self.value_dim, self.packs, order)
 
     def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
-        return self.with_vectors(super().make_inputs(rng), rng)
-
-    def with_vectors(self, inputs: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
-        """The inputs and, of few packed vectors, what they are before."""
-        if not self.packs_few:
-            return inputs
-        before = rng.standard_normal((GROUP, self.heads * self.value_dim))
-        return inputs | {"out": pack_few(before, self.order)}
-
-    def finished(self, inputs: dict[str, Array]) -> Array:
-        if not self.packs_few:
-            return super().finished(inputs)
-        heads = attend(self, inputs).reshape(self.rows, -1)
-        return with_few(inputs["out"], heads, self.order)
+        return super().make_inputs(rng) | self.out.before(rng)
 
     @property
     def warps(self) -> int:

@@ -29,6 +29,7 @@ from urdir.ptxgen.kernels.attention.flash_decode_examples import (
     plain_examples,
 )
 from urdir.ptxgen.kernels.attention.random_inputs import rows_of_drafts
+from urdir.ptxgen.kernels.attention.reference import attend
 from urdir.ptxgen.kernels.attention.token_reference import appended
 from urdir.ptxgen.ptx.architecture import CLUSTERS_SINCE
 from urdir.ptxgen.spec import Access, Array, LaunchShape, Param, ceil_div
@@ -193,7 +194,7 @@ class FlashDecode(DecodeAttention):
 
     def reference(self, **inputs: Any) -> dict[str, Array]:
         inputs, caches = appended(self, inputs)
-        out = {"out": self.finished(inputs)} | caches
+        out = {"out": self.out.of(attend(self, inputs), inputs)} | caches
         if self.chunks == 1:
             return out
         places = places_in_runs(self, self.run, inputs)
@@ -223,7 +224,7 @@ class FlashDecode(DecodeAttention):
     def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
         if self.run == 1:
             return super().make_inputs(rng)
-        return self.with_vectors(self.inputs_at(rng, *rows_of_drafts(self, rng)), rng)
+        return self.inputs_at(rng, *rows_of_drafts(self, rng)) | self.out.before(rng)
 
     @classmethod
     def examples(cls) -> Mapping[str, FlashDecode]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from urdir.ptxgen.kernels.attention.decode import WARPS, DecodeAttention
 from urdir.ptxgen.kernels.attention.incremental_attention_examples import examples_of_rows
+from urdir.ptxgen.kernels.attention.reference import attend
 from urdir.ptxgen.kernels.attention.token_reference import appended
 from urdir.ptxgen.spec import Array, LaunchShape
 
@@ -43,7 +44,7 @@ class IncrementalAttention(DecodeAttention):
 
     def reference(self, **inputs: Any) -> dict[str, Array]:
         inputs, caches = appended(self, inputs)
-        return {"out": self.finished(inputs)} | caches
+        return {"out": self.out.of(attend(self, inputs), inputs)} | caches
 
     @classmethod
     def examples(cls) -> Mapping[str, IncrementalAttention]:

@@ -14,7 +14,7 @@ from urdir.ptxgen.kernels.attention.prefill_wgmma import PrefillWgmma
 from urdir.ptxgen.kernels.attention.reference import weighted
 from urdir.ptxgen.kernels.attention.scores import Scores
 from urdir.ptxgen.spec import Access, Array, Param
-from urdir.ptxgen.weights.packed import pack, unpack
+from urdir.ptxgen.weights.packed import unpack
 
 #: A position of padding rows.
 IDLE = 0xFFFFFFFF
@@ -69,7 +69,7 @@ class PrefillBlock(PrefillWgmma):
             Param("partial", "f32", ("rows", "heads", "value_dim"), Access.INOUT),
             Param("softmax", "f32", ("rows", "heads", LANES, 2), Access.INOUT),
             # that of tiles which do not end here is unchanged
-            replace(self.out_param, access=Access.INOUT),
+            replace(self.out.param, access=Access.INOUT),
         )
 
     def reference(self, **inputs: Any) -> dict[str, Array]:
@@ -78,7 +78,7 @@ class PrefillBlock(PrefillWgmma):
         if self.packs:
             before = unpack(before, self.rows, self.heads * self.value_dim).reshape(out.shape)
         made = np.where(ends[:, :, None], out, before)
-        return carried | {"out": self.as_output(made.astype(np.float32))}
+        return carried | {"out": self.out.of(made.astype(np.float32), inputs)}
 
     def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
         """A chunk whose last rows see more than the block, or whose first rows less; the last of
@@ -125,7 +125,7 @@ def _block_inputs(
     maxima = np.repeat(rng.normal(0, 3, shape[:2])[:, :, None], LANES, axis=2)
     sums = rng.uniform(1, 5, maxima.shape)
     inputs["softmax"] = np.stack([maxima, sums], axis=3).astype(np.float32)
-    inputs["out"] = pack(out.reshape(spec.rows, -1)) if spec.packs else out
+    inputs["out"] = spec.out.of(out, inputs)
     return inputs
 
 

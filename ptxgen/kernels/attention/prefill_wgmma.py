@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.kernels.attention.heads_out import HeadsOut
 from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
 from urdir.ptxgen.kernels.attention.kv_types import KvDtype
 from urdir.ptxgen.kernels.attention.prefill_examples import wgmma_examples
 from urdir.ptxgen.kernels.attention.prompt import PromptAttention
 from urdir.ptxgen.spec import Array, LaunchShape, Param, Tolerance, ceil_div
 from urdir.ptxgen.weights.layout import TILE_COLS
-from urdir.ptxgen.weights.packed import GROUP, packed_shape
+from urdir.ptxgen.weights.packed import GROUP
 
 #: Threads of a warpgroup, and the queries that it multiplies: the height of a wgmma.
 WARPGROUP, WARPGROUP_QUERIES = 128, 64
@@ -122,12 +123,9 @@ class PrefillWgmma(PromptAttention):
         return (Param("count", "u32"), *super().params)
 
     @property
-    def out_param(self) -> Param:
-        usual = super().out_param
-        if not self.packs:
-            return usual
-        slices, _, *matrix = packed_shape(1, self.heads * self.value_dim)
-        return replace(usual, shape=(slices, "packed_groups", *matrix))
+    def out(self) -> HeadsOut:
+        shape = (self.rows, self.heads, self.value_dim)
+        return HeadsOut(*shape, self.packs, groups="packed_groups")
 
     def inputs_at(
         self,

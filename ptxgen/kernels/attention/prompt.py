@@ -10,6 +10,7 @@ import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.attention.random_inputs import texts_side_by_side
+from urdir.ptxgen.kernels.attention.reference import attend
 from urdir.ptxgen.kernels.attention.spec import AttentionSpec
 from urdir.ptxgen.spec import Array, Tolerance, ceil_div
 
@@ -64,7 +65,7 @@ class PromptAttention(AttentionSpec):
         return Tolerance(rtol=roundings * 2**-11)
 
     def reference(self, **inputs: Any) -> dict[str, Array]:
-        return {"out": self.finished(inputs)}
+        return {"out": self.out.of(attend(self, inputs), inputs)}
 
     def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
         """A chunk at a random place of a random sequence, often with trailing padding rows; or

@@ -8,12 +8,11 @@ from typing import Any
 import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.kernels.attention.heads_out import HeadsOut
 from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
 from urdir.ptxgen.kernels.attention.random_inputs import cached_inputs
-from urdir.ptxgen.kernels.attention.reference import attend
 from urdir.ptxgen.kernels.attention.scores import PLAIN, Scores
 from urdir.ptxgen.spec import Access, Array, KernelSpec, Param
-from urdir.ptxgen.weights.packed import pack, packed_shape
 
 #: The most values of a head, of keys and of values.
 MAX_HEAD_DIM = 576
@@ -86,27 +85,12 @@ class AttentionSpec(KernelSpec):
 
     @property
     def params(self) -> tuple[Param, ...]:
-        return (*self.input_params, *self.scores.params, self.out_param)
+        return (*self.input_params, *self.scores.params, self.out.param)
 
     @property
-    def packs(self) -> bool:
-        """Whether the output is packed f16 (`weights.packed`), as the next product takes it."""
-        return False
-
-    @property
-    def out_param(self) -> Param:
-        """The output: a row's heads, which are one vector where they are packed."""
-        if not self.packs:
-            return Param("out", "f32", ("rows", "heads", "value_dim"), Access.OUT)
-        return Param("out", "f16", packed_shape(self.rows, self.heads * self.value_dim), Access.OUT)
-
-    def finished(self, inputs: dict[str, Array]) -> Array:
-        """The output for these inputs."""
-        return self.as_output(attend(self, inputs))
-
-    def as_output(self, heads: Array) -> Array:
-        """The output, made of the heads (rows, heads, value_dim) of all rows."""
-        return pack(heads.reshape(self.rows, -1)) if self.packs else heads
+    def out(self) -> HeadsOut:
+        """The output."""
+        return HeadsOut(self.rows, self.heads, self.value_dim)
 
     def inputs_at(
         self,
