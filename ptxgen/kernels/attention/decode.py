@@ -11,6 +11,7 @@ from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.attention.decode_cta import MAX_STATIC_SHARED, DecodeCta
 from urdir.ptxgen.kernels.attention.decode_memory import DecodeMemory
 from urdir.ptxgen.kernels.attention.decode_tolerance import decode_tolerance
+from urdir.ptxgen.kernels.attention.head_lanes import LANE_DIMS, HeadLanes
 from urdir.ptxgen.kernels.attention.heads_out import HeadsOut
 from urdir.ptxgen.kernels.attention.rows_with_tokens import RowsWithTokens
 from urdir.ptxgen.kernels.attention.tensor_cores import tensor_cores_take
@@ -23,8 +24,6 @@ from urdir.ptxgen.weights.packed_few import Order
 WARPS = 8
 #: Query heads that share one read of K and V. Eight need more registers than two CTAs per SM have.
 MAX_TILE = 4
-#: Values of a head per lane: 16 bytes of f16.
-LANE_DIMS = 8
 
 
 @dataclass(frozen=True)
@@ -107,28 +106,17 @@ class DecodeAttention(RowsWithTokens):
         return self.tile + self.appends + (token.v_norm is not None)
 
     @property
-    def lanes(self) -> int:
-        """Lanes that share a key: head_dim / 8 (or value_dim / 8, if larger), rounded up to a power
-        of two (the rest is idle); at most a warp."""
-        eights = max(self.head_dim, self.value_dim) // LANE_DIMS
-        return min(32, 1 << (eights - 1).bit_length())
-
-    @property
-    def pieces(self) -> tuple[int, int]:
-        """Number of groups of eight dims per lane, of a key and of a value: groups lane, lane + 32,
-        ..."""
-        first, second = (
-            ceil_div(dims // LANE_DIMS, self.lanes) for dims in (self.head_dim, self.value_dim)
-        )
-        return first, second
+    def lanes(self) -> HeadLanes:
+        """The lanes that share a key, unless tensor cores multiply."""
+        return HeadLanes(self.head_dim, self.value_dim, self.warps)
 
     @property
     def tile(self) -> int:
         """Query heads per CTA, a power of two (the last tile of a KV head may have fewer)."""
-        fit = MAX_TILE // max(self.pieces)
+        fit = MAX_TILE // max(self.lanes.pieces)
         if self.suits_tensor_cores:
             fit = min(MAX_TILE, self.sums_room // (4 * self.warps * (self.value_dim + 2)))
-        most = min(self.most_heads, 1 << (fit.bit_length() - 1), self.lanes)
+        most = min(self.most_heads, 1 << (fit.bit_length() - 1), self.lanes.count)
         return min(most, 1 << (self.group - 1).bit_length())
 
     @property
@@ -142,11 +130,6 @@ class DecodeAttention(RowsWithTokens):
         return ceil_div(self.group, self.tile)
 
     @property
-    def keys_per_pass(self) -> int:
-        """Keys that a CTA takes at once, one per lane group."""
-        return self.warps * (32 // self.lanes)
-
-    @property
     def suits_tensor_cores(self) -> bool:
         """Whether tensor cores multiply from sm_80 on.
 
@@ -154,7 +137,7 @@ class DecodeAttention(RowsWithTokens):
         heads, 8 KV heads of 128 values, f16) take 3.6 us in lanes, on tensor cores 3.8; eight rows
         of them (16 heads, 8 KV heads of 256 values) 13.8 and 7.7.
         """
-        is_single = self.rows == 1 and min(self.most_heads, self.lanes, self.group) == 1
+        is_single = self.rows == 1 and min(self.most_heads, self.lanes.count, self.group) == 1
         is_scaled = any(of.is_scaled for of in self.layout.formats)
         return tensor_cores_take(self.layout, self.scores) and (is_scaled or not is_single)
 

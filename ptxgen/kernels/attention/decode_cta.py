@@ -35,11 +35,11 @@ class DecodeCta:
         self.threads, self.warps = threads, threads // 32
         # query heads of the CTA; lanes that share a key; groups of eight dims of a key and a value,
         # and their number per lane
-        self.tile, self.lanes = spec.tile, spec.lanes
+        self.tile, self.lanes = spec.tile, spec.lanes.count
         # rows of a sequence that the CTA takes at once, and the heads of all of them
         self.rows, self.vectors = spec.rows_at_once, spec.rows_at_once * spec.tile
         self.eights = {"k": self.head_dim // 8, "v": self.value_dim // 8}
-        self.pieces = dict(zip("kv", spec.pieces, strict=True))
+        self.pieces = dict(zip("kv", spec.lanes.pieces, strict=True))
         self.formats = {"k": layout.format, "v": layout.values.format}
         # caches whose elements have scales, whose scales are halves of words, whose elements tensor
         # cores multiply as integers
@@ -134,7 +134,7 @@ class DecodeCta:
         if self.keeps_keys:
             self.pieces["v"] = self.pieces["k"]
         pieces = sum(self.pieces[name] for name in self.fetched)
-        wide = max(spec.pieces) > 1
+        wide = max(spec.lanes.pieces) > 1
         self.stages = 2 if wide and self.keeps_keys else 3
         self.thread_bytes = max(self.load_bytes.values())
         self.second_part = self.thread_bytes * threads
@@ -146,7 +146,7 @@ class DecodeCta:
         self.asynchronous = self.target.sm >= 80 and in_words and fewest <= MAX_STATIC_SHARED
         is_long = self.asynchronous and self.piece_bytes > 16 * threads
         self.ahead = 1 if (wide and not self.keeps_keys) or is_long else 2
-        self.together = self.step = self.ahead * spec.keys_per_pass
+        self.together = self.step = self.ahead * spec.lanes.keys_per_pass
         self.stage_bytes = self.ahead * pieces * self.piece_bytes
 
     def _divide_among_fragments(self) -> None:

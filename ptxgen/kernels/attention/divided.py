@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from urdir.ptxgen.kernels.attention.head_lanes import HeadLanes
 from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
 from urdir.ptxgen.kernels.attention.own_token import OwnToken
 from urdir.ptxgen.kernels.rotation import Rotation
@@ -38,11 +39,7 @@ class Divided(Protocol):
     @property
     def rows_at_once(self) -> int: ...
     @property
-    def lanes(self) -> int: ...
-    @property
-    def pieces(self) -> tuple[int, int]: ...
-    @property
-    def keys_per_pass(self) -> int: ...
+    def lanes(self) -> HeadLanes: ...
     @property
     def suits_tensor_cores(self) -> bool: ...
     @property

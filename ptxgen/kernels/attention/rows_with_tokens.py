@@ -94,29 +94,13 @@ class RowsWithTokens(AttentionSpec):
         if self.token is None:
             return super().input_params
         return (
-            *self._own_params,
+            *self.token.head_params(self.layout.token_params),
             *self.token.constant_params(self.heads, self.layout.kv_heads),
             # A token of a cache is written, others are preserved: INOUT, not OUT.
             *self.layout.params(Access.INOUT if self.appends else Access.IN),
             Param("sequence", "u32", ("rows",), Access.IN),
             Param("position", "u32", ("rows",), Access.IN),
         )
-
-    @property
-    def _own_params(self) -> tuple[Param, ...]:
-        """The rows' own queries and, where they are appended, keys and values."""
-        if not self.is_latent:
-            q = Param("q", "f32", ("rows", "heads", "head_dim"), Access.IN)
-            return (q, *(self.layout.token_params if self.appends else ()))
-        queries = (
-            Param("q_rotated", "f32", ("rows", "heads", "rotated_dim"), Access.IN),
-            Param("q_absorbed", "f32", ("rows", "heads", "value_dim"), Access.IN),
-        )
-        key = (
-            Param("k_rotated", "f32", ("rows", "rotated_dim"), Access.IN),
-            Param("latent", "f32", ("rows", "value_dim"), Access.IN),
-        )
-        return (*queries, *key) if self.appends else queries
 
     def inputs_at(
         self,
