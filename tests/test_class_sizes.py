@@ -1,4 +1,7 @@
-"""No class grows past what a reader keeps in mind: the methods of a class and of its bases."""
+"""No class grows past what a reader keeps in mind: the methods of a class and of its bases.
+
+PYTHONPATH=.src python tests/test_class_sizes.py        prints the classes that are left
+"""
 
 from __future__ import annotations
 
@@ -20,32 +23,32 @@ MOST_LINES = 300
 #: and sizes that templates read. Lower a number when a class has fewer lines; add none.
 LEFT = {
     "GemmWgmma": 649,
-    "LatentDecode": 633,
     "GemmSmall": 583,
-    "FlashDecode": 577,
+    "LatentDecode": 580,
     "GemmMma": 575,
     "GemmE4m3": 570,
     "GemmBytes": 562,
     "Gemv": 545,
+    "FlashDecode": 524,
     "PackedProduct": 518,
     "ExpertsUp": 511,
     "ExpertsDown": 507,
     "ExpertsGemmSmall": 491,
     "ExpertsSpec": 474,
     "Rings": 470,
-    "IncrementalAttention": 460,
     "ExpertsGemm": 451,
     "PackedTiling": 448,
     "GemvF32": 446,
     "TiledSpec": 444,
-    "DecodeAttention": 437,
-    "PrefillBlock": 420,
     "Gemm": 412,
+    "IncrementalAttention": 407,
+    "PrefillBlock": 405,
+    "DecodeAttention": 384,
     "DraftedRecurrence": 372,
-    "PrefillWgmma": 368,
     "LinearSpec": 359,
     "ChunkedRecurrence": 358,
     "PrepareChunks": 355,
+    "PrefillWgmma": 353,
     "ExpertsProduct": 346,
 }
 
@@ -108,18 +111,21 @@ def _lines(of: type, package: str = "urdir.") -> int:
     return sum(_methods(each.__module__).get(each.__qualname__, 0) for each in bases)
 
 
+def _long() -> dict[str, int]:
+    """The classes with more lines than `MOST_LINES`, by name."""
+    sizes = ((each.__name__, _lines(each)) for each in _classes())
+    return {name: lines for name, lines in sizes if lines > MOST_LINES}
+
+
 def test_classes_are_short() -> None:
-    sizes = {f"{each.__module__}.{each.__qualname__}": _lines(each) for each in _classes()}
-    assert len(sizes) > 1000
-    grown = {n: s for n, s in sizes.items() if s > LEFT.get(n.rpartition(".")[2], MOST_LINES)}
+    assert len(list(_classes())) > 1000
+    grown = {name: lines for name, lines in _long().items() if lines > LEFT.get(name, 0)}
     assert not grown, "too many lines of methods, bases counted: a concept may be an object"
 
 
 def test_classes_that_are_left_are_long() -> None:
     """A class that has become short is no exception."""
-    sizes = {each.__name__: _lines(each) for each in _classes() if each.__name__ in LEFT}
-    assert sizes.keys() == LEFT.keys()
-    assert min(sizes.values()) > MOST_LINES
+    assert LEFT.keys() <= _long().keys()
 
 
 class Base:
@@ -148,3 +154,8 @@ class Derived(Base):
 
 def test_lines_are_those_of_methods_and_of_bases() -> None:
     assert (_lines(Base, __name__), _lines(Derived, __name__)) == (9, 11)
+
+
+if __name__ == "__main__":
+    for class_name, size in sorted(_long().items(), key=lambda each: (-each[1], each[0])):
+        print(f'    "{class_name}": {size},')
