@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from enum import Enum
-from functools import partial
-from typing import Any, ClassVar, Self, cast
+from typing import Any, ClassVar, Self, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from urdir.ptxgen.errors import PtxgenError, SettingError
-from urdir.ptxgen.ptx.origin import digest, remember
+from urdir.ptxgen.render.text import key_of, text_of
 from urdir.ptxgen.target import Target, since
 
 Array = npt.NDArray[Any]
+S = TypeVar("S", bound="KernelSpec")
 
 # PTX element type -> numpy dtype. bf16 has no numpy type: its bits are stored as uint16.
 NUMPY_DTYPES: Mapping[str, np.dtype[Any]] = {
@@ -134,8 +133,8 @@ class KernelSpec:
     specialisation.
 
     A subclass sets ``name`` (PTX entry name), ``template`` (package, file) and implements
-    ``params``, ``launch_shape``, ``reference``, ``examples`` and ``flops``. Everything that a
-    launch needs is a function of the fields, so a spec is a key.
+    ``params``, ``launch_shape``, ``reference`` and ``examples``. Everything that a launch needs is
+    a function of the fields, so a spec is a key.
     """
 
     name: str
@@ -194,16 +193,9 @@ class KernelSpec:
         """Specs worth testing by name, smallest first: odd sizes, every branch of the template."""
         raise NotImplementedError
 
-    @classmethod
-    def smallest_example(cls) -> Self:
-        """The first of the examples."""
-        if cls not in _SMALLEST:
-            _SMALLEST[cls] = next(iter(cls.examples().values()))
-        return cast("Self", _SMALLEST[cls])
-
     def flops(self) -> int:
-        """Arithmetic operations of one launch (a fused multiply-add counts two)."""
-        raise NotImplementedError
+        """Operations of a launch, a fused multiply-add as two; none if it only moves data."""
+        return 0
 
     def bytes_moved(self) -> int:
         """Minimum number of bytes that a launch reads and writes: every argument once.
@@ -222,19 +214,11 @@ class KernelSpec:
         Floats are standard normal, integers small; specs whose inputs have a meaning (a position, a
         token id, packed weights) override this.
         """
-        inputs: dict[str, Any] = {}
-        for p in self.params:
-            if p.access is Access.OUT:
-                continue
-            shape = self.shape_of(p)
-            if p.dtype in ("f16", "f32", "f64"):
-                inputs[p.name] = rng.standard_normal(shape).astype(p.numpy_dtype)
-            elif p.dtype == "bf16":
-                bits = rng.standard_normal(shape).astype(np.float32).view(np.uint32) >> 16
-                inputs[p.name] = bits.astype(np.uint16)
-            else:
-                inputs[p.name] = rng.integers(0, 100, shape).astype(p.numpy_dtype)
-        return inputs
+        return {
+            p.name: random_array(p.dtype, self.shape_of(p), rng)
+            for p in self.params
+            if p.access is not Access.OUT
+        }
 
     def param(self, name: str) -> Param:
         """The parameter called ``name``; PtxgenError if there is none."""
@@ -279,40 +263,14 @@ class KernelSpec:
         return next((t for t in (target.name, target.portable) if t in self.targets), None)
 
     def key(self, device: str) -> str:
-        """The spec key on a device: known without rendering, equal in every process.
-
-        Kernel name, every one of `text_fields`, the target (see `target_on`), and digests of the
-        sources (template, the spec's module, all of ptxgen), as a readable stem and a hash:
-        ``normalise-sm_90-5f0c...``. Raises PtxgenError if the kernel does not exist.
-        """
-        from urdir.ptxgen.render.sources import generator_digest, module_digest, source_digest
-
-        target = self._target(device)
-        fields = (f"{k}={v!r}" for k, v in self.text_fields().items())
-        sources = (
-            source_digest(self.template),
-            module_digest(type(self).__module__),
-            generator_digest(),
-        )
-        text = "\n".join((self.name, *fields, target, *sources))
-        return f"{self.name}-{target}-{hashlib.sha256(text.encode()).hexdigest()[:20]}"
+        """The spec key on a device (`target_on`), without rendering: see `render.text.key_of`.
+        Raises PtxgenError if the kernel does not exist."""
+        return key_of(self, self._target(device))
 
     def ptx(self, device: str) -> str:
-        """PTX text of this spec for a device ("sm_90"), the same text in every process.
-
-        See `target_on`. Raises PtxgenError if the kernel does not exist.
-        """
-        from urdir.ptxgen.render.frame import render  # late: a key needs no Jinja
-
-        target = Target.parse(self._target(device))
-        text = render(self, target)
-        remember(digest(text), partial(self._template_lines, target))
-        return text
-
-    def _template_lines(self, target: Target, text: str) -> Sequence[str]:
-        from urdir.ptxgen.render.lines import template_lines
-
-        return template_lines(self, target, text)
+        """PTX text of this spec for a device ("sm_90"): see `target_on`.
+        Raises PtxgenError if the kernel does not exist."""
+        return text_of(self, Target.parse(self._target(device)))
 
     def _target(self, device: str) -> str:
         target = self.target_on(device)
@@ -321,8 +279,31 @@ class KernelSpec:
         return target
 
 
-#: The smallest example of a kernel, once known.
-_SMALLEST: dict[type[KernelSpec], KernelSpec] = {}
+#: The examples of a kernel, once made.
+_EXAMPLES: dict[type[KernelSpec], Mapping[str, KernelSpec]] = {}
+
+
+def examples_of(kind: type[S]) -> Mapping[str, S]:
+    """The `KernelSpec.examples` of a kernel, made once."""
+    if kind not in _EXAMPLES:
+        _EXAMPLES[kind] = kind.examples()
+    return cast("Mapping[str, S]", _EXAMPLES[kind])
+
+
+def smallest_example(kind: type[S]) -> S:
+    """The first of the examples of a kernel."""
+    return next(iter(examples_of(kind).values()))
+
+
+def random_array(dtype: str, shape: tuple[int, ...], rng: np.random.Generator) -> Array:
+    """Standard normal floats, or integers below 100, of a PTX type; () for a scalar."""
+    numpy_dtype = NUMPY_DTYPES[dtype]
+    if dtype in ("f16", "f32", "f64"):
+        return np.asarray(rng.standard_normal(shape)).astype(numpy_dtype)
+    if dtype == "bf16":
+        bits = np.asarray(rng.standard_normal(shape)).astype(np.float32).view(np.uint32) >> 16
+        return bits.astype(np.uint16)
+    return np.asarray(rng.integers(0, 100, shape)).astype(numpy_dtype)
 
 
 def ceil_div(a: int, b: int) -> int:

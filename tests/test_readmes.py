@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import importlib
 import io
@@ -100,6 +101,40 @@ def run(folder: Path, *command: str) -> str:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
+
+
+#: A row of a walk: what happens, names, and the files that define them.
+STEP = re.compile(
+    r"^\| [^|]+ \| ((?:`[\w.]+`(?:, )?)+) \| ((?:`[\w/]+\.py`(?:, )?)+) \|$", re.MULTILINE
+)
+
+
+def defined(file: str) -> set[str]:
+    """The functions, classes and methods that a file defines, methods with their class."""
+    names: set[str] = set()
+    for node in ast.parse(read(file)).body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            names.add(node.name)
+        if isinstance(node, ast.ClassDef):
+            names |= {f"{node.name}.{n.name}" for n in node.body if isinstance(n, ast.FunctionDef)}
+    return names
+
+
+@pytest.mark.parametrize(
+    ("document", "section"),
+    [
+        ("model/README.md", "From a prompt to a token"),
+        ("model/README.md", "From a tensor to a kernel"),
+        ("model/lower/README.md", "From a description to launches"),
+    ],
+)
+def test_a_walk_names_what_exists(document: str, section: str) -> None:
+    text = read(document).partition(f"# {section}\n")[2].partition("\n## ")[0]
+    rows = STEP.findall(text)
+    assert len(rows) >= 8
+    for names, files in rows:
+        known = set().union(*(defined(file) for file in re.findall(r"`(.+?)`", files)))
+        assert set(re.findall(r"`(.+?)`", names)) <= known, (names, files)
 
 
 def test_the_table_of_variables_has_all_of_them() -> None:

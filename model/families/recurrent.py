@@ -12,7 +12,7 @@ from urdir.model.families.stored import Linear, Normalization, Slopes, StoredVec
 from urdir.ptxgen.kernels.recurrent.causal_conv import MAX_TAPS, tail_slots
 
 if TYPE_CHECKING:
-    from urdir.ptxgen.kernels.recurrent.heads import Order
+    from urdir.ptxgen.kernels.recurrent.qkv_rows import Order
 
 
 @dataclass(frozen=True, slots=True)

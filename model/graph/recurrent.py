@@ -19,7 +19,7 @@ from urdir.model.graph.evaluation import Evaluation, Floats
 from urdir.model.graph.op import Op
 from urdir.model.graph.tensor import Tensor
 from urdir.ptxgen.kernels.activation import Activation
-from urdir.ptxgen.kernels.recurrent.heads import Order
+from urdir.ptxgen.kernels.recurrent.qkv_rows import Order
 
 
 @dataclass(frozen=True, slots=True, eq=False)

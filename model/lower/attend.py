@@ -246,7 +246,7 @@ def incremental_attention_into(
         flash_attention_multi_head(plan, at, out, packs=packs)
         return
     kernel = at.decode_kernel(at.fused_token, packs)
-    region = out.slice(0, kernel.nbytes(kernel.out_param)) if packs else out
+    region = out.slice(0, kernel.nbytes(kernel.out.param)) if packs else out
     at.launch(plan, kernel, at.label, out=region)
 
 

@@ -27,6 +27,7 @@ from urdir.model.lower.latent_heads import (
     parts_of_heads,
 )
 from urdir.model.lower.lowering import Lowering
+from urdir.model.lower.prepared import attention_of_rows
 from urdir.model.lower.registers import Overlaid
 from urdir.model.lower.requests import packs
 from urdir.model.lower.rows import Rows
@@ -204,20 +205,7 @@ def _layer_attention(
         constants["sinks"] = at.vector(mixer.sinks)
     if token.latent_norm is not None:
         constants |= parts_of_heads(at, of)
-    return LayerAttention(
-        label=of.label,
-        layout=parts.cache.layout(of.layer),
-        caches=parts.cache.arguments(of.layer),
-        heads=mixer.heads,
-        rows=rows,
-        work=at.work,
-        token=token,
-        scores=mixer.scores,
-        constants=constants,
-        sm_count=at.limits.sms,
-        target=at.limits.target,
-        exact=at.exact,
-    )
+    return attention_of_rows(at, of, mixer, token, constants, rows)
 
 
 RULES: Sequence[Rule] = (

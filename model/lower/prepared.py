@@ -6,12 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from urdir.model.families.attention import Attention
 from urdir.model.graph.attention import Attend
+from urdir.model.graph.latent import AttendLatent
 from urdir.model.graph.op import Op
 from urdir.model.graph.ops import Norm, Rope
 from urdir.model.graph.tensor import Tensor
 from urdir.model.lower.attend import LayerAttention
 from urdir.model.lower.lowering import Lowering
+from urdir.model.lower.rows import Rows
 from urdir.ptxgen.kernels.attention.own_token import OwnToken
 
 if TYPE_CHECKING:
@@ -97,19 +100,31 @@ def layer_attention(
     at: Lowering, attend: Attend, token: OwnToken, constants: dict[str, Slice]
 ) -> LayerAttention:
     """What the launches of attention need of a layer."""
+    whole = attention_of_rows(at, attend, attend, token, constants)
+    return replace(whole, cross=attend.cross)
+
+
+def attention_of_rows(
+    at: Lowering,
+    of: Attend | AttendLatent,
+    heads: Attend | Attention,
+    token: OwnToken,
+    constants: dict[str, Slice],
+    rows: Rows | None = None,
+) -> LayerAttention:
+    """The same of ``rows`` (default: all), whose ``heads`` may be others than the operation's."""
     parts = at.parts
     return LayerAttention(
-        label=attend.label,
-        layout=parts.cache.layout(attend.layer),
-        caches=parts.cache.arguments(attend.layer),
-        heads=attend.heads,
-        rows=at.rows,
+        label=of.label,
+        layout=parts.cache.layout(of.layer),
+        caches=parts.cache.arguments(of.layer),
+        heads=heads.heads,
+        rows=rows or at.rows,
         work=at.work,
         token=token,
-        scores=attend.scores,
+        scores=heads.scores,
         constants=constants,
         sm_count=at.limits.sms,
         target=at.limits.target,
         exact=at.exact,
-        cross=attend.cross,
     )

@@ -17,7 +17,7 @@ from __future__ import annotations
 import copy
 import functools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -30,7 +30,7 @@ from urdir.driver.emulator.properties import DEFAULT_TARGET
 from urdir.driver.harness import run_kernel
 from urdir.ptxgen import ptx
 from urdir.ptxgen.ptx.architecture import CLUSTERS_SINCE, SM_REGISTERS
-from urdir.ptxgen.spec import Access, KernelSpec
+from urdir.ptxgen.spec import Access, KernelSpec, examples_of, smallest_example
 from urdir.ptxgen.target import TESTED, Target
 from urdir.ptxgen.tools.assemble import assemble, is_available
 from urdir.ptxgen.tools.lint import lint
@@ -63,7 +63,7 @@ class _Suite:
         return [
             pytest.param(spec, id=f"{kind.name}-{name}")
             for kind in cls.kernels
-            for name, spec in _examples(kind).items()
+            for name, spec in examples_of(kind).items()
         ]
 
     @classmethod
@@ -71,10 +71,10 @@ class _Suite:
         """The first example of each kernel with each of `OTHER_TARGETS` that it is written for, and
         where it has not the text that the emulator's default takes."""
         return [
-            pytest.param(kind.smallest_example(), target, id=f"{kind.name}-{target}")
+            pytest.param(smallest_example(kind), target, id=f"{kind.name}-{target}")
             for kind in cls.kernels
             for target in OTHER_TARGETS
-            if target in (spec := kind.smallest_example()).targets
+            if target in (spec := smallest_example(kind)).targets
             and target != spec.target_on(DEFAULT_TARGET)
         ]
 
@@ -144,7 +144,7 @@ class TextSuite(_Suite):
         there."""
         print(f"\n{spec}")
         limit = register_limit(spec) - REGISTERS_APART
-        is_smallest = spec == type(spec).smallest_example()
+        is_smallest = spec == smallest_example(type(spec))
         for oldest, *others in sharing(spec):
             if assemble_without_spills(spec, oldest) <= limit:
                 others = others[-1:] if is_smallest else []
@@ -217,16 +217,8 @@ class KernelSuite(TextSuite, EmulatorSuite, SanitizerSuite, GpuSuite):
     """
 
 
-#: The examples of kernels under test: every test of a suite takes them.
-_KNOWN: dict[type[KernelSpec], Mapping[str, KernelSpec]] = {}
 #: By class of tests, what its tests have in common.
 _PARAMETERS: dict[type[_Suite], list[Any]] = {}
-
-
-def _examples(kind: type[KernelSpec]) -> Mapping[str, KernelSpec]:
-    if kind not in _KNOWN:
-        _KNOWN[kind] = kind.examples()
-    return _KNOWN[kind]
 
 
 def targets(spec: KernelSpec) -> list[str]:
@@ -239,7 +231,7 @@ def rendered(spec: KernelSpec) -> dict[str, str]:
     """Target -> PTX: of the smallest example for all `targets`, of others for the first of them and
     `STEPS`."""
     first, *others = targets(spec)
-    if spec != type(spec).smallest_example():
+    if spec != smallest_example(type(spec)):
         others = [t for t in others if Target.parse(t).portable in STEPS]
     return {target: spec.ptx(target) for target in (first, *others)}
 

@@ -147,9 +147,6 @@ class Advance(KernelSpec):
             "slices of a few rows": cls(max_len=9, rows=3, sequences=4, slices=32),
         }
 
-    def flops(self) -> int:
-        return 0
-
     def bytes_moved(self) -> int:
         """Bytes of positions, counts and tokens of the rows, without the sequences."""
         ranks_and_mailbox = 8 * self.slices + 4 * bool(self.slots)

@@ -89,9 +89,6 @@ class DraftToken(KernelSpec):
             "many slices": cls(slices=251, columns=8, column=0, rows=2),
         }
 
-    def flops(self) -> int:
-        return 0
-
     def bytes_moved(self) -> int:
         """A row's ranks, its place in the map and its token."""
         return self.rows * (8 * self.slices + (8 if self.mapped else 4))

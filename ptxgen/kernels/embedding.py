@@ -11,8 +11,8 @@ import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, ceil_div
-from urdir.ptxgen.weights.formats import FORMATS, Format, random_blocks
-from urdir.ptxgen.weights.layout import Layout
+from urdir.ptxgen.weights.formats import FORMATS, Format
+from urdir.ptxgen.weights.layout import Layout, random_weights
 
 
 @dataclass(frozen=True)
@@ -139,16 +139,15 @@ class Embedding(KernelSpec):
         return {"y": y}
 
     def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
-        blocks = random_blocks(self.format, self.vocab * self.cols // self.format.block, rng)
+        weights = random_weights(self.layout, rng)
         tokens = self._token_params[0]
         inputs = {
-            "weights": self.layout.pack(blocks),
+            "weights": weights,
             "tokens": rng.integers(0, self.vocab, self.shape_of(tokens), np.uint32),
             "position": self._positions(rng),
         }
         if self.type_layout is not None:
-            count = self.types * self.cols // self.format.block
-            inputs["type_weights"] = self.type_layout.pack(random_blocks(self.format, count, rng))
+            inputs["type_weights"] = random_weights(self.type_layout, rng)
             inputs["types"] = rng.integers(0, self.types, self.rows, np.uint32)
         if not self.texts:
             inputs["sequence"] = rng.integers(0, self.sequences, self.rows, np.uint32)

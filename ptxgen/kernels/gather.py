@@ -80,9 +80,6 @@ class Gather(KernelSpec):
             "some rows": cls(cols=132, height=70, rows=7),
         }
 
-    def flops(self) -> int:
-        return 0
-
     def bytes_moved(self) -> int:
         """Bytes of the gathered rows."""
         return self.rows * (4 + 8 * self.cols)

@@ -58,9 +58,6 @@ class Hide(KernelSpec):
             "all": cls(cols=5, first=0, count=5, rows=2),
         }
 
-    def flops(self) -> int:
-        return 0
-
     def bytes_moved(self) -> int:
         """Bytes that are written."""
         return 4 * self.rows * self.count

@@ -79,6 +79,3 @@ class Join(KernelSpec):
             "exactly CTAs": cls(32, 8, 8),
             "keys of heads": cls(21, 16, 12, group=3),
         }
-
-    def flops(self) -> int:
-        return 0

@@ -142,6 +142,3 @@ class NgramRows(KernelSpec):
             "triples": cls(wide, 40, 150, 3),
             "one row": cls(NgramHash((3, 5, 7, 9), (0, 9, 20), (9, 11, 5), 3), 16),
         }
-
-    def flops(self) -> int:
-        return 0

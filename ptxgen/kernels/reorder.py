@@ -63,6 +63,3 @@ class Reorder(KernelSpec):
     @classmethod
     def examples(cls) -> Mapping[str, Reorder]:
         return {"one": cls(1), "a row": cls(516), "rows": cls(257, 3)}
-
-    def flops(self) -> int:
-        return 0

@@ -80,6 +80,3 @@ class Repack(KernelSpec):
             "F32 long": cls(FORMATS["F32"], 3, 33 * 32 + 1 + 9 * 32),
             "Q8_0 whole tiles": cls(FORMATS["Q8_0"], 16, 352),
         }
-
-    def flops(self) -> int:
-        return 0

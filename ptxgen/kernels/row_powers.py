@@ -12,8 +12,8 @@ import numpy as np
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param
 from urdir.ptxgen.weights.fields import Plane
-from urdir.ptxgen.weights.formats import FORMATS, Format, random_blocks
-from urdir.ptxgen.weights.layout import TILE_ROWS, TILE_UNITS, Layout
+from urdir.ptxgen.weights.formats import FORMATS, Format
+from urdir.ptxgen.weights.layout import TILE_ROWS, TILE_UNITS, Layout, random_weights
 
 
 @dataclass(frozen=True)
@@ -86,8 +86,7 @@ class RowPowers(KernelSpec):
         return {"weights": weights}
 
     def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
-        count = self.rows * self.cols // self.format.block
-        weights = self.layout.pack(random_blocks(self.format, count, rng))
+        weights = random_weights(self.layout, rng)
         self.layout.powers_of(weights)[:] = 0
         return {"weights": weights}
 
@@ -100,6 +99,3 @@ class RowPowers(KernelSpec):
             "several tiles": cls(FORMATS["Q5_1"], 16, 800),
             "BF16 tiles": cls(FORMATS["BF16"], 7, 523),
         }
-
-    def flops(self) -> int:
-        return 0

@@ -12,8 +12,8 @@ import numpy as np
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, Tolerance
 from urdir.ptxgen.weights import eights
-from urdir.ptxgen.weights.formats import FORMATS, Format, random_blocks
-from urdir.ptxgen.weights.layout import TILE_ROWS, TILE_UNITS, Layout
+from urdir.ptxgen.weights.formats import FORMATS, Format
+from urdir.ptxgen.weights.layout import TILE_ROWS, TILE_UNITS, Layout, random_weights
 
 
 @dataclass(frozen=True)
@@ -80,8 +80,7 @@ class RowScales(KernelSpec):
         return {"scales": eights.row_scales(self.layout, inputs["weights"])}
 
     def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
-        count = self.rows * self.cols // self.format.block
-        return {"weights": self.layout.pack(random_blocks(self.format, count, rng))}
+        return {"weights": random_weights(self.layout, rng)}
 
     @classmethod
     def examples(cls) -> Mapping[str, RowScales]:

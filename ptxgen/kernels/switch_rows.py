@@ -132,9 +132,6 @@ class SwitchRows(KernelSpec):
             "outputs": cls(vocab=900, max_len=70, rows=6, sequences=2, outputs=3, other_weight=1.0),
         }
 
-    def flops(self) -> int:
-        return 0
-
     def bytes_moved(self) -> int:
         """As if rows stood in the middle of their texts."""
         return self.every * (4 * self.max_len + 32)

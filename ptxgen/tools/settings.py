@@ -18,7 +18,7 @@ from typing import Any, Literal, TypeVar
 
 from urdir.ptxgen.errors import PtxgenError, SettingError
 from urdir.ptxgen.ptx.architecture import MAX_GRID
-from urdir.ptxgen.spec import KernelSpec
+from urdir.ptxgen.spec import KernelSpec, smallest_example
 from urdir.ptxgen.weights.formats import FORMATS, Format
 
 S = TypeVar("S", bound=KernelSpec)
@@ -53,7 +53,7 @@ class FieldInfo:
 
 def fields_of(kernel: type[KernelSpec]) -> tuple[FieldInfo, ...]:
     """Every settable field, including parts of records, in order of declaration."""
-    return tuple(_fields(kernel, kernel.smallest_example(), ""))
+    return tuple(_fields(kernel, smallest_example(kernel), ""))
 
 
 def plain(value: Any) -> Any:

@@ -28,7 +28,7 @@ from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.spec import ceil_div
 from urdir.ptxgen.weights.e4m3 import e4m3
 from urdir.ptxgen.weights.fields import Part, Plane
-from urdir.ptxgen.weights.formats import UNIT, Bytes, Format
+from urdir.ptxgen.weights.formats import UNIT, Bytes, Format, random_blocks
 from urdir.ptxgen.weights.grids import parts, recode, signs_of
 
 #: Rows of a tile, and units of one of its rows.
@@ -345,3 +345,9 @@ def pack_plane(fmt: Format, plane: Plane, blocks: Bytes) -> Bytes:
                     field[field == part.source.nan] = 0
                 items[:, item, byte] |= field << to_shift
     return items.reshape(-1, plane.nbytes)
+
+
+def random_weights(layout: Layout, rng: np.random.Generator, scale: float = 1.0) -> Bytes:
+    """A repacked matrix of `random_blocks`."""
+    count = layout.rows * layout.cols // layout.format.block
+    return layout.pack(random_blocks(layout.format, count, rng, scale))

@@ -9,6 +9,7 @@ import pytest
 from urdir.driver.pytest_plugin import find_gpu
 from urdir.model.kernel_suite import GpuSuite
 from urdir.ptxgen.catalog import kernels
+from urdir.ptxgen.spec import smallest_example
 
 
 class TestCatalog(GpuSuite):
@@ -22,7 +23,7 @@ class TestCatalog(GpuSuite):
         found = super().examples()
         if find_gpu().is_absent:  # one says that all are skipped
             return found[:1]
-        smallest = [kind.smallest_example() for kind in cls.kernels]
+        smallest = [smallest_example(kind) for kind in cls.kernels]
         clustered = [p for p in found if p.values[0].launch_shape.cluster != (1, 1, 1)]
         first = {p.values[0].name: p.id for p in reversed(clustered)}
         return [

@@ -318,8 +318,8 @@ def test_every_bucket_of_every_shape_is_served(max_len: int, rows: int, sm_count
         for max_keys in length_buckets(max_len):
             spec = decode_attention(heads, layout, max_keys, sm_count, rows=rows)
             if isinstance(spec, FlashDecode):
-                assert spec.rows * spec.chunks >= spec.takers
-                assert spec.takers * spec.cluster == spec.launch_shape.grid[1]
+                assert spec.rows * spec.chunks >= spec.split.takers
+                assert spec.split.takers * spec.cluster == spec.launch_shape.grid[1]
 
 
 @pytest.mark.parametrize(

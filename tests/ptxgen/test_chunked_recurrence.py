@@ -130,7 +130,7 @@ def test_ranges_beyond_f16(kind: str, keys: float, values: float, device: Device
     spec = KINDS[kind]
     inputs = inputs_of(spec, [90])
     inputs["state"] *= np.float32(keys * values)
-    arrays, offsets = spec.arrays, spec.offsets
+    arrays, offsets = spec.qkv.arrays, spec.qkv.offsets
     for name, factor in (("k", keys), ("v", values)):
         width = spec.heads * spec.value_dim if name == "v" else spec.key_heads * spec.key_dim
         rows = inputs[arrays[name]].reshape(spec.rows, -1)
@@ -145,7 +145,7 @@ def test_keys_that_are_all_alike(kind: str, device: Device) -> None:
     """Each token takes all of the one before it away: the system is as far from I as it can be."""
     spec = KINDS[kind]
     inputs = inputs_of(spec, [90])
-    name, first = spec.arrays["k"], spec.offsets["k"]
+    name, first = spec.qkv.arrays["k"], spec.qkv.offsets["k"]
     rows = inputs[name].reshape(spec.rows, -1)
     width = spec.key_heads * spec.key_dim
     rows[:, first : first + width] = rows[:1, first : first + width]

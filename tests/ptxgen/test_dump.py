@@ -13,6 +13,7 @@ from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.linear.products.gemv_f32 import GemvF32
 from urdir.ptxgen.kernels.norm import Norm
 from urdir.ptxgen.kernels.normalise import Normalise
+from urdir.ptxgen.spec import smallest_example
 from urdir.ptxgen.tools import sass
 from urdir.ptxgen.tools.assemble import assemble, is_available
 from urdir.ptxgen.tools.dump import EMITTERS, Dump, body_of, is_edited, parse_emit, write
@@ -57,7 +58,7 @@ def test_a_dump_knows_whether_it_was_edited() -> None:
 
 
 def test_json_has_every_field_and_number() -> None:
-    spec = GemvF32.smallest_example()
+    spec = smallest_example(GemvF32)
     found = json.loads(_text("json", Dump(spec, "sm_90", "x")))
     assert found["fields"]["format"] == "Q8_0"
     assert found["fields"]["rows"] == spec.rows

@@ -20,6 +20,7 @@ from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.attention.flash_decode import FlashDecode
 from urdir.ptxgen.kernels.attention.incremental_attention import IncrementalAttention
 from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
+from urdir.ptxgen.kernels.attention.reference import attend
 from urdir.ptxgen.kernels.attention.scores import Scores
 from urdir.ptxgen.tools.assemble import assemble
 
@@ -37,7 +38,9 @@ def incremental(device: Device, spec: FlashDecode, inputs: Inputs) -> Any:
 
 
 def assert_close(spec: FlashDecode, out: Any, wanted: Any) -> None:
-    np.testing.assert_allclose(out, wanted, rtol=0, atol=2 * spec.rtol * np.abs(wanted).max())
+    np.testing.assert_allclose(
+        out, wanted, rtol=0, atol=2 * spec.tolerance.rtol * np.abs(wanted).max()
+    )
 
 
 # Rows of 100 keys are four chunks, of 32 keys or, dealt out, of at most 32; a window of 50.
@@ -64,7 +67,7 @@ def test_it_equals_incremental_at_every_border(emulator: Device, spec: FlashDeco
     inputs = rows.inputs_at(np.random.default_rng(0), list(BORDERS), [0] * count)
     out = flash_decode(emulator, rows, inputs)
     assert_close(spec, out, incremental(emulator, rows, inputs))
-    assert_close(spec, out, rows.attend(inputs))
+    assert_close(spec, out, attend(rows, inputs))
 
 
 @pytest.mark.parametrize("position", [0, 31, 32, 99])
@@ -128,19 +131,19 @@ def test_chunks(
 ) -> None:
     layout = KvLayout(rows, 8, 1 << 15, 128, "f16")
     spec = FlashDecode(32, layout, rows, ctas=ctas, least=least, most=most)
-    assert (spec.cut.size(keys), spec.cut.count(keys)) == (chunk, chunks)
-    assert max(map(spec.cut.count, range(1, (1 << 15) + 1))) <= spec.chunks
-    assert spec.takers == min(ctas, rows * spec.chunks)
+    assert (spec.split.cut.size(keys), spec.split.cut.count(keys)) == (chunk, chunks)
+    assert max(map(spec.split.cut.count, range(1, (1 << 15) + 1))) <= spec.chunks
+    assert spec.split.takers == min(ctas, rows * spec.chunks)
 
 
 def test_chunks_of_clusters() -> None:
     """They have as many times the keys as there are CTAs."""
     spec = FlashDecode(4, LAYOUT, cluster=4, ctas=2, least=16, most=16)
     chunks = {1: 64, 64: 64, 65: 64, 128: 64, 129: 80, 199: 112}
-    assert {keys: spec.cut.size(keys) for keys in chunks} == chunks
+    assert {keys: spec.split.cut.size(keys) for keys in chunks} == chunks
     assert spec.launch_shape.grid == (2, 8, 1)
     whole = dataclasses.replace(spec, ctas=1, most=0)
-    assert whole.cut.size(200) == 208
+    assert whole.split.cut.size(200) == 208
     assert not {"partial", "softmax", "arrived"} & {p.name for p in whole.params}
 
 
@@ -149,9 +152,9 @@ def test_chunks_are_all_of_a_rows_keys() -> None:
         for most in (0, 32):
             spec = FlashDecode(4, LAYOUT, scores=scores, ctas=3, least=16, most=most)
             for position in range(200):
-                keys = [key for chunk in spec.split(position) for key in chunk]
+                keys = [key for chunk in spec.chunks_of(position) for key in chunk]
                 seen = list(range(scores.first_key(position), position + 1))
-                assert keys == seen or (not keys and len(seen) <= spec.cut.size(len(seen)))
+                assert keys == seen or (not keys and len(seen) <= spec.split.cut.size(len(seen)))
 
 
 @pytest.mark.parametrize("capacity", [8, 16])
@@ -159,7 +162,7 @@ def test_rings_as_short_as_a_tile_of_keys(device: Device, capacity: int) -> None
     layout = KvLayout(2, 2, 64, 64, "f16", capacity=capacity)
     spec = FlashDecode(4, layout, rows=2, scores=Scores(window=capacity - 1), ctas=2, least=16)
     inputs = spec.inputs_at(np.random.default_rng(7), [capacity + 5, 50], [0, 1])
-    assert_close(spec, flash_decode(device, spec, inputs), spec.attend(inputs))
+    assert_close(spec, flash_decode(device, spec, inputs), attend(spec, inputs))
 
 
 def test_huge_and_tiny_chunks_merge(device: Device) -> None:
@@ -181,7 +184,7 @@ def test_quants_meet_queries_of_any_size(device: Device, factor: float) -> None:
     spec = FlashDecode(4, KvLayout(1, 1, 100, 128, "q8_0"), ctas=2, least=16)
     inputs = spec.inputs_at(np.random.default_rng(8), [90], [0])
     inputs["q"] *= np.float32(factor)
-    assert_close(spec, flash_decode(device, spec, inputs), spec.attend(inputs))
+    assert_close(spec, flash_decode(device, spec, inputs), attend(spec, inputs))
 
 
 def test_a_launch_leaves_room_for_the_next(device: Device) -> None:
@@ -192,7 +195,7 @@ def test_a_launch_leaves_room_for_the_next(device: Device) -> None:
     for positions in ([199, 20], [30, 199], [15, 64], [199, 199]):
         inputs = spec.inputs_at(np.random.default_rng(positions[0]), positions, [0, 1])
         outputs = run_kernel(device, spec, inputs | kept)
-        assert_close(spec, outputs["out"], spec.attend(inputs))
+        assert_close(spec, outputs["out"], attend(spec, inputs))
         kept = {name: outputs[name] for name in ("partial", "softmax", "arrived")}
         assert not kept["arrived"].any()
 
@@ -281,7 +284,7 @@ def test_nothing_that_was_never_written_is_read(target: str, dtype: Any) -> None
         launch(emulator.load(spec), pack(spec, args), stream)
         stream.synchronize()
         out = args["out"].download(np.float32, (2, 4, 64))
-    assert_close(spec, out, spec.attend(inputs))
+    assert_close(spec, out, attend(spec, inputs))
 
 
 @pytest.mark.parametrize(

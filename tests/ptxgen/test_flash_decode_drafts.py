@@ -138,14 +138,18 @@ def test_it_equals_single_rows(device: Device) -> None:
     rows = rows_of([(150, 4, 0), (90, 1, 0), (199, 1, 0)])
     shared = FlashDecode(4, layout, 6, ctas=4, least=32, ring=RING, run=4)
     single = replace(shared, run=1, ctas=12)
-    assert shared.cut == single.cut
+    assert shared.split.cut == single.split.cut
     inputs = shared.inputs_at(np.random.default_rng(9), *rows)
     out, wanted = (run_kernel(device, spec, inputs)["out"] for spec in (shared, single))
-    np.testing.assert_allclose(out, wanted, rtol=0, atol=2 * shared.rtol * np.abs(wanted).max())
+    np.testing.assert_allclose(
+        out, wanted, rtol=0, atol=2 * shared.tolerance.rtol * np.abs(wanted).max()
+    )
     assert out[4:].tobytes() == wanted[4:].tobytes()
     whole = IncrementalAttention(4, layout, 6)
     wanted = run_kernel(device, whole, {p.name: inputs[p.name] for p in whole.params[:-1]})["out"]
-    np.testing.assert_allclose(out, wanted, rtol=0, atol=2 * shared.rtol * np.abs(wanted).max())
+    np.testing.assert_allclose(
+        out, wanted, rtol=0, atol=2 * shared.tolerance.rtol * np.abs(wanted).max()
+    )
 
 
 @pytest.mark.turns(5)

@@ -51,7 +51,7 @@ from urdir.ptxgen.kernels.rescale import Rescale
 from urdir.ptxgen.kernels.rotation import Rotation
 from urdir.ptxgen.kernels.sample import Sample
 from urdir.ptxgen.kernels.sampling_limits import INVALID_TOKEN
-from urdir.ptxgen.spec import KernelSpec
+from urdir.ptxgen.spec import KernelSpec, smallest_example
 from urdir.ptxgen.target import TESTED
 from urdir.ptxgen.weights.formats import FORMATS, Format
 
@@ -61,7 +61,7 @@ EXAMPLES = [
     for kind in kernels().values()
     for name, spec in kind.examples().items()
 ]
-SMALLEST = [pytest.param(kind.smallest_example(), id=name) for name, kind in kernels().items()]
+SMALLEST = [pytest.param(smallest_example(kind), id=name) for name, kind in kernels().items()]
 
 every_example = pytest.mark.parametrize("spec", EXAMPLES)
 every_kernel = pytest.mark.parametrize("spec", SMALLEST)
@@ -173,7 +173,7 @@ def test_the_key_tells_every_field_and_target_apart(kind):
         (Sample(61, 9, rows=40, sequences=4), "rows"),
         (Advance(20, rows=40, sequences=40, slots=4), "rows"),
         (Argmax(4100, rows=40), "rows"),
-        (replace(Embedding.smallest_example(), rows=40), "rows"),
+        (replace(smallest_example(Embedding), rows=40), "rows"),
         (Gather(37, 40, rows=40), "rows"),
         (PrefillWgmma(8, KvLayout(1, 4, 64, 64, "f16"), 65), "rows"),
         (PrefillWgmma(8, KvLayout(1, 4, 64, 64, "f16"), 80, packs=True), "rows"),
@@ -463,7 +463,7 @@ def test_shapes_that_make_no_sense_are_refused():
 )
 def test_fields_that_a_kernel_cannot_have(name, fields):
     with pytest.raises(PtxgenError, match=f"^{name}: "):
-        replace(kernels()[name].smallest_example(), **fields)
+        replace(smallest_example(kernels()[name]), **fields)
 
 
 @pytest.mark.parametrize(

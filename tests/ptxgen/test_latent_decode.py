@@ -82,7 +82,7 @@ def test_the_row_s_own_key_is_that_of_flash_decode(
             given[param.name] = np.zeros(wanted.shape_of(param), param.numpy_dtype)
     other = run_kernel(device, wanted, given)
     assert made["k_cache"].tobytes() == other["k_cache"].tobytes()
-    error = 2 * spec.rtol * np.abs(other["out"]).max()
+    error = 2 * spec.tolerance.rtol * np.abs(other["out"]).max()
     np.testing.assert_allclose(made["out"], other["out"], rtol=0, atol=error)
 
 

@@ -25,7 +25,7 @@ from urdir.ptxgen.kernels.norm import Norm
 from urdir.ptxgen.kernels.normalise import Normalise
 from urdir.ptxgen.kernels.read_stream import ReadStream
 from urdir.ptxgen.kernels.rotation import Rotation
-from urdir.ptxgen.spec import Access, KernelSpec, LaunchShape, Param
+from urdir.ptxgen.spec import Access, KernelSpec, LaunchShape, Param, smallest_example
 from urdir.ptxgen.tools.settings import SettingError, fields_of, plain, respecialise, specialise
 from urdir.ptxgen.weights.formats import FORMATS
 
@@ -52,11 +52,11 @@ def test_steps_of_a_product_are_named_by_their_stems() -> None:
     with pytest.raises(SettingError, match="scale=much: not float"):
         specialise(Gemv, ["residual.scale=much"])
     with pytest.raises(SettingError, match="no field 'gate'"):
-        respecialise(Gemv.smallest_example(), ["gate=yes"])
+        respecialise(smallest_example(Gemv), ["gate=yes"])
 
 
 def test_unset_fields_are_the_first_examples() -> None:
-    first = GemvF32.smallest_example()
+    first = smallest_example(GemvF32)
     assert specialise(GemvF32) == first
     assert specialise(GemvF32, ["rows=5"]) == GemvF32(first.format, 5, first.cols)
 
@@ -76,7 +76,7 @@ def test_records_are_set_part_by_part_and_all_at_once() -> None:
     assert tiled.tile.units == 4
     assert specialise(ExpertsGemm, ["tile=none"]).tile is None
     with pytest.raises(SettingError, match="batch, units"):
-        respecialise(ExpertsGemm.smallest_example(), ["tile.rows=32"])
+        respecialise(smallest_example(ExpertsGemm), ["tile.rows=32"])
     of_another = specialise(ExpertsGemm, ["tile.rows=32"]).tile  # of an example that has one
     assert of_another is not None
     assert of_another.rows == 32
@@ -164,7 +164,7 @@ def test_arrays_have_elements() -> None:
 def test_every_kernel_describes_itself(kernel: type[KernelSpec]) -> None:
     assert len(kernel.purpose()) > 10
     assert "\n" not in kernel.purpose()
-    first = kernel.smallest_example()
+    first = smallest_example(kernel)
     names = {info.name.partition(".")[0] for info in fields_of(kernel)}
     assert names == set(first.fields())
     settings = [f"{i.name}={i.example}" for i in fields_of(kernel) if i.example is not None]

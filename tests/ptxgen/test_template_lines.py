@@ -20,7 +20,7 @@ from urdir.ptxgen.kernels.argmax import Argmax
 from urdir.ptxgen.kernels.linear.products.gemm_small import GemmSmall
 from urdir.ptxgen.ptx.origin import origins
 from urdir.ptxgen.render.sources import TEMPLATES, read_template
-from urdir.ptxgen.spec import KernelSpec
+from urdir.ptxgen.spec import KernelSpec, smallest_example
 from urdir.ptxgen.tools.check import check
 
 MODEL = Path(urdir.model.data.__file__).parent / "new_kernel"
@@ -55,7 +55,7 @@ def plant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Plant:
 
 @pytest.mark.parametrize("kernel", [Add, Argmax, GemmSmall])
 def test_a_line_is_that_of_its_template(kernel: type[KernelSpec]) -> None:
-    text = kernel.smallest_example().ptx("sm_90")
+    text = smallest_example(kernel).ptx("sm_90")
     places = origins(text)
     assert len(places) == len(text.split("\n"))
     found = [(line, place) for line, place in zip(text.split("\n"), places, strict=True) if place]
@@ -69,7 +69,7 @@ def test_a_line_is_that_of_its_template(kernel: type[KernelSpec]) -> None:
 
 
 def test_a_text_of_nobody_has_no_places() -> None:
-    assert not origins(Add.smallest_example().ptx("sm_90") + "\n")
+    assert not origins(smallest_example(Add).ptx("sm_90") + "\n")
 
 
 def test_lint_and_assembler_name_the_place(plant: Plant) -> None:

@@ -105,9 +105,9 @@ def _attention(file: Reader, layer: int, style: RopeStyle, own: bool | None) -> 
     )
 
 
-def check_indexer(file: Reader, rope: RopeConfig | None) -> tuple[int, int, int]:
-    """Heads of an indexer, their values, and how many tokens it selects. Raises ConfigError,
-    UnsupportedError for what kernels lack."""
+def check_indexer(file: Reader, rope: RopeConfig | None, block: int = 1) -> tuple[int, int, int]:
+    """Heads of an indexer, their values, and how many tokens it selects, or blocks of as many
+    tokens. Raises ConfigError, UnsupportedError for what kernels lack."""
     heads, dim, most = (
         file.size(f"attention.indexer.{name}") for name in ("head_count", "key_length", "top_k")
     )
@@ -115,11 +115,12 @@ def check_indexer(file: Reader, rope: RopeConfig | None) -> tuple[int, int, int]
         raise ConfigError(
             f"{file.key('attention.indexer.key_length')} is {dim}, but {rope.dim} values rotate"
         )
-    if heads > MOST_HEADS or dim > MOST_DIM or dim % 8 or most > MOST_KEYS:
+    if heads > MOST_HEADS or dim > MOST_DIM or dim % 8 or most * block > MOST_KEYS:
+        what = "tokens" if block == 1 else "blocks"
         raise UnsupportedError(
-            f"an indexer of {heads} heads of {dim} values that selects {most} tokens "
+            f"an indexer of {heads} heads of {dim} values that selects {most} {what} "
             f"({file.key('attention.indexer')}): supported are up to {MOST_HEADS} heads of a "
-            f"multiple of 8 values, up to {MOST_DIM}, and {MOST_KEYS} tokens"
+            f"multiple of 8 values, up to {MOST_DIM}, and {MOST_KEYS // block} {what}"
         )
     return heads, dim, most
 

@@ -20,6 +20,7 @@ from dataclasses import replace
 from typing import Any
 
 from urdir.model.errors import ConfigError, UnsupportedError
+from urdir.model.families.architectures.deepseek32 import check_indexer
 from urdir.model.families.attention import Attention
 from urdir.model.families.compression import BlockIndexer, Compression, Compressor
 from urdir.model.families.dense import rms_decoder, weightless
@@ -32,8 +33,6 @@ from urdir.model.families.parts import head_dims, heads, rms_norm
 from urdir.model.families.reader import Reader
 from urdir.model.families.rope import RopeConfig, read_base, read_rope, windowed_rope
 from urdir.model.families.scored_experts import scored_experts
-from urdir.ptxgen.kernels.attention.index_scores import MOST_DIM, MOST_HEADS
-from urdir.ptxgen.kernels.attention.select_keys import MOST_KEYS
 from urdir.ptxgen.kernels.rotation import RopeScaling
 
 #: Tokens of a block, and whether it is made of those of the block before, too.
@@ -182,19 +181,7 @@ def _compressor(file: Reader, name: str, layer: int, ratio: int, dim: int) -> Co
 
 
 def _indexer(file: Reader, layer: int, ratio: int, rope: RopeConfig) -> BlockIndexer:
-    count, dim, most = (
-        file.size(f"attention.indexer.{name}") for name in ("head_count", "key_length", "top_k")
-    )
-    if rope.dim > dim:
-        raise ConfigError(
-            f"{file.key('attention.indexer.key_length')} is {dim}, but {rope.dim} values rotate"
-        )
-    if count > MOST_HEADS or dim > MOST_DIM or dim % 8 or most * ratio > MOST_KEYS:
-        raise UnsupportedError(
-            f"an indexer of {count} heads of {dim} values that selects {most} blocks "
-            f"({file.key('attention.indexer')}): supported are up to {MOST_HEADS} heads of a "
-            f"multiple of 8 values, up to {MOST_DIM}, and {MOST_KEYS // ratio} blocks"
-        )
+    count, dim, most = check_indexer(file, rope, ratio)
     low = file.size("attention.q_lora_rank")
     return BlockIndexer(
         count,

@@ -94,15 +94,16 @@ def recurrent_layers(file: Reader) -> list[bool]:
     return [flag and layer not in file.nextn_layers for layer, flag in enumerate(flags)]
 
 
-def gated_experts(file: Reader) -> Callable[[int], Mixture]:
-    """The experts of a layer, with a gated shared one."""
+def gated_experts(file: Reader, *, normalize: bool = True) -> Callable[[int], Mixture]:
+    """The experts of a layer, with a gated shared one; weights of those chosen sum to 1 if
+    normalised."""
 
     def network(index: int) -> Mixture:
         width = shared_width(file, 0) or dense_width(file, index)
         return mixture(
             file,
             index,
-            router(file, index, normalize=True),
+            router(file, index, normalize=normalize),
             divided_width(file, index),
             shared=shared_expert(file, index, width),
             shared_gate=Linear(file.matrix("ffn_gate_inp_shexp", index, file.hidden)),

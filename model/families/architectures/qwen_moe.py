@@ -16,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from urdir.model.errors import ConfigError
+from urdir.model.families.architectures.gated_delta import gated_experts
 from urdir.model.families.attention import Attention
 from urdir.model.families.dense import mixer, rms_decoder, shared_rope
 from urdir.model.families.description import Description
@@ -34,23 +35,12 @@ from urdir.model.families.parts import attention, head_dims, rms_norm, row_norms
 from urdir.model.families.parts import required_head_norms as head_norms
 from urdir.model.families.reader import Reader
 from urdir.model.families.rope import RopeConfig, with_sections
-from urdir.model.families.stored import Linear
 
 
 def qwen2moe(file: Reader) -> Description:
     """Qwen 1.5 and 2 (arXiv 2407.10671): a shared expert with its own gate."""
 
-    def network(index: int) -> Mixture:
-        width = shared_width(file, 0) or dense_width(file, index)
-        return mixture(
-            file,
-            index,
-            router(file, index),
-            divided_width(file, index),
-            shared=shared_expert(file, index, width),
-            shared_gate=Linear(file.matrix("ffn_gate_inp_shexp", index, file.hidden)),
-        )
-
+    network = gated_experts(file, normalize=False)
     return rms_decoder(file, mixer(file, shared_rope(file, "half")), network, output="required")
 
 

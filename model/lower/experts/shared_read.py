@@ -122,6 +122,6 @@ def _small_fitted(*steps: Step, **fields: Any) -> ExpertsGemmSmall | None:
             kernel = ExpertsGemmSmall.of(*steps, splits=splits, **fields)
         except PtxgenError:
             continue
-        if kernel.fits:
+        if kernel.memory.fits:
             return kernel
     return None

@@ -128,9 +128,6 @@ class BlockSlots(KernelSpec):
             "chosen in pages": cls(layout(2, 2, 256, 64, "f16", 32, 19), 4, 128, 8, 9, chosen=True),
         }
 
-    def flops(self) -> int:
-        return 0
-
     def bytes_moved(self) -> int:
         """Slots, and those that are selected."""
         return 4 * self.rows * (self.width + (self.most if self.chosen else 0))

@@ -131,9 +131,6 @@ class CachedTokens(KernelSpec):
             "pages bf16": cls(KvLayout(2, 1, 64, 48, "bf16", 32, 5), 3, 1, 40, 5, 40, 4),
         }
 
-    def flops(self) -> int:
-        return 0
-
     def bytes_moved(self) -> int:
         """The tokens' keys, read once, and both parts written."""
         parts = 2 * self.heads * self.split + 4 * self.rest

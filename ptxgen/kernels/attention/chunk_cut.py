@@ -1,4 +1,4 @@
-"""Cuts of a row's keys into chunks, by the number of keys."""
+"""Cuts of rows' keys into chunks, by the number of keys, and chunks for CTAs."""
 
 from __future__ import annotations
 
@@ -36,3 +36,36 @@ class ChunkCut:
         """Number of chunks that each share of the row becomes."""
         each = ceil_div(keys, self.share)
         return ceil_div(each, self.about) if self.about and each > 2 * self.about else 1
+
+    def ranges(self, first: int, end: int) -> list[range]:
+        """The chunks of keys first ... end - 1; none if they are one."""
+        chunk = self.size(end - first)
+        if chunk >= end - first:
+            return []
+        return [range(start, min(end, start + chunk)) for start in range(first, end, chunk)]
+
+
+@dataclass(frozen=True)
+class KeySplit:
+    """The chunks of ``rows`` of up to ``longest`` keys, for the ``ctas`` (or clusters) of a KV
+    head, each row divided by ``cut``."""
+
+    cut: ChunkCut
+    rows: int
+    longest: int
+    ctas: int
+
+    @property
+    def chunks(self) -> int:
+        """Maximum number of chunks of a row."""
+        return self.cut.most(self.longest)
+
+    @property
+    def takers(self) -> int:
+        """CTAs (clusters) of a KV head (tile of query heads) in the grid."""
+        return min(self.ctas, self.rows * self.chunks)
+
+    @property
+    def deals(self) -> bool:
+        """Whether a CTA may get several chunks."""
+        return self.rows * self.chunks > self.takers

@@ -8,22 +8,22 @@ from typing import Any, ClassVar
 import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
-from urdir.ptxgen.kernels.attention.decode_cta import MAX_STATIC_SHARED, TILE_KEYS, DecodeCta
+from urdir.ptxgen.kernels.attention.decode_cta import MAX_STATIC_SHARED, DecodeCta
+from urdir.ptxgen.kernels.attention.decode_memory import DecodeMemory
+from urdir.ptxgen.kernels.attention.decode_tolerance import decode_tolerance
+from urdir.ptxgen.kernels.attention.head_lanes import LANE_DIMS, HeadLanes
+from urdir.ptxgen.kernels.attention.heads_out import HeadsOut
 from urdir.ptxgen.kernels.attention.rows_with_tokens import RowsWithTokens
-from urdir.ptxgen.spec import Access, Array, Param, Tolerance, ceil_div
+from urdir.ptxgen.kernels.attention.tensor_cores import tensor_cores_take
+from urdir.ptxgen.spec import Tolerance, ceil_div
 from urdir.ptxgen.target import Target
 from urdir.ptxgen.weights.layout import TILE_COLS
 from urdir.ptxgen.weights.packed import GROUP
-from urdir.ptxgen.weights.packed_few import Order, few_shape, pack_few, with_few
+from urdir.ptxgen.weights.packed_few import Order
 
 WARPS = 8
 #: Query heads that share one read of K and V. Eight need more registers than two CTAs per SM have.
 MAX_TILE = 4
-#: Values of a head whose sums fit registers on tensor cores, and with quants, whose scales also
-#: take registers.
-MAX_MMA_VALUES, MAX_QUANTS_DIM = 512, 256
-#: Values of a head per lane: 16 bytes of f16.
-LANE_DIMS = 8
 
 
 @dataclass(frozen=True)
@@ -85,26 +85,12 @@ class DecodeAttention(RowsWithTokens):
         return self.packs and self.rows <= GROUP
 
     @property
-    def out_param(self) -> Param:
-        if not self.packs_few:
-            return super().out_param
-        return Param("out", "f16", few_shape(self.heads * self.value_dim), Access.INOUT)
+    def out(self) -> HeadsOut:
+        order = self.order if self.packs_few else None
+        return HeadsOut(self.rows, self.heads, self.value_dim, self.packs, order)
 
     def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
-        return self.with_vectors(super().make_inputs(rng), rng)
-
-    def with_vectors(self, inputs: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
-        """The inputs and, of few packed vectors, what they are before."""
-        if not self.packs_few:
-            return inputs
-        before = rng.standard_normal((GROUP, self.heads * self.value_dim))
-        return inputs | {"out": pack_few(before, self.order)}
-
-    def finished(self, inputs: dict[str, Array]) -> Array:
-        if not self.packs_few:
-            return super().finished(inputs)
-        heads = self.attend(inputs).reshape(self.rows, -1)
-        return with_few(inputs["out"], heads, self.order)
+        return super().make_inputs(rng) | self.out.before(rng)
 
     @property
     def warps(self) -> int:
@@ -120,28 +106,17 @@ class DecodeAttention(RowsWithTokens):
         return self.tile + self.appends + (token.v_norm is not None)
 
     @property
-    def lanes(self) -> int:
-        """Lanes that share a key: head_dim / 8 (or value_dim / 8, if larger), rounded up to a power
-        of two (the rest is idle); at most a warp."""
-        eights = max(self.head_dim, self.value_dim) // LANE_DIMS
-        return min(32, 1 << (eights - 1).bit_length())
-
-    @property
-    def pieces(self) -> tuple[int, int]:
-        """Number of groups of eight dims per lane, of a key and of a value: groups lane, lane + 32,
-        ..."""
-        first, second = (
-            ceil_div(dims // LANE_DIMS, self.lanes) for dims in (self.head_dim, self.value_dim)
-        )
-        return first, second
+    def lanes(self) -> HeadLanes:
+        """The lanes that share a key, unless tensor cores multiply."""
+        return HeadLanes(self.head_dim, self.value_dim, self.warps)
 
     @property
     def tile(self) -> int:
         """Query heads per CTA, a power of two (the last tile of a KV head may have fewer)."""
-        fit = MAX_TILE // max(self.pieces)
+        fit = MAX_TILE // max(self.lanes.pieces)
         if self.suits_tensor_cores:
             fit = min(MAX_TILE, self.sums_room // (4 * self.warps * (self.value_dim + 2)))
-        most = min(self.most_heads, 1 << (fit.bit_length() - 1), self.lanes)
+        most = min(self.most_heads, 1 << (fit.bit_length() - 1), self.lanes.count)
         return min(most, 1 << (self.group - 1).bit_length())
 
     @property
@@ -155,37 +130,16 @@ class DecodeAttention(RowsWithTokens):
         return ceil_div(self.group, self.tile)
 
     @property
-    def keys_per_pass(self) -> int:
-        """Keys that a CTA takes at once, one per lane group."""
-        return self.warps * (32 // self.lanes)
-
-    @property
     def suits_tensor_cores(self) -> bool:
-        """Whether tensor cores multiply from sm_80 on: 16-bit operands, sums that fit registers, a
-        ring no shorter than a tile of keys; two f16 scales are copied at once, and must belong to
-        the same slot, as do 16 bytes of elements.
+        """Whether tensor cores multiply from sm_80 on.
 
         A single head without scales of one row is less work for lanes. On an H200 256 keys (32
         heads, 8 KV heads of 128 values, f16) take 3.6 us in lanes, on tensor cores 3.8; eight rows
         of them (16 heads, 8 KV heads of 256 values) 13.8 and 7.7.
         """
-        if 0 < self.layout.capacity < TILE_KEYS or self.value_dim > MAX_MMA_VALUES:
-            return False
-        if self.scores.texts:  # of exact arithmetic alone
-            return False
-        if self.scores.relative:  # a load for each score
-            return False
-        if self.layout.is_chosen:  # a tile of keys is copied as neighbours
-            return False
-        formats = (self.layout.format, self.layout.values.format)
-        for of, width in zip(formats, (self.head_dim, self.value_dim), strict=True):
-            whole = {"": 0, "s8": 64}.get(of.operand, 128 // of.bits)
-            if not whole or width % whole or self.layout.value_start % whole:
-                return False
-        if any(of.operand == "s8" for of in formats):
-            return max(self.head_dim, self.value_dim) <= MAX_QUANTS_DIM
-        is_single = self.rows == 1 and min(self.most_heads, self.lanes, self.group) == 1
-        return not is_single or any(of.is_scaled for of in formats)
+        is_single = self.rows == 1 and min(self.most_heads, self.lanes.count, self.group) == 1
+        is_scaled = any(of.is_scaled for of in self.layout.formats)
+        return tensor_cores_take(self.layout, self.scores) and (is_scaled or not is_single)
 
     @property
     def reads_once(self) -> bool:
@@ -202,8 +156,8 @@ class DecodeAttention(RowsWithTokens):
 
     @property
     def ring_nbytes(self) -> int:
-        """Dynamic shared memory, from ``ring_at`` on, for keys and values in flight to tensor
-        cores; 0 if the CTA declares it statically."""
+        """Dynamic shared memory for keys and values in flight to tensor cores; 0 if it is
+        static."""
         return 0
 
     @property
@@ -212,20 +166,14 @@ class DecodeAttention(RowsWithTokens):
         return MAX_STATIC_SHARED
 
     @property
-    def ring_at(self) -> int:
-        """Start of the ring."""
-        return 0
-
-    @property
-    def queries_at(self) -> int:
-        """Dynamic shared memory offset of the query fragments, after the row's new token."""
-        return self.token_nbytes
-
-    @property
-    def queries_nbytes(self) -> int:
-        """Size of the queries: 16 bytes per lane for 32 dims of each row."""
+    def memory(self) -> DecodeMemory:
+        """The dynamic shared memory of a CTA."""
+        eights = (self.head_dim + self.value_dim) // LANE_DIMS
         strips = self.rows_at_once * ceil_div(self.head_dim, 32)
-        return 512 * strips if self.suits_tensor_cores else 0
+        return DecodeMemory(
+            token_nbytes=eights * self.eight_nbytes if self.appends else 0,
+            queries_nbytes=512 * strips if self.suits_tensor_cores else 0,
+        )
 
     def resident_on(self, target: Target) -> int:
         """Resident CTAs per SM: two for wide heads or quants on tensor cores, where the assembler
@@ -242,45 +190,14 @@ class DecodeAttention(RowsWithTokens):
         return DecodeCta(self, target)
 
     @property
-    def token_nbytes(self) -> int:
-        """Dynamic shared memory: a row's new key and value in raw registers of eight values;
-        nothing unless it is appended."""
-        eights = (self.head_dim + self.value_dim) // LANE_DIMS
-        return eights * self.eight_nbytes if self.appends else 0
-
-    @property
     def eight_nbytes(self) -> int:
         """Bytes of eight values of a row's new token, and their scale 8 bytes further."""
         return 32 if any(of.bits == 32 for of in self.layout.formats) else 16
 
     @property
-    def rtol(self) -> float:
-        """Allowed deviation, relative to the largest output.
-
-        The inputs are the cache's own values: the rest is f32 arithmetic and ex2.approx (2^-22
-        relative). On tensor cores queries and weights are the sum of two f16 (2^-22) or two bf16
-        (2^-16); weights times scales of quants are rounded to f16, queries of quants to 2^-16 of
-        the largest of 32 dims. Of weights times scales of heads low parts may be subnormal: an
-        error of 2^-25, of weights from 2^4 on times scales. A soft-cap adds the error of tanh
-        (4e-7) times the cap. A rope adds the error of sines (2^-20.5) in every term of a score; a
-        norm or a temperature that of its factor (2^-22), ALiBi that of its slope, times the
-        distance of keys that still matter. Packed values are rounded to f16.
-        """
-        turned = 3e-5 * max(1.0, self.rope.magnitude) ** 2 if self.rope else 0.0
-        factor = 1e-5 if self.token and (self.token.qk_norm or self.token.temperature) else 0.0
-        slope = 1e-5 if self.scores.max_bias else 0.0
-        parts = max(
-            {"bf16": 4 * 2.0**-16, "s8": 2.0**-11}.get(of.operand, 0.0)
-            for of in self.layout.formats
-        )
-        cap = 4e-7 * self.scores.softcap
-        rounded = 2.0**-11 if self.packs else 0.0
-        products = parts if self.suits_tensor_cores else 0.0
-        return 5e-6 + cap + turned + factor + slope + products + rounded
-
-    @property
     def tolerance(self) -> Tolerance:
-        return Tolerance(rtol=self.rtol)
+        of = decode_tolerance(self.layout, self.scores, self.token, self.suits_tensor_cores)
+        return of.rounded_to("f16") if self.packs else of
 
     def flops(self) -> int:
         """At full length: two products and about eight operations of softmax per key."""

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from urdir.ptxgen.kernels.attention.divided import Divided
+from urdir.ptxgen.kernels.attention.tensor_cores import TILE_KEYS
 from urdir.ptxgen.kernels.normalise import Normalise
 from urdir.ptxgen.spec import ceil_div
 from urdir.ptxgen.target import Target
 
 #: Statically declared shared memory that every target supports.
 MAX_STATIC_SHARED = 48 << 10
-#: Keys that a warp multiplies at once on tensor cores: the rows of an mma.
-TILE_KEYS = 16
 #: Minimum bytes of a CTA's remaining keys and values when the next launch may start: its CTAs begin
 #: to load within 1.4 us, in which an SM of an H200 reads this much.
 LEFT_NBYTES = 44 << 10
@@ -36,11 +35,11 @@ class DecodeCta:
         self.threads, self.warps = threads, threads // 32
         # query heads of the CTA; lanes that share a key; groups of eight dims of a key and a value,
         # and their number per lane
-        self.tile, self.lanes = spec.tile, spec.lanes
+        self.tile, self.lanes = spec.tile, spec.lanes.count
         # rows of a sequence that the CTA takes at once, and the heads of all of them
         self.rows, self.vectors = spec.rows_at_once, spec.rows_at_once * spec.tile
         self.eights = {"k": self.head_dim // 8, "v": self.value_dim // 8}
-        self.pieces = dict(zip("kv", spec.pieces, strict=True))
+        self.pieces = dict(zip("kv", spec.lanes.pieces, strict=True))
         self.formats = {"k": layout.format, "v": layout.values.format}
         # caches whose elements have scales, whose scales are halves of words, whose elements tensor
         # cores multiply as integers
@@ -135,7 +134,7 @@ class DecodeCta:
         if self.keeps_keys:
             self.pieces["v"] = self.pieces["k"]
         pieces = sum(self.pieces[name] for name in self.fetched)
-        wide = max(spec.pieces) > 1
+        wide = max(spec.lanes.pieces) > 1
         self.stages = 2 if wide and self.keeps_keys else 3
         self.thread_bytes = max(self.load_bytes.values())
         self.second_part = self.thread_bytes * threads
@@ -147,7 +146,7 @@ class DecodeCta:
         self.asynchronous = self.target.sm >= 80 and in_words and fewest <= MAX_STATIC_SHARED
         is_long = self.asynchronous and self.piece_bytes > 16 * threads
         self.ahead = 1 if (wide and not self.keeps_keys) or is_long else 2
-        self.together = self.step = self.ahead * spec.keys_per_pass
+        self.together = self.step = self.ahead * spec.lanes.keys_per_pass
         self.stage_bytes = self.ahead * pieces * self.piece_bytes
 
     def _divide_among_fragments(self) -> None:

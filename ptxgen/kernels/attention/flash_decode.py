@@ -10,22 +10,27 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.attention.cache_examples import with_caches
-from urdir.ptxgen.kernels.attention.chunk_cut import CHUNK_UNIT, ChunkCut
-from urdir.ptxgen.kernels.attention.cluster_inbox import ClusterInbox
+from urdir.ptxgen.kernels.attention.chunk_cut import CHUNK_UNIT, ChunkCut, KeySplit
+from urdir.ptxgen.kernels.attention.chunk_reference import places_in_runs, sums_of_chunks
 from urdir.ptxgen.kernels.attention.decode import WARPS, DecodeAttention
 from urdir.ptxgen.kernels.attention.decode_cta import MAX_STATIC_SHARED
+from urdir.ptxgen.kernels.attention.decode_memory import SplitMemory
 from urdir.ptxgen.kernels.attention.flash_decode_examples import (
     OTHER_CACHES,
     examples_of_drafts,
     examples_with_a_token,
     plain_examples,
 )
+from urdir.ptxgen.kernels.attention.random_inputs import rows_of_drafts
+from urdir.ptxgen.kernels.attention.reference import attend
+from urdir.ptxgen.kernels.attention.token_reference import appended
 from urdir.ptxgen.ptx.architecture import CLUSTERS_SINCE
 from urdir.ptxgen.spec import Access, Array, LaunchShape, Param, ceil_div
 from urdir.ptxgen.target import since
@@ -120,50 +125,23 @@ class FlashDecode(DecodeAttention):
         # of 8 rows 2.537 and 2.576, of q8_0 2.153 and 2.198, of 32 rows 4.120 and 4.168.
         return self.tiles == 1
 
-    # ---- splitting of rows ----
-
-    @property
-    def cut(self) -> ChunkCut:
-        """The cut of rows into chunks."""
+    @cached_property
+    def split(self) -> KeySplit:
+        """The split of rows into chunks, and of chunks between CTAs."""
         share = max(1, self.ctas // ceil_div(self.rows, self.run))
-        return ChunkCut(share, self.least * self.cluster, self.most * self.cluster)
+        cut = ChunkCut(share, self.least * self.cluster, self.most * self.cluster)
+        return KeySplit(cut, self.rows, self._longest, self.ctas)
 
     @property
     def chunks(self) -> int:
         """Maximum number of chunks of a row."""
-        return self.cut.most(self._longest)
+        return self.split.chunks
 
     @property
-    def takers(self) -> int:
-        """CTAs (clusters) of a KV head (tile of query heads) in the grid."""
-        return min(self.ctas, self.rows * self.chunks)
-
-    @property
-    def deals(self) -> bool:
-        """Whether a CTA may get several chunks."""
-        return self.rows * self.chunks > self.takers
-
-    @property
-    def parked_nbytes(self) -> int:
-        """Dynamic shared memory of each warp, after the queries: its present chunk, while it loops
-        over the keys."""
-        return 32
-
-    @property
-    def parked_at(self) -> int:
-        """Start of that memory."""
-        return self.queries_at + self.queries_nbytes
-
-    @property
-    def inbox(self) -> ClusterInbox:
-        """Dynamic shared memory after that: sums from other CTAs of the cluster."""
-        at = self.parked_at + WARPS * self.parked_nbytes
-        return ClusterInbox(self.cluster, self.run * self.tile, self.value_dim, at)
-
-    @property
-    def ring_at(self) -> int:
-        """Start of the ring, if there is one."""
-        return 256 * ceil_div(self.inbox.end, 256)
+    def memory(self) -> SplitMemory:
+        before, heads = super().memory, self.rows_at_once * self.tile
+        sizes = (WARPS, self.cluster, heads, self.value_dim, self.ring_nbytes)
+        return SplitMemory(before.token_nbytes, before.queries_nbytes, *sizes)
 
     @property
     def ring_nbytes(self) -> int:
@@ -207,57 +185,28 @@ class FlashDecode(DecodeAttention):
     @property
     def launch_shape(self) -> LaunchShape:
         return LaunchShape(
-            grid=(self.head_tiles, self.takers * self.cluster, 1),
+            grid=(self.head_tiles, self.split.takers * self.cluster, 1),
             block=(32 * WARPS, 1, 1),
             cluster=(1, self.cluster, 1),
-            shared_bytes=self.ring_at + self.ring_nbytes,
+            shared_bytes=self.memory.nbytes,
             prefers_shared=True,
         )
 
     def reference(self, **inputs: Any) -> dict[str, Array]:
-        inputs, caches = self.appended(inputs)
-        out = {"out": self.finished(inputs)} | caches
+        inputs, caches = appended(self, inputs)
+        out = {"out": self.out.of(attend(self, inputs), inputs)} | caches
         if self.chunks == 1:
             return out
-        partial, softmax = inputs["partial"].copy(), inputs["softmax"].copy()
-        positions = inputs["position"].tolist()
-        for row, before in enumerate(self.places_in_runs(inputs["sequence"], inputs["position"])):
-            position = positions[row]
-            seen = self.scores.first_key(position)
-            for index, keys in enumerate(self.split(positions[row - before])):
-                is_last = keys[-1] == positions[row - before]
-                first, last = max(seen, keys[0]), position if is_last else keys[-1]
-                if first > last:  # a chunk of which this row sees nothing
-                    softmax[row, :, index] = np.finfo(np.float32).min, 0
-                    partial[row, :, index] = 0
-                    continue
-                top, total, values = self.softmax(inputs, row, first, last)
-                softmax[row, :, index] = np.stack([top, total], axis=1)
-                partial[row, :, index] = values
-        arrived = np.zeros_like(inputs["arrived"])
-        return out | {"partial": partial, "softmax": softmax, "arrived": arrived}
+        places = places_in_runs(self, self.run, inputs)
+        before = inputs["position"][np.arange(self.rows) - places].tolist()
+        chunks = [self.chunks_of(position) for position in before]
+        return out | sums_of_chunks(self, chunks, inputs)
 
-    def places_in_runs(self, sequence: Array, position: Array) -> list[int]:
-        """For each row, how many rows before it share its read of keys."""
-        places: list[int] = []
-        rows = zip(sequence.tolist(), position.tolist(), strict=True)
-        before, place = (-1, -1), 0
-        for own_sequence, own in rows:
-            follows = before == (own_sequence, own - 1) and own < self.layout.max_len
-            place = place + 1 if follows else 0
-            places.append(place % self.run)
-            before = own_sequence, own
-        return places
-
-    def split(self, position: int) -> list[range]:
+    def chunks_of(self, position: int) -> list[range]:
         """The chunks of a row at ``position``; none for a padding row, or if not split."""
         if position >= self.layout.max_len:
             return []
-        first = self.scores.first_key(position)
-        chunk, end = self.cut.size(position + 1 - first), position + 1
-        if chunk >= end - first:
-            return []
-        return [range(start, min(end, start + chunk)) for start in range(first, end, chunk)]
+        return self.split.cut.ranges(self.scores.first_key(position), position + 1)
 
     def inputs_at(
         self,
@@ -275,24 +224,7 @@ class FlashDecode(DecodeAttention):
     def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
         if self.run == 1:
             return super().make_inputs(rng)
-        return self.with_vectors(self.inputs_at(rng, *self.rows_of_drafts(rng)), rng)
-
-    def rows_of_drafts(self, rng: np.random.Generator) -> tuple[list[int], list[int]]:
-        """Positions and sequences of random rows: of each sequence a token and drafts of the next
-        ones, of which some are idle."""
-        positions: list[int] = []
-        sequences: list[int] = []
-        max_len, count = self.layout.max_len, self.layout.sequences
-        for sequence in range(count):
-            left = self.rows - len(positions) - (count - 1 - sequence)
-            rows = left if sequence == count - 1 else int(rng.integers(1, max(2, min(9, left + 1))))
-            start = int(rng.integers(max_len // 2, max_len))
-            found = int(rng.integers(1, rows + 1))
-            own = [start + row for row in range(rows)]
-            own = [at if row < found else 2**32 - 1 for row, at in enumerate(own)]
-            positions += own
-            sequences += [sequence] * rows
-        return positions[: self.rows], sequences[: self.rows]
+        return self.inputs_at(rng, *rows_of_drafts(self, rng)) | self.out.before(rng)
 
     @classmethod
     def examples(cls) -> Mapping[str, FlashDecode]:

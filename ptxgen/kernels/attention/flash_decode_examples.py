@@ -249,3 +249,64 @@ def examples_of_drafts(cls: Callable[..., S]) -> dict[str, S]:
         "drafts of 40 rows": cls(2, KvLayout(9, 1, 60, 64, "f16"), 40, ctas=5, least=16, run=4),
         "drafts in one chunk": cls(2, KvLayout(3, 1, 60, 64, "q8_0"), 9, ctas=2, run=2),
     }
+
+
+def examples_of_latents(cls: Callable[..., S]) -> dict[str, S]:
+    """One key for all heads, whose end is the value, in clusters."""
+    latent = partial(KvLayout, value_dim=512, values_in_keys=True)
+    turned = OwnToken(Rotation(64, "interleaved", 1.2), latent_norm=QK_NORM)
+    halves = OwnToken(Rotation(64, "half"), latent_norm=QK_NORM)
+    still = OwnToken(latent_norm=QK_NORM)
+    return {
+        "one tile": cls(8, latent(1, 1, 40, 576, "f16"), token=turned, ctas=1, cluster=2, least=16),
+        "chunks": cls(
+            *(16, latent(2, 1, 320, 576, "f16", 16, 50), 2, Scores(scale=0.1), turned, 16),
+            ctas=4,
+            cluster=2,
+            least=16,
+            most=64,
+        ),
+        "dealt": cls(
+            *(16, latent(3, 1, 420, 576, "f16"), 3),
+            token=still,
+            ctas=1,
+            cluster=4,
+            least=16,
+            most=16,
+        ),
+        "rows of a sequence": cls(
+            *(16, latent(2, 1, 150, 576, "f16"), 4),
+            token=replace(turned, appends=False),
+            most_heads=16,
+            ctas=4,
+            cluster=2,
+            least=16,
+            most=32,
+        ),
+        "tokens of its own choice": cls(
+            *(16, latent(3, 1, 150, 576, "f16", 1, 500), 3),
+            token=OwnToken(latent_norm=QK_NORM, appends=False),
+            most_heads=16,
+            ctas=3,
+            cluster=2,
+            least=16,
+        ),
+        "packs": cls(
+            *(16, latent(16, 1, 80, 576, "bf16", 16, 90), 16),
+            token=halves,
+            most_heads=16,
+            packs=True,
+            ctas=16,
+            cluster=2,
+            least=16,
+        ),
+        "packs seven": cls(
+            *(16, latent(16, 1, 80, 576, "bf16", 16, 90), 7),
+            token=halves,
+            most_heads=16,
+            packs=True,
+            ctas=16,
+            cluster=2,
+            least=16,
+        ),
+    }

@@ -8,6 +8,8 @@ from typing import Any
 
 from urdir.ptxgen.kernels.attention.decode import WARPS, DecodeAttention
 from urdir.ptxgen.kernels.attention.incremental_attention_examples import examples_of_rows
+from urdir.ptxgen.kernels.attention.reference import attend
+from urdir.ptxgen.kernels.attention.token_reference import appended
 from urdir.ptxgen.spec import Array, LaunchShape
 
 
@@ -36,13 +38,13 @@ class IncrementalAttention(DecodeAttention):
         return LaunchShape(
             grid=(self.layout.kv_heads * self.tiles, self.rows, 1),
             block=(32 * self.warps, 1, 1),
-            shared_bytes=self.queries_at + self.queries_nbytes,
+            shared_bytes=self.memory.nbytes,
             prefers_shared=True,
         )
 
     def reference(self, **inputs: Any) -> dict[str, Array]:
-        inputs, caches = self.appended(inputs)
-        return {"out": self.finished(inputs)} | caches
+        inputs, caches = appended(self, inputs)
+        return {"out": self.out.of(attend(self, inputs), inputs)} | caches
 
     @classmethod
     def examples(cls) -> Mapping[str, IncrementalAttention]:

@@ -4,17 +4,16 @@ read."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from typing import ClassVar
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.attention.flash_decode import FlashDecode
+from urdir.ptxgen.kernels.attention.flash_decode_examples import examples_of_latents
 from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
 from urdir.ptxgen.kernels.attention.latent_cta import WARPGROUP, LatentCta
-from urdir.ptxgen.kernels.attention.own_token import QK_NORM, OwnToken
+from urdir.ptxgen.kernels.attention.own_token import OwnToken
 from urdir.ptxgen.kernels.attention.scores import Scores
-from urdir.ptxgen.kernels.rotation import Rotation
 from urdir.ptxgen.spec import LaunchShape
 from urdir.ptxgen.target import Target
 
@@ -93,7 +92,7 @@ class LatentDecode(FlashDecode):
     @property
     def launch_shape(self) -> LaunchShape:
         return LaunchShape(
-            grid=(self.head_tiles, self.takers * self.cluster, 1),
+            grid=(self.head_tiles, self.split.takers * self.cluster, 1),
             block=(WARPGROUP, 1, 1),
             cluster=(1, self.cluster, 1),
             shared_bytes=LatentCta(self, Target.parse("sm_90a")).nbytes,
@@ -106,62 +105,4 @@ class LatentDecode(FlashDecode):
 
     @classmethod
     def examples(cls) -> Mapping[str, LatentDecode]:
-        latent = partial(KvLayout, value_dim=VALUE_DIM, values_in_keys=True)
-        turned = OwnToken(Rotation(64, "interleaved", 1.2), latent_norm=QK_NORM)
-        halves = OwnToken(Rotation(64, "half"), latent_norm=QK_NORM)
-        still = OwnToken(latent_norm=QK_NORM)
-        return {
-            "one tile": cls(
-                8, latent(1, 1, 40, 576, "f16"), token=turned, ctas=1, cluster=2, least=16
-            ),
-            "chunks": cls(
-                *(16, latent(2, 1, 320, 576, "f16", 16, 50), 2, Scores(scale=0.1), turned, 16),
-                ctas=4,
-                cluster=2,
-                least=16,
-                most=64,
-            ),
-            "dealt": cls(
-                *(16, latent(3, 1, 420, 576, "f16"), 3),
-                token=still,
-                ctas=1,
-                cluster=4,
-                least=16,
-                most=16,
-            ),
-            "rows of a sequence": cls(
-                *(16, latent(2, 1, 150, 576, "f16"), 4),
-                token=replace(turned, appends=False),
-                most_heads=16,
-                ctas=4,
-                cluster=2,
-                least=16,
-                most=32,
-            ),
-            "tokens of its own choice": cls(
-                *(16, latent(3, 1, 150, 576, "f16", 1, 500), 3),
-                token=OwnToken(latent_norm=QK_NORM, appends=False),
-                most_heads=16,
-                ctas=3,
-                cluster=2,
-                least=16,
-            ),
-            "packs": cls(
-                *(16, latent(16, 1, 80, 576, "bf16", 16, 90), 16),
-                token=halves,
-                most_heads=16,
-                packs=True,
-                ctas=16,
-                cluster=2,
-                least=16,
-            ),
-            "packs seven": cls(
-                *(16, latent(16, 1, 80, 576, "bf16", 16, 90), 7),
-                token=halves,
-                most_heads=16,
-                packs=True,
-                ctas=16,
-                cluster=2,
-                least=16,
-            ),
-        }
+        return examples_of_latents(cls)

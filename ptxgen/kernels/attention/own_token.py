@@ -108,6 +108,22 @@ class OwnToken:
             return ()
         return ("q_norm", "k_norm") if self.appends else ("q_norm",)
 
+    def head_params(self, appended: tuple[Param, ...]) -> tuple[Param, ...]:
+        """The rows' own queries and, where they are appended, keys and values; ``appended`` are
+        those parameters where they are whole."""
+        if self.latent_norm is None:
+            q = Param("q", "f32", ("rows", "heads", "head_dim"), Access.IN)
+            return (q, *(appended if self.appends else ()))
+        queries = (
+            Param("q_rotated", "f32", ("rows", "heads", "rotated_dim"), Access.IN),
+            Param("q_absorbed", "f32", ("rows", "heads", "value_dim"), Access.IN),
+        )
+        key = (
+            Param("k_rotated", "f32", ("rows", "rotated_dim"), Access.IN),
+            Param("latent", "f32", ("rows", "value_dim"), Access.IN),
+        )
+        return (*queries, *key) if self.appends else queries
+
     def constant_params(self, heads: int, kv_heads: int) -> tuple[Param, ...]:
         """Parameters besides the token: ``frequencies`` and norm weights."""
         rope = () if self.rope is None else (self.rope.param,)

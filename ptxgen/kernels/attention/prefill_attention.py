@@ -5,12 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 
-from urdir.ptxgen.kernels.attention.cache_examples import with_caches
-from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
+from urdir.ptxgen.kernels.attention.prefill_examples import prefill_examples
 from urdir.ptxgen.kernels.attention.prompt import PromptAttention
-from urdir.ptxgen.kernels.attention.scores import Scores
 from urdir.ptxgen.spec import LaunchShape, ceil_div
 
 #: Queries per warp: the height of an mma.
@@ -105,65 +102,4 @@ class PrefillAttention(PromptAttention):
 
     @classmethod
     def examples(cls) -> Mapping[str, PrefillAttention]:
-        latent = partial(KvLayout, values_in_keys=True)
-        examples = {
-            "one row": cls(1, KvLayout(1, 1, 1, 16, "f16"), rows=1),
-            "head_dim 64": cls(2, KvLayout(2, 1, 100, 64, "f16"), rows=17),
-            "bf16 softcap": cls(
-                4, KvLayout(2, 2, 80, 80, "bf16"), rows=50, scores=Scores(softcap=5.0)
-            ),
-            "pages window": cls(
-                7, KvLayout(2, 1, 160, 128, "f16", 16, 22), rows=20, scores=Scores(window=70)
-            ),
-            "pages f32 head_dim 256": cls(3, KvLayout(1, 3, 96, 256, "f32", 32, 3), rows=70),
-            "pages q8_0 window": cls(
-                4,
-                KvLayout(1, 1, 192, 96, "q8_0", 64, 4),
-                rows=33,
-                scores=Scores(window=5, softcap=30.0),
-            ),
-            "scale": cls(1, KvLayout(2, 1, 70, 112, "f16"), rows=64, scores=Scores(scale=0.25)),
-            "head_dim 8": cls(2, KvLayout(1, 1, 40, 8, "f16"), rows=20),
-            "head_dim 72": cls(3, KvLayout(1, 1, 80, 72, "f16"), rows=30),
-            "head_dim 24 f32": cls(1, KvLayout(1, 1, 70, 24, "f32"), rows=70),
-            "head_dim 200": cls(2, KvLayout(1, 1, 50, 200, "bf16"), rows=20),
-            "head_dim 264": cls(1, KvLayout(1, 1, 40, 264, "f16"), rows=20),
-            "head_dim 512": cls(2, KvLayout(1, 1, 40, 512, "f16"), rows=33),
-            "latent": cls(3, latent(1, 1, 40, 576, "f16", value_dim=512), rows=18),
-            "latent pages q8_0": cls(1, latent(1, 1, 32, 576, "q8_0", 16, 3, 512), rows=9),
-            "values in keys": cls(2, latent(2, 2, 70, 72, "bf16", value_dim=48), rows=20),
-            "head_dim 512 q8_0": cls(1, KvLayout(1, 1, 30, 512, "q8_0"), 9, Scores(window=20)),
-            "value_dim": cls(4, KvLayout(1, 1, 70, 192, "f16", value_dim=128), rows=20),
-            "value_dim 328": cls(2, KvLayout(1, 1, 40, 40, "f16", value_dim=328), rows=20),
-            "value_dim 24": cls(2, KvLayout(1, 1, 40, 320, "f32", value_dim=24), rows=20),
-            "chunk": cls(2, KvLayout(1, 1, 200, 64, "f16"), 90, Scores(chunk=37)),
-            "chunk and window": cls(
-                1, KvLayout(1, 1, 200, 64, "f32"), 90, Scores(chunk=64, window=50)
-            ),
-            "sinks": cls(3, KvLayout(1, 1, 90, 64, "f16"), 40, Scores(sinks=True)),
-            "sinks window": cls(
-                2, KvLayout(1, 1, 160, 32, "f16"), 60, Scores(sinks=True, window=40, softcap=9.0)
-            ),
-            "ALiBi": cls(3, KvLayout(1, 1, 150, 64, "f16"), 50, Scores(max_bias=8.0)),
-            "relative": cls(2, KvLayout(2, 2, 120, 64, "f16"), 50, Scores(relative=30)),
-            "texts": cls(2, KvLayout(1, 2, 200, 64, "f16"), 150, Scores(texts=True)),
-            "texts ALiBi": cls(
-                3, KvLayout(1, 1, 90, 32, "f32"), 80, Scores(texts=True, max_bias=8.0)
-            ),
-            "texts relative": cls(
-                4, KvLayout(1, 2, 170, 64, "f16"), 130, Scores(texts=True, relative=20)
-            ),
-            "ring": cls(2, KvLayout(2, 1, 300, 64, "f16", capacity=128), 60, Scores(window=60)),
-            "ring of pages": cls(
-                2, KvLayout(2, 1, 320, 64, "bf16", 16, 18, capacity=128), 50, Scores(chunk=70)
-            ),
-        }
-        others = {
-            "pages window": "fp8",
-            "latent": "fp8",
-            "head_dim 72": "f32 fp8",
-            "ring": "q4_0",
-            "value_dim": "f16 q4_0",
-            "head_dim 512": "q8_0 q4_0",
-        }
-        return with_caches(examples, others)
+        return prefill_examples(cls)

@@ -11,9 +11,10 @@ import numpy as np
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
 from urdir.ptxgen.kernels.attention.prefill_wgmma import PrefillWgmma
+from urdir.ptxgen.kernels.attention.reference import weighted
 from urdir.ptxgen.kernels.attention.scores import Scores
 from urdir.ptxgen.spec import Access, Array, Param
-from urdir.ptxgen.weights.packed import pack, unpack
+from urdir.ptxgen.weights.packed import unpack
 
 #: A position of padding rows.
 IDLE = 0xFFFFFFFF
@@ -68,67 +69,16 @@ class PrefillBlock(PrefillWgmma):
             Param("partial", "f32", ("rows", "heads", "value_dim"), Access.INOUT),
             Param("softmax", "f32", ("rows", "heads", LANES, 2), Access.INOUT),
             # that of tiles which do not end here is unchanged
-            replace(self.out_param, access=Access.INOUT),
+            replace(self.out.param, access=Access.INOUT),
         )
 
     def reference(self, **inputs: Any) -> dict[str, Array]:
-        first, length = int(inputs["first"]), int(inputs["length"])
-        position, begin = (inputs[name].astype(np.int64) for name in ("position", "begin"))
-        live = position < self.tokens
-        # from here on in keys of this block
-        position, begin = position + begin - first, begin - first
-        last = self._last_keys(np.where(live, position, -length - first))
-        # the same for all rows of a tile
-        begun = begin[:, None]
-        ends = (begun < length) & (last < length) & ((last >= 0) | (begun >= 0))
-        made = {name: inputs[name].copy() for name in ("partial", "softmax")}
-        out = np.zeros(made["partial"].shape, np.float32)
-        here = inputs | {"position": position}
-        for row in np.flatnonzero(live & (begin < length)).tolist():
-            top, total, values = self._carried(inputs, row, begins=begin[row] >= 0)
-            if position[row] >= 0:
-                seen = max(begin[row], 0), min(position[row], length - 1)
-                own_top, weights, own_values = self.weighted(here, row, *seen)
-                most = np.maximum(top, own_top)
-                factors = np.exp2(top - most), np.exp2(own_top - most)
-                lanes = np.arange(seen[0], seen[1] + 1) % (2 * LANES) // 2
-                own = [weights[:, lanes == lane].sum(axis=1) for lane in range(LANES)]
-                total = factors[0][:, None] * total + factors[1][:, None] * np.stack(own, axis=1)
-                values = factors[0][:, None] * values + factors[1][:, None] * own_values
-                top = most
-            if ends[row].any():
-                out[row] = values / total.sum(axis=1)[:, None]
-            goes_on = ~ends[row] & (position[row] >= 0)
-            made["partial"][row, goes_on] = values[goes_on]
-            carried = np.stack([np.broadcast_to(top[:, None], total.shape), total], axis=2)
-            made["softmax"][row, goes_on] = carried[goes_on]
-        return made | {"out": self._with_ended(inputs["out"], out, ends)}
-
-    def _carried(
-        self, inputs: dict[str, Array], row: int, begins: bool
-    ) -> tuple[Array, Array, Array]:
-        """The results of earlier blocks for a row: the maximum (heads,), sums of weights (heads,
-        lanes), weighted values (heads, value_dim)."""
-        if begins:
-            shape = (self.heads, self.value_dim)
-            return np.full(self.heads, -np.inf), np.zeros((self.heads, LANES)), np.zeros(shape)
-        softmax = inputs["softmax"][row].astype(np.float64)
-        return softmax[:, 0, 0], softmax[:, :, 1], inputs["partial"][row].astype(np.float64)
-
-    def _last_keys(self, position: Array) -> Array:
-        """The last key visible to a query of each query's tile, (rows, heads)."""
-        query = np.arange(self.rows)[:, None] * self.group + np.arange(self.heads) % self.group
-        last = np.full(self.tiles, position.min())
-        np.maximum.at(last, query // self.queries, position[:, None])
-        found: Array = last[query // self.queries]
-        return found
-
-    def _with_ended(self, before: Array, out: Array, ends: Array) -> Array:
-        """The previous output, updated for queries whose tile ends."""
+        carried, out, ends = _attend_to_block(self, inputs)
+        before = inputs["out"]
         if self.packs:
             before = unpack(before, self.rows, self.heads * self.value_dim).reshape(out.shape)
-        made: Array = np.where(ends[:, :, None], out, before)
-        return self.as_output(made.astype(np.float32))
+        made = np.where(ends[:, :, None], out, before)
+        return carried | {"out": self.out.of(made.astype(np.float32), inputs)}
 
     def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
         """A chunk whose last rows see more than the block, or whose first rows less; the last of
@@ -139,38 +89,7 @@ class PrefillBlock(PrefillWgmma):
         most = min(self.tokens, first + length + self.rows) - self.rows
         start = int(rng.integers(max(0, first - self.rows // 2), most + 1))
         begin = self.key_tile * int(rng.integers(0, length // self.key_tile))
-        return self.chunk_at(rng, first, start, begin, length)
-
-    def chunk_at(
-        self,
-        rng: np.random.Generator,
-        first: int,
-        start: int,
-        begin: int = 0,
-        length: int | None = None,
-    ) -> dict[str, Any]:
-        """Inputs for the block of ``length`` keys (default: the maximum) from key ``first`` of a
-        walk on, and rows from position ``start`` on of a sequence that starts in it at key
-        ``begin``."""
-        length = length or self.layout.max_len
-        position = start + np.arange(self.rows)
-        if self.rows > 1:
-            position[-1] = IDLE
-        position[position >= self.tokens] = IDLE
-        place = position + begin
-        seen = np.where(place < first, 0, np.minimum(place - first, length - 1))
-        seen[position == IDLE] = IDLE
-        inputs = self.inputs_at(rng, seen.tolist(), [0] * self.rows)
-        inputs |= {"first": np.uint32(first), "length": np.uint32(length)}
-        inputs["position"] = position.astype(np.uint32)
-        inputs["begin"] = np.full(self.rows, begin, np.uint32)
-        shape = (self.rows, self.heads, self.value_dim)
-        inputs["partial"], out = rng.standard_normal((2, *shape)).astype(np.float32)
-        maxima = np.repeat(rng.normal(0, 3, shape[:2])[:, :, None], LANES, axis=2)
-        sums = rng.uniform(1, 5, maxima.shape)
-        inputs["softmax"] = np.stack([maxima, sums], axis=3).astype(np.float32)
-        inputs["out"] = pack(out.reshape(self.rows, -1)) if self.packs else out
-        return inputs
+        return _block_inputs(self, rng, range(first, first + length), start, begin)
 
     @classmethod
     def examples(cls) -> Mapping[str, PrefillBlock]:
@@ -182,3 +101,88 @@ class PrefillBlock(PrefillWgmma):
                 6, KvLayout(1, 2, 224, 96, "f16", value_dim=64), 90, Scores(softcap=5.0), tokens=448
             ),
         }
+
+
+def _block_inputs(
+    spec: PrefillBlock, rng: np.random.Generator, block: range, start: int, begin: int
+) -> dict[str, Any]:
+    """Inputs for the ``block`` of keys of a walk, and rows from position ``start`` on of a sequence
+    that starts in it at key ``begin``."""
+    first, length = block.start, len(block)
+    position = start + np.arange(spec.rows)
+    if spec.rows > 1:
+        position[-1] = IDLE
+    position[position >= spec.tokens] = IDLE
+    place = position + begin
+    seen = np.where(place < first, 0, np.minimum(place - first, length - 1))
+    seen[position == IDLE] = IDLE
+    inputs = spec.inputs_at(rng, seen.tolist(), [0] * spec.rows)
+    inputs |= {"first": np.uint32(first), "length": np.uint32(length)}
+    inputs["position"] = position.astype(np.uint32)
+    inputs["begin"] = np.full(spec.rows, begin, np.uint32)
+    shape = (spec.rows, spec.heads, spec.value_dim)
+    inputs["partial"], out = rng.standard_normal((2, *shape)).astype(np.float32)
+    maxima = np.repeat(rng.normal(0, 3, shape[:2])[:, :, None], LANES, axis=2)
+    sums = rng.uniform(1, 5, maxima.shape)
+    inputs["softmax"] = np.stack([maxima, sums], axis=3).astype(np.float32)
+    inputs["out"] = spec.out.of(out, inputs)
+    return inputs
+
+
+def _attend_to_block(
+    spec: PrefillBlock, inputs: dict[str, Array]
+) -> tuple[dict[str, Array], Array, Array]:
+    """``partial`` and ``softmax`` after the launch; of queries whose tile ends here their output
+    (rows, heads, value_dim) f32; and which ones these are, (rows, heads)."""
+    first, length = int(inputs["first"]), int(inputs["length"])
+    position, begin = (inputs[name].astype(np.int64) for name in ("position", "begin"))
+    live = position < spec.tokens
+    # from here on in keys of this block
+    position, begin = position + begin - first, begin - first
+    last = _last_keys(spec, np.where(live, position, -length - first))
+    # the same for all rows of a tile
+    begun = begin[:, None]
+    ends = (begun < length) & (last < length) & ((last >= 0) | (begun >= 0))
+    made = {name: inputs[name].copy() for name in ("partial", "softmax")}
+    out = np.zeros(made["partial"].shape, np.float32)
+    here = inputs | {"position": position}
+    for row in np.flatnonzero(live & (begin < length)).tolist():
+        top, total, values = _carried(spec, inputs, row, begins=begin[row] >= 0)
+        if position[row] >= 0:
+            seen = max(begin[row], 0), min(position[row], length - 1)
+            own_top, weights, own_values = weighted(spec, here, row, *seen)
+            most = np.maximum(top, own_top)
+            factors = np.exp2(top - most), np.exp2(own_top - most)
+            lanes = np.arange(seen[0], seen[1] + 1) % (2 * LANES) // 2
+            own = [weights[:, lanes == lane].sum(axis=1) for lane in range(LANES)]
+            total = factors[0][:, None] * total + factors[1][:, None] * np.stack(own, axis=1)
+            values = factors[0][:, None] * values + factors[1][:, None] * own_values
+            top = most
+        if ends[row].any():
+            out[row] = values / total.sum(axis=1)[:, None]
+        goes_on = ~ends[row] & (position[row] >= 0)
+        made["partial"][row, goes_on] = values[goes_on]
+        carried = np.stack([np.broadcast_to(top[:, None], total.shape), total], axis=2)
+        made["softmax"][row, goes_on] = carried[goes_on]
+    return made, out, ends
+
+
+def _carried(
+    spec: PrefillBlock, inputs: dict[str, Array], row: int, begins: bool
+) -> tuple[Array, Array, Array]:
+    """The results of earlier blocks for a row: the maximum (heads,), sums of weights (heads,
+    lanes), weighted values (heads, value_dim)."""
+    if begins:
+        shape = (spec.heads, spec.value_dim)
+        return np.full(spec.heads, -np.inf), np.zeros((spec.heads, LANES)), np.zeros(shape)
+    softmax = inputs["softmax"][row].astype(np.float64)
+    return softmax[:, 0, 0], softmax[:, :, 1], inputs["partial"][row].astype(np.float64)
+
+
+def _last_keys(spec: PrefillBlock, position: Array) -> Array:
+    """The last key visible to a query of each query's tile, (rows, heads)."""
+    query = np.arange(spec.rows)[:, None] * spec.group + np.arange(spec.heads) % spec.group
+    last = np.full(spec.tiles, position.min())
+    np.maximum.at(last, query // spec.queries, position[:, None])
+    found: Array = last[query // spec.queries]
+    return found

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
-from urdir.ptxgen.kernels.attention.cache_examples import with_caches
+from urdir.ptxgen.kernels.attention.heads_out import HeadsOut
 from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
 from urdir.ptxgen.kernels.attention.kv_types import KvDtype
+from urdir.ptxgen.kernels.attention.prefill_examples import wgmma_examples
 from urdir.ptxgen.kernels.attention.prompt import PromptAttention
-from urdir.ptxgen.kernels.attention.scores import Scores
 from urdir.ptxgen.spec import Array, LaunchShape, Param, Tolerance, ceil_div
 from urdir.ptxgen.weights.layout import TILE_COLS
-from urdir.ptxgen.weights.packed import GROUP, packed_shape
+from urdir.ptxgen.weights.packed import GROUP
 
 #: Threads of a warpgroup, and the queries that it multiplies: the height of a wgmma.
 WARPGROUP, WARPGROUP_QUERIES = 128, 64
@@ -123,12 +123,9 @@ class PrefillWgmma(PromptAttention):
         return (Param("count", "u32"), *super().params)
 
     @property
-    def out_param(self) -> Param:
-        usual = super().out_param
-        if not self.packs:
-            return usual
-        slices, _, *matrix = packed_shape(1, self.heads * self.value_dim)
-        return replace(usual, shape=(slices, "packed_groups", *matrix))
+    def out(self) -> HeadsOut:
+        shape = (self.rows, self.heads, self.value_dim)
+        return HeadsOut(*shape, self.packs, groups="packed_groups")
 
     def inputs_at(
         self,
@@ -253,50 +250,4 @@ class PrefillWgmma(PromptAttention):
 
     @classmethod
     def examples(cls) -> Mapping[str, PrefillWgmma]:
-        examples = {
-            "one tile": cls(2, KvLayout(2, 1, 40, 64, "f16"), rows=7),
-            "head_dim 128": cls(8, KvLayout(2, 2, 300, 128, "f16"), rows=41),
-            "pages window": cls(
-                7, KvLayout(2, 1, 320, 128, "f16", 16, 42), rows=20, scores=Scores(window=70)
-            ),
-            "head_dim 256": cls(2, KvLayout(1, 1, 200, 256, "f16"), rows=20),
-            "head_dim 80 softcap": cls(
-                4, KvLayout(1, 2, 150, 80, "f16"), rows=70, scores=Scores(softcap=5.0, scale=0.25)
-            ),
-            "value_dim": cls(4, KvLayout(1, 1, 130, 192, "f16", value_dim=144), rows=20),
-            "values in keys": cls(
-                4, KvLayout(1, 1, 130, 192, "f16", value_dim=144, values_in_keys=True), rows=20
-            ),
-            "values in keys q8_0": cls(
-                2, KvLayout(1, 1, 90, 128, "q8_0", value_dim=64, values_in_keys=True), rows=20
-            ),
-            "chunk and window": cls(
-                1, KvLayout(1, 1, 400, 64, "f16"), 150, Scores(chunk=164, window=150)
-            ),
-            "sinks": cls(3, KvLayout(1, 1, 200, 64, "f16"), 45, Scores(sinks=True)),
-            "ALiBi": cls(3, KvLayout(1, 1, 180, 96, "f16"), 30, Scores(max_bias=8.0)),
-            "bf16": cls(2, KvLayout(1, 1, 150, 80, "bf16"), rows=20),
-            "q8_0": cls(
-                2, KvLayout(1, 1, 256, 96, "q8_0", 32, 9), rows=66, scores=Scores(window=120)
-            ),
-            "packs": cls(8, KvLayout(1, 2, 150, 128, "f16"), rows=35, packs=True),
-            "packs head_dim 64": cls(12, KvLayout(1, 4, 40, 64, "f16"), rows=9, packs=True),
-            "packs head_dim 192": cls(4, KvLayout(1, 4, 40, 192, "f16"), rows=3, packs=True),
-            "texts": cls(3, KvLayout(1, 3, 300, 64, "f16"), 290, Scores(texts=True)),
-            "texts ALiBi": cls(
-                4, KvLayout(1, 2, 200, 80, "bf16"), 150, Scores(texts=True, max_bias=8)
-            ),
-            "ring of pages": cls(
-                2, KvLayout(2, 1, 640, 64, "f16", 16, 36, capacity=256), 50, Scores(window=130)
-            ),
-        }
-        others = {
-            "head_dim 128": "fp8",
-            "head_dim 256": "fp8 q4_0",
-            "value_dim": "fp8",
-            "pages window": "fp8 f16",
-            "head_dim 80 softcap": "bf16 fp8",
-            "ring of pages": "q4_0",
-            "packs": "f16 q4_0",
-        }
-        return with_caches(examples, others)
+        return wgmma_examples(cls)

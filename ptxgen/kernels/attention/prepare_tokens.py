@@ -10,10 +10,7 @@ import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
-from urdir.ptxgen.kernels.attention.own_token import (
-    PLAIN_TOKEN,
-    OwnToken,
-)
+from urdir.ptxgen.kernels.attention.own_token import PLAIN_TOKEN, OwnToken
 from urdir.ptxgen.kernels.attention.prepare_tokens_examples import examples_of_tokens
 from urdir.ptxgen.kernels.norm import Norm
 from urdir.ptxgen.kernels.rotation import MAX_POSITIONS, frequencies, turns_table
@@ -228,7 +225,7 @@ class PrepareTokens(KernelSpec):
         if layout.is_paged and token.appends:
             inputs["block_table"] = layout.random_table(rng)
         table = inputs.get("block_table")
-        inputs |= self._random_rows(rng, table)
+        inputs |= _different_tokens(self, rng, table)
         if not token.appends:
             return inputs
         for name, cache in layout.caches.items():
@@ -242,24 +239,6 @@ class PrepareTokens(KernelSpec):
                     stored = cache.rounded(inputs[heads][row])
                     inputs[heads][row] = token.origin_of(heads, stored, position, inputs)
         return inputs
-
-    def _random_rows(self, rng: np.random.Generator, table: Array | None) -> dict[str, Array]:
-        """Sequences and positions; one token per slot, even in shared pages."""
-        layout, found = self.layout, dict[tuple[int, int], int]()
-        for _ in range(20 * self.rows):
-            sequence = int(rng.integers(layout.sequences))
-            position = int(rng.integers(layout.max_len))
-            paged = self.token.appends and layout.is_paged
-            at = layout if paged or not layout.is_paged else None
-            slot = position if at is None else int(at.slots_of(sequence, [position], table)[0, 0])
-            if slot not in found.values() and len(found) < self.rows:
-                found[sequence, position] = slot
-        rows = [*found] + [(0, layout.max_len)] * (self.rows - len(found))
-        if self.rows > 2:
-            rows[1] = (0, layout.max_len + int(rng.integers(0, 2)) * 1000)
-        sequence_of, position_of = np.array(rows, np.uint32).T.copy()
-        positions = {"position": position_of}
-        return positions | ({"sequence": sequence_of} if self.token.appends else {})
 
     @classmethod
     def examples(cls) -> Mapping[str, PrepareTokens]:
@@ -280,3 +259,24 @@ class PrepareTokens(KernelSpec):
         values = sum(count * sizes[name] for name, count in self.counts.items())
         stored = self.layout.pair_nbytes if self.token.appends else 0
         return self.rows * (4 * values + stored)
+
+
+def _different_tokens(
+    spec: PrepareTokens, rng: np.random.Generator, table: Array | None
+) -> dict[str, Array]:
+    """Sequences and positions; one token per slot, even in shared pages."""
+    layout, found = spec.layout, dict[tuple[int, int], int]()
+    for _ in range(20 * spec.rows):
+        sequence = int(rng.integers(layout.sequences))
+        position = int(rng.integers(layout.max_len))
+        paged = spec.token.appends and layout.is_paged
+        at = layout if paged or not layout.is_paged else None
+        slot = position if at is None else int(at.slots_of(sequence, [position], table)[0, 0])
+        if slot not in found.values() and len(found) < spec.rows:
+            found[sequence, position] = slot
+    rows = [*found] + [(0, layout.max_len)] * (spec.rows - len(found))
+    if spec.rows > 2:
+        rows[1] = (0, layout.max_len + int(rng.integers(0, 2)) * 1000)
+    sequence_of, position_of = np.array(rows, np.uint32).T.copy()
+    positions = {"position": position_of}
+    return positions | ({"sequence": sequence_of} if spec.token.appends else {})

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.kernels.attention.random_inputs import texts_side_by_side
+from urdir.ptxgen.kernels.attention.reference import attend
 from urdir.ptxgen.kernels.attention.spec import AttentionSpec
 from urdir.ptxgen.spec import Array, Tolerance, ceil_div
 
@@ -63,13 +65,14 @@ class PromptAttention(AttentionSpec):
         return Tolerance(rtol=roundings * 2**-11)
 
     def reference(self, **inputs: Any) -> dict[str, Array]:
-        return {"out": self.finished(inputs)}
+        return {"out": self.out.of(attend(self, inputs), inputs)}
 
     def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
         """A chunk at a random place of a random sequence, often with trailing padding rows; or
         texts."""
         if self.scores.texts:
-            return self.inputs_of_texts(rng)
+            positions, begin = texts_side_by_side(self, rng)
+            return self.inputs_at(rng, positions, [0] * self.rows) | {"begin": begin}
         max_len = self.layout.max_len
         live = min(int(rng.integers(ceil_div(self.rows, 2), self.rows + 1)), max_len)
         start = int(rng.integers(0, max_len - live + 1))

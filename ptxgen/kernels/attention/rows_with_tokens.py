@@ -1,4 +1,4 @@
-"""Attention of rows with optional new tokens: parameters, reference, inputs."""
+"""Attention of rows with optional new tokens: their fields and parameters."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.attention.own_token import OwnToken
+from urdir.ptxgen.kernels.attention.random_inputs import cached_inputs, texts_side_by_side
 from urdir.ptxgen.kernels.attention.spec import AttentionSpec
 from urdir.ptxgen.kernels.rotation import MAX_POSITIONS, Rotation, frequencies, turns_table
 from urdir.ptxgen.spec import Access, Array, Param
@@ -93,63 +94,13 @@ class RowsWithTokens(AttentionSpec):
         if self.token is None:
             return super().input_params
         return (
-            *self._own_params,
+            *self.token.head_params(self.layout.token_params),
             *self.token.constant_params(self.heads, self.layout.kv_heads),
             # A token of a cache is written, others are preserved: INOUT, not OUT.
             *self.layout.params(Access.INOUT if self.appends else Access.IN),
             Param("sequence", "u32", ("rows",), Access.IN),
             Param("position", "u32", ("rows",), Access.IN),
         )
-
-    @property
-    def _own_params(self) -> tuple[Param, ...]:
-        """The rows' own queries and, where they are appended, keys and values."""
-        if not self.is_latent:
-            q = Param("q", "f32", ("rows", "heads", "head_dim"), Access.IN)
-            return (q, *(self.layout.token_params if self.appends else ()))
-        queries = (
-            Param("q_rotated", "f32", ("rows", "heads", "rotated_dim"), Access.IN),
-            Param("q_absorbed", "f32", ("rows", "heads", "value_dim"), Access.IN),
-        )
-        key = (
-            Param("k_rotated", "f32", ("rows", "rotated_dim"), Access.IN),
-            Param("latent", "f32", ("rows", "value_dim"), Access.IN),
-        )
-        return (*queries, *key) if self.appends else queries
-
-    def appended(self, inputs: dict[str, Array]) -> tuple[dict[str, Array], dict[str, Array]]:
-        """Inputs after the rows' new tokens are prepared and in the caches, and these caches;
-        without a token the inputs as they are, and nothing."""
-        if self.token is None:
-            return inputs, {}
-        if self.is_latent:
-            inputs = inputs | self._joined(inputs)
-        names = [name[0] for name in self.layout.caches if self.appends]
-        caches = {f"{name}_cache": inputs[f"{name}_cache"].copy() for name in names}
-        q = inputs["q"].copy()
-        for row in np.flatnonzero(inputs["position"] < self.keys):
-            sequence, position = (int(inputs[name][row]) for name in ("sequence", "position"))
-            prepared = {
-                name: self.token.prepared(name, inputs[name][None, row], [position], inputs)[0]
-                for name in ("q", *names)
-            }
-            q[row] = prepared["q"]
-            for name in names:
-                cache, layout = caches[f"{name}_cache"], self.layout.caches[f"{name}_cache"]
-                values = prepared[name][:, None]
-                layout.write(cache, sequence, [position], values, inputs.get("block_table"))
-        return inputs | {"q": q} | caches, caches
-
-    def _joined(self, inputs: dict[str, Array]) -> dict[str, Array]:
-        """q and k of their parts, in float64."""
-        assert self.token is not None
-        assert self.token.latent_norm is not None
-        q = np.concatenate([inputs["q_rotated"], inputs["q_absorbed"]], axis=2)
-        if not self.appends:
-            return {"q": q}
-        value = self.token.latent_norm(inputs["latent"], inputs["latent_norm"])
-        k = np.concatenate([inputs["k_rotated"], value], axis=1)
-        return {"q": q, "k": k[:, None]}
 
     def inputs_at(
         self,
@@ -158,56 +109,17 @@ class RowsWithTokens(AttentionSpec):
         sequences: list[int],
         block_table: Array | None = None,
     ) -> dict[str, Any]:
-        """See AttentionSpec. With a token that is appended, the caches hold what is older than the
-        rows, and a table made here shares no page.
-
-        Keys and values are chosen so that the cache holds them exactly once they are prepared: the
-        error of a sine then does not decide how they are rounded.
-        """
+        """See AttentionSpec, and `_token_inputs`."""
         if self.token is None:
             return super().inputs_at(rng, positions, sequences, block_table)
-        layout = self.layout
-        if layout.is_paged and block_table is None:
-            pages = rng.permutation(layout.pages)[: layout.sequences * layout.blocks]
-            block_table = pages.astype(np.uint32).reshape(layout.sequences, layout.blocks)
-        inputs = super().inputs_at(rng, positions, sequences, block_table)
-        if self.rope:
-            inputs["frequencies"] = turns_table(frequencies(self.rope.rotary_dim, 10000.0)[0])
-        for name in self.token.weights:
-            shape = self.shape_of(self.param(name))
-            inputs[name] = rng.uniform(0.5, 1.5, shape).astype(np.float32)
-        if not self.appends:
-            return self._in_parts(inputs) if self.is_latent else inputs
-        lengths = [0] * layout.sequences
-        for sequence, position in zip(sequences, positions, strict=True):
-            if position < layout.max_len:
-                lengths[sequence] = position
-        for name, cache in layout.caches.items():
-            inputs[name] = cache.random_cache(rng, lengths, block_table, UNREAD_BYTE)
-        for param, cache in zip(layout.token_params, layout.caches.values(), strict=True):
-            own = rng.standard_normal((self.rows, cache.kv_heads, cache.head_dim))
-            for row, position in enumerate(positions):
-                stored = cache.rounded(own[row])
-                own[row] = np.nan
-                if position < layout.max_len:
-                    own[row] = self.token.origin_of(param.name, stored, position, inputs)
-            inputs[param.name] = own.astype(np.float32)
-        return self._in_parts(inputs) if self.is_latent else inputs
-
-    def _in_parts(self, inputs: dict[str, Any]) -> dict[str, Any]:
-        """The same with the parts of q and k."""
-        at, q = self.rotated_dim, inputs.pop("q")
-        parts = {"q_rotated": q[..., :at], "q_absorbed": q[..., at:]}
-        if self.appends:
-            k = inputs.pop("k")
-            parts |= {"k_rotated": k[:, 0, :at], "latent": k[:, 0, at:]}
-        return inputs | {name: np.ascontiguousarray(part) for name, part in parts.items()}
+        return _token_inputs(self, rng, positions, sequences, block_table)
 
     def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
         """Rows at random places of the sequences, of several one idle; one head is steep. Or
         texts."""
         if self.scores.texts:
-            return self.inputs_of_texts(rng)
+            positions, begin = texts_side_by_side(self, rng)
+            return self.inputs_at(rng, positions, [0] * self.rows) | {"begin": begin}
         max_len = self.layout.max_len
         positions = [int(p) for p in rng.integers(0, max_len, self.rows)]
         positions[0] = min(max_len - 1, positions[0] + max_len // 2)
@@ -218,3 +130,64 @@ class RowsWithTokens(AttentionSpec):
         for name in ("q_rotated", "q_absorbed") if self.is_latent else ("q",):
             inputs[name][:, -1] *= STEEP
         return inputs
+
+
+def _token_inputs(
+    spec: RowsWithTokens,
+    rng: np.random.Generator,
+    positions: list[int],
+    sequences: list[int],
+    block_table: Array | None,
+) -> dict[str, Any]:
+    """`cached_inputs` of rows with a token. With one that is appended, the caches hold what is
+    older than the rows, and a table made here shares no page.
+
+    Keys and values are chosen so that the cache holds them exactly once they are prepared: the
+    error of a sine then does not decide how they are rounded.
+    """
+    layout, token = spec.layout, spec.token
+    assert token is not None
+    if layout.is_paged and block_table is None:
+        pages = rng.permutation(layout.pages)[: layout.sequences * layout.blocks]
+        block_table = pages.astype(np.uint32).reshape(layout.sequences, layout.blocks)
+    inputs = cached_inputs(spec, rng, positions, sequences, block_table)
+    if spec.rope:
+        inputs["frequencies"] = turns_table(frequencies(spec.rope.rotary_dim, 10000.0)[0])
+    for name in token.weights:
+        shape = spec.shape_of(spec.param(name))
+        inputs[name] = rng.uniform(0.5, 1.5, shape).astype(np.float32)
+    if spec.appends:
+        inputs = _with_new_tokens(spec, token, rng, inputs)
+    return _in_parts(spec, inputs) if spec.is_latent else inputs
+
+
+def _with_new_tokens(
+    spec: RowsWithTokens, token: OwnToken, rng: np.random.Generator, inputs: dict[str, Any]
+) -> dict[str, Any]:
+    """The inputs with the rows' keys and values, and caches of what is older."""
+    layout, lengths = spec.layout, [0] * spec.layout.sequences
+    positions, sequences = inputs["position"].tolist(), inputs["sequence"].tolist()
+    for sequence, position in zip(sequences, positions, strict=True):
+        if position < layout.max_len:
+            lengths[sequence] = position
+    for name, cache in layout.caches.items():
+        inputs[name] = cache.random_cache(rng, lengths, inputs.get("block_table"), UNREAD_BYTE)
+    for param, cache in zip(layout.token_params, layout.caches.values(), strict=True):
+        own = rng.standard_normal((spec.rows, cache.kv_heads, cache.head_dim))
+        for row, position in enumerate(positions):
+            stored = cache.rounded(own[row])
+            own[row] = np.nan
+            if position < layout.max_len:
+                own[row] = token.origin_of(param.name, stored, position, inputs)
+        inputs[param.name] = own.astype(np.float32)
+    return inputs
+
+
+def _in_parts(spec: RowsWithTokens, inputs: dict[str, Any]) -> dict[str, Any]:
+    """The same with the parts of q and k."""
+    at, q = spec.rotated_dim, inputs.pop("q")
+    parts = {"q_rotated": q[..., :at], "q_absorbed": q[..., at:]}
+    if spec.appends:
+        k = inputs.pop("k")
+        parts |= {"k_rotated": k[:, 0, :at], "latent": k[:, 0, at:]}
+    return inputs | {name: np.ascontiguousarray(part) for name, part in parts.items()}

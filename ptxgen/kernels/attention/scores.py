@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
 from urdir.ptxgen.errors import PtxgenError
-from urdir.ptxgen.spec import Array
+from urdir.ptxgen.spec import Access, Array, Param
+
+#: From a score to the exponent of 2.
+LOG2E = math.log2(math.e)
 
 Float64s = npt.NDArray[np.float64]
 
@@ -48,6 +52,8 @@ class Scores:
     causal: bool = True
     texts: bool = False
     relative: int = 0
+
+    log2e: ClassVar[float] = LOG2E
 
     def __post_init__(self) -> None:
         if self.window < 0 or not self.softcap >= 0:
@@ -93,6 +99,29 @@ class Scores:
     def scale_of(self, head_dim: int) -> float:
         """The factor of q . k for heads of ``head_dim`` values."""
         return 1.0 / math.sqrt(head_dim) if self.scale is None else self.scale
+
+    def query_scale(self, head_dim: int) -> float:
+        """The factor of queries, after which q . k is an exponent of 2 in the softmax. With a
+        soft-cap, scores s become 2 s / cap in units of it, the argument of its tanh."""
+        return self.scale_of(head_dim) * LOG2E * (2.0 / self.softcap if self.softcap else 1.0)
+
+    @property
+    def cap_exponent(self) -> float:
+        """The soft-cap, in units of the exponent of 2."""
+        return self.softcap * LOG2E
+
+    @property
+    def params(self) -> tuple[Param, ...]:
+        """What kernels take: the logits of sinks, the first keys of rows of texts, the bias by
+        distance."""
+        found = []
+        if self.sinks:
+            found.append(Param("sinks", "f32", ("heads",), Access.IN))
+        if self.texts:
+            found.append(Param("begin", "u32", ("rows",), Access.IN))
+        if self.relative:
+            found.append(Param("relative", "f32", ("heads", 2 * self.relative + 1), Access.IN))
+        return tuple(found)
 
     def slope_exponents(self, heads: int) -> tuple[int, float, float]:
         """ALiBi's slopes as powers of 2: (n, a, b) with slope[h] = 2^(a * (h + 1)) for h < n, the

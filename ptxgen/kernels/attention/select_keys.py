@@ -180,9 +180,6 @@ class SelectKeys(KernelSpec):
             "odd cluster": cls(latent(1, 1, 9000, 576, "f16"), 2, 8191, 1000, cluster=4),
         }
 
-    def flops(self) -> int:
-        return 0
-
     def bytes_moved(self) -> int:
         """Scores, read once, and slots."""
         return 4 * self.rows * (self.keys + self.width)

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
-from urdir.ptxgen.kernels.attention.scores import Scores
-from urdir.ptxgen.kernels.attention.spec import LOG2E
+from urdir.ptxgen.kernels.attention.scores import LOG2E, Scores
 from urdir.ptxgen.kernels.rotation import Rotation, frequencies, turns_table
 from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, Tolerance, ceil_div
 from urdir.ptxgen.weights.layout import TILE_COLS

@@ -74,6 +74,3 @@ class SpreadSlots(KernelSpec):
     @classmethod
     def examples(cls) -> Mapping[str, SpreadSlots]:
         return {"few": cls(3, 7, 2, 16), "many": cls(2, 300, 4, 64)}
-
-    def flops(self) -> int:
-        return 0

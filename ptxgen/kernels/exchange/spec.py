@@ -166,6 +166,3 @@ class Exchange(OneOfRanks, KernelSpec):
     def bytes_moved(self) -> int:
         """Bytes of values and words of the used places."""
         return 4 * self.n + (2 - self.given) * 8 * self.n * (self.ranks - 1)
-
-    def flops(self) -> int:
-        return 0

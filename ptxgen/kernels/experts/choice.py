@@ -4,7 +4,7 @@ warps."""
 from __future__ import annotations
 
 from urdir.ptxgen.kernels.experts.gemm_small import expected_experts
-from urdir.ptxgen.kernels.experts.quartets import LEAST_WARPS, MAX_WARPS
+from urdir.ptxgen.kernels.experts.quartet_memory import LEAST_WARPS, MAX_WARPS
 from urdir.ptxgen.target import Target
 from urdir.ptxgen.weights.formats import Format
 

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
-from urdir.ptxgen.kernels.activation import Activation
+from urdir.ptxgen.kernels.experts.examples import gemm_examples
+from urdir.ptxgen.kernels.experts.reference import ended, matrices_of
 from urdir.ptxgen.kernels.experts.spec import ExpertsProduct
 from urdir.ptxgen.kernels.linear.epilogue.activation import Activated, Gated
 from urdir.ptxgen.kernels.linear.epilogue.bias import Bias
@@ -19,7 +20,7 @@ from urdir.ptxgen.kernels.linear.products.gemm_tile import CtaTile, widest
 from urdir.ptxgen.kernels.pairs import grouped, most_tiles, random_choice
 from urdir.ptxgen.spec import Access, Array, LaunchShape, Param, Tolerance, ceil_div
 from urdir.ptxgen.weights.format import Format
-from urdir.ptxgen.weights.formats import FORMATS
+from urdir.ptxgen.weights.layout import random_weights
 
 #: What may follow the products of the first matrices of experts, and those of the last ones.
 UP, DOWN = (Weighted, Bias, Gated, Activated), (Bias, Weighted)
@@ -164,7 +165,7 @@ class ExpertsGemm(ExpertsProduct):
     def reference(self, **inputs: Any) -> dict[str, Array]:
         x, pairs = inputs["x"].astype(np.float64), inputs["pair"].astype(np.int64)
         source = np.arange(self.pairs) if self.down else pairs // self.used
-        matrices, experts = self.matrices_of(inputs), np.zeros(self.pairs, np.int64)
+        matrices, experts = matrices_of(self, inputs), np.zeros(self.pairs, np.int64)
         products = np.zeros((self.pair, self.pairs, self.rows))
         for expert, first, count, _ in inputs["tile_of"].tolist():
             places = slice(first, first + count)
@@ -172,18 +173,18 @@ class ExpertsGemm(ExpertsProduct):
             for number, matrix in enumerate(matrices):
                 products[number, places] = x[source[places]] @ matrix[expert].T
         made = products if self.gated else products[0]
-        made = self.ended(made, experts, pairs, inputs, self.epilogue)
+        made = ended(self, made, experts, pairs, inputs, self.epilogue)
         y = np.empty((self.pairs, self.rows), np.float32)
         y[pairs if self.down else slice(None)] = made
         return {"y": y}
 
     def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
         # Small weights keep sums where the activation is curved.
-        scale = {} if self.f is None else {"scale": 0.5 / self.cols**0.5}
+        scale = 1.0 if self.f is None else 0.5 / self.cols**0.5
         choice = random_choice(rng, self.batch, self.experts, self.used)
         inputs: dict[str, Any] = grouped(choice, self.experts, self.height)
         for name in self.matrices:
-            inputs[name] = self._random_matrices(rng, **scale)
+            inputs[name] = random_weights(self.layout, rng, scale)
         for p in self.params:
             if p.access is Access.IN and p.name not in inputs:
                 inputs[p.name] = rng.standard_normal(self.shape_of(p)).astype(np.float32)
@@ -191,26 +192,7 @@ class ExpertsGemm(ExpertsProduct):
 
     @classmethod
     def examples(cls) -> Mapping[str, ExpertsGemm]:
-        q8, q4_k, q6_k = (FORMATS[name] for name in ("Q8_0", "Q4_K", "Q6_K"))
-        f16, f32 = FORMATS["F16"], FORMATS["F32"]
-        bias, weighted, f = Bias(), Weighted(), Activation
-        limited = Gated(f("swiglu_oai", limit=1.5))
-        return {
-            "smallest": cls(q8, 2, 1, 16, 32, 1, 16),
-            "up": cls.of(q4_k, 5, 2, 48, 256, 23, 16, bias),
-            "down": cls.of(q6_k, 5, 2, 80, 256, 23, 16, bias, weighted, down=True),
-            "weighted up": cls.of(q8, 3, 1, 32, 96, 40, 32, weighted, bias),
-            "F16": cls(f16, 4, 3, 32, 70, 30, 32),
-            "F32 down": cls(f32, 3, 2, 16, 37, 20, 16, down=True),
-            "tiles of 64": cls(q8, 3, 2, 144, 64, 70, 64),
-            "tiles of 128": cls.of(q4_k, 2, 2, 144, 256, 131, 128, weighted, down=True),
-            "gated": cls.of(q4_k, 5, 2, 48, 512, 23, 16, bias, Gated()),
-            "gated, clamped": cls.of(q8, 4, 2, 80, 288, 70, 64, weighted, bias, limited),
-            "gated 32": cls.of(f16, 3, 1, 48, 70, 40, 32, Gated(f("gelu"))),
-            "gated 128": cls.of(q4_k, 2, 2, 144, 256, 131, 128, Gated()),
-            "relu2": cls.of(q6_k, 3, 2, 48, 256, 21, 16, Activated(f("relu2"))),
-            "narrow": cls(q8, 9, 2, 48, 288, 12, 16, tile=TILES[-1]),
-        }
+        return gemm_examples(cls)
 
     def bytes_moved(self) -> int:
         """Without the row powers, which are not read."""

@@ -4,29 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
-from urdir.ptxgen.kernels.activation import Activation
+from urdir.ptxgen.kernels.experts.examples import gemm_small_examples
 from urdir.ptxgen.kernels.experts.gemm import DOWN, UP
-from urdir.ptxgen.kernels.experts.quartets import MIN_SLOTS, QuartetProduct
-from urdir.ptxgen.kernels.experts.selection import MAX_EXPERTS, MAX_USED, Selection
-from urdir.ptxgen.kernels.linear.epilogue.activation import Activated, Gated
+from urdir.ptxgen.kernels.experts.quartet_memory import MAX_WARPS, QuartetMemory
+from urdir.ptxgen.kernels.experts.reference import ended, matrices_of, with_choice
+from urdir.ptxgen.kernels.experts.selection import MAX_EXPERTS, MAX_USED
+from urdir.ptxgen.kernels.experts.spec import ExpertsProduct
+from urdir.ptxgen.kernels.linear.cut import MAX_SLOTS, MIN_SLOTS
 from urdir.ptxgen.kernels.linear.epilogue.bias import Bias
 from urdir.ptxgen.kernels.linear.epilogue.weighted import Weighted
 from urdir.ptxgen.kernels.linear.prologue.norm import Normed
-from urdir.ptxgen.kernels.linear.spec import MAX_BATCH
-from urdir.ptxgen.kernels.norm import Norm
-from urdir.ptxgen.spec import Access, Array, LaunchShape, Param, Tolerance
-from urdir.ptxgen.weights.formats import FORMATS
-from urdir.ptxgen.weights.grids import with_entries
-from urdir.ptxgen.weights.layout import TILE_COLS
+from urdir.ptxgen.kernels.linear.spec import MAX_BATCH, SHARED_NBYTES, SMS
+from urdir.ptxgen.kernels.pairs import most_tiles
+from urdir.ptxgen.spec import Access, Array, LaunchShape, Param, Tolerance, ceil_div
+from urdir.ptxgen.weights.formats import Format
+from urdir.ptxgen.weights.grids import ENTRIES
+from urdir.ptxgen.weights.layout import TILE_COLS, TILE_UNITS
+from urdir.ptxgen.weights.tiles import Tile
+
+#: Pairs that are multiplied together: each has two of the eight columns of an ``mma``.
+QUARTET = 4
 
 
 @dataclass(frozen=True)
-class ExpertsGemmSmall(QuartetProduct):
+class ExpertsGemmSmall(ExpertsProduct):
     """y = W x for pairs of a row and a slot, then the ``epilogue``, W (rows, cols) of the pair's
     expert.
 
@@ -39,12 +46,23 @@ class ExpertsGemmSmall(QuartetProduct):
     may be cut in ``splits``, each with a product of its own: y (batch, used * splits, rows), of
     which the first has the bias. ``early``: as in `ExpertsDown`.
 
+    ``warps`` of a CTA and ``stages`` of a ring are the most, in ``shared`` bytes; there are
+    ``sms``.
+
     Activations are rounded as in `GemmSmall`, and tiles multiplied in the same way. A pair's result
     has the same bits whatever other pairs there are.
 
     Raises PtxgenError for unquantised types, for norms that subtract the mean or add a bias, and
     where shared memory is too small.
     """
+
+    down: bool = False
+    early: bool = False
+    splits: int = 1
+    warps: int = MAX_WARPS
+    stages: int = MAX_SLOTS
+    shared: int = SHARED_NBYTES
+    sms: int = SMS
 
     prologues = (Normed,)
     epilogues = UP
@@ -71,13 +89,104 @@ class ExpertsGemmSmall(QuartetProduct):
             )
         if self.splits > 1 and not (self.down and self.slots <= MAX_USED):
             raise PtxgenError(f"{self.name}: splits are for what goes down, {MAX_USED} slots of y")
-        if not 1 <= self.cta_warps <= 32 or self.ring_slots < MIN_SLOTS:
+        if not 1 <= self.cta_warps <= 32 or self.memory.ring_slots < MIN_SLOTS:
             raise PtxgenError(
                 f"{self.name}: {self.cta_warps} warps with {MIN_SLOTS} tiles each and the "
                 f"activations of {2 * self.split_blocks} blocks are more than {self.shared} bytes"
             )
         if self.most_units * self.ctas >= 2**32 or self.pairs * self.splits * self.rows >= 2**32:
             raise PtxgenError(f"{self.name}: {self.pairs} pairs of {self.rows} rows are too many")
+
+    @cached_property
+    def tile(self) -> Tile:
+        """A tile of the matrices in shared memory."""
+        return Tile(self.layout)
+
+    @property
+    def split_blocks(self) -> int:
+        """Blocks of columns of a split."""
+        return self.layout.row_tiles // self.splits
+
+    @property
+    def slots(self) -> int:
+        """Products of a row in y."""
+        return self.used * self.splits
+
+    @property
+    def quartets(self) -> int:
+        """Quartets of any choice, at most."""
+        return most_tiles(self.batch, self.experts, self.used, QUARTET)
+
+    @property
+    def most_units(self) -> int:
+        """Bands of quartets and splits, at most."""
+        return self.quartets * self.splits * self.bands
+
+    @property
+    def ctas(self) -> int:
+        """A CTA for each SM, or more, so that each takes at most as many bands as a quartet has:
+        its bands are then of at most two quartets."""
+        return self.sms * ceil_div(self.quartets * self.splits, self.sms)
+
+    # ---- read by the macros of `GemmSmall`: see there ----
+
+    lane_vectors, lane_units = 1, TILE_UNITS // 2
+
+    @property
+    def has_partial_block(self) -> bool:
+        """Whether the last block of a row has units beyond it."""
+        return self.row_units % TILE_UNITS != 0
+
+    @property
+    def most_groups(self) -> int:
+        """Groups of a unit."""
+        return self.format.unit_groups
+
+    @property
+    def shared_grids(self) -> tuple[Format, ...]:
+        """The type, if it has a codebook, whose entries are in shared memory."""
+        return (self.format,) if self.format.grid else ()
+
+    biased_grids, grid_entries = False, ENTRIES
+
+    @property
+    def grids_at(self) -> int:
+        """Where these entries begin in shared memory."""
+        return self.memory.grids_at
+
+    # ---- shared memory ----
+
+    @property
+    def block_nbytes(self) -> int:
+        """Bytes of a block of a quartet's activations: in the registers of a warp's lanes two bytes
+        each, their sums where the type needs them, and scales."""
+        sums = 2 * self.most_groups if self.format.needs_sums else 0
+        return 4 * 32 * (16 + sums + 1)
+
+    @property
+    def table_nbytes(self) -> int:
+        """Bytes of a table of experts, eight each, which the activations replace."""
+        return 512 * ceil_div(8 * self.experts, 512)
+
+    @cached_property
+    def memory(self) -> QuartetMemory:
+        """The CTA's shared memory."""
+        chooses = self.selection is not None and self.weighted
+        alignment = self.tile.alignment
+        return QuartetMemory(
+            *(self.shared, self.warps, self.stages, self.pair),
+            slot_nbytes=ceil_div(self.layout.tile_nbytes, alignment) * alignment,
+            activation_nbytes=max(2 * self.split_blocks * self.block_nbytes, self.table_nbytes),
+            square_nbytes=2 * self.split_blocks * 4 * MAX_BATCH if self.normed else 0,
+            quartets=self.quartets,
+            weight_nbytes=4 * self.pairs if chooses else 0,
+            grids=self.shared_grids,
+        )
+
+    @property
+    def cta_warps(self) -> int:
+        """Warps of a CTA."""
+        return self.memory.cta_warps
 
     @property
     def params(self) -> tuple[Param, ...]:
@@ -96,7 +205,7 @@ class ExpertsGemmSmall(QuartetProduct):
         return LaunchShape(
             grid=(self.ctas, 1, 1),
             block=(32 * self.cta_warps, 1, 1),
-            shared_bytes=with_entries(self.list_at + self.list_nbytes, self.shared_grids),
+            shared_bytes=self.memory.nbytes,
             resident=1,
             prefers_shared=True,
         )
@@ -107,64 +216,25 @@ class ExpertsGemmSmall(QuartetProduct):
         return Tolerance(rtol=3e-4, atol=1e-3)
 
     def reference(self, **inputs: Any) -> dict[str, Array]:
-        inputs = self.chosen(inputs)
-        chosen, x = inputs["expert"].reshape(-1), self.multiplied(inputs, {})
+        inputs = with_choice(self, inputs)
+        experts, x = inputs["expert"].reshape(-1), self.multiplied(inputs, {})
         pairs = np.arange(self.pairs)
         x = x.reshape(-1, self.cols)[pairs if self.down else pairs // self.used]
-        matrices = self.matrices_of(inputs)
+        matrices = matrices_of(self, inputs)
         y = np.empty((self.pairs, self.splits, self.rows), np.float32)
         for split in range(self.splits):
             first = split * self.split_blocks * TILE_COLS
             columns = slice(first, first + self.split_blocks * TILE_COLS)
-            products = [np.einsum("prc,pc->pr", m[chosen][..., columns], x[:, columns])
+            products = [np.einsum("prc,pc->pr", m[experts][..., columns], x[:, columns])
                         for m in matrices]  # fmt: skip
             made = np.stack(products) if self.gated else products[0]
             steps = [s for s in self.epilogue if split == 0 or not isinstance(s, Bias)]
-            y[:, split] = self.ended(made, chosen, pairs, inputs, steps)
+            y[:, split] = ended(self, made, experts, pairs, inputs, steps)
         return {"y": y.reshape(self.batch, self.slots, self.rows)}
 
     @classmethod
     def examples(cls) -> Mapping[str, ExpertsGemmSmall]:
-        q8, q4_k, q6_k = (FORMATS[name] for name in ("Q8_0", "Q4_K", "Q6_K"))
-        mxfp4, q5_0, q5_1 = (FORMATS[name] for name in ("MXFP4", "Q5_0", "Q5_1"))
-        oai, rms = Gated(Activation("swiglu_oai", limit=7.0)), Normed(Norm("rms", 1e-5))
-        plain, bias, weighted = Normed(Norm("rms", 1e-6, False)), Bias(), Weighted()
-        gelu, relu2 = Activation("gelu", limit=2.5, clamp="activated"), Activation("relu2")
-        parts = {"down": True, "early": True, "splits": 2, "sms": 4, "stages": 2}
-        return {
-            "smallest": cls(q8, 2, 1, 16, 32, 2, sms=2),
-            "one row": cls.of(q4_k, 5, 3, 48, 512, 1, rms, Gated(), sms=3, stages=4),
-            "one expert": cls.of(q4_k, 1, 1, 48, 768, 8, plain, sms=5),
-            "gpt-oss": cls.of(mxfp4, 9, 2, 32, 288, 5, rms, bias, oai, sms=7),
-            "weighted up": cls.of(
-                q5_0, 3, 1, 32, 512, 7, weighted, bias, Gated(gelu), sms=2, warps=2
-            ),
-            "relu2": cls.of(q5_1, 40, 4, 16, 96, 8, Activated(relu2), sms=4, stages=3),
-            "down": cls.of(q8, 6, 4, 48, 544, 6, bias, weighted, down=True, sms=3),
-            "down early": cls(q4_k, 4, 2, 80, 1024, 3, down=True, early=True, sms=4, warps=3),
-            "parts": cls.of(q6_k, 3, 2, 48, 1024, 8, bias, weighted, **parts),
-            "integers": cls.of(FORMATS["W4G128"], 5, 2, 48, 384, 3, rms, Gated(), sms=3),
-            "codebook": cls.of(FORMATS["IQ3_S"], 4, 2, 48, 512, 3, rms, Gated(), sms=3),
-            "chooses": cls.of(
-                *(q4_k, 33, 4, 32, 512, 7, rms, Gated()),
-                **{"sms": 3, "selection": Selection(33, 4, "softmax_selected")},
-            ),
-            "chooses, weighted": cls.of(
-                *(q8, 70, 8, 32, 288, 8, bias, weighted),
-                **{"down": True, "early": True, "sms": 4, "warps": 3},
-                selection=Selection(70, 8, normalised=True, scale=2.5),
-            ),
-            "chooses, selected": cls.of(
-                *(q6_k, 128, 4, 16, 512, 5, weighted),
-                **{"down": True, "early": True, "splits": 2, "sms": 5},
-                selection=Selection(128, 4, "softmax_selected"),
-            ),
-            "chooses, one row": cls.of(
-                *(q4_k, 5, 3, 48, 512, 1, weighted),
-                **{"down": True, "sms": 3, "selection": Selection(5, 3)},
-            ),
-            "a part a block": cls.of(mxfp4, 5, 2, 16, 736, 4, bias, down=True, splits=3, sms=9),
-        }
+        return gemm_small_examples(cls)
 
     def bytes_moved(self) -> int:
         """Those of as many experts as rows that choose at random have, each read once, and of the

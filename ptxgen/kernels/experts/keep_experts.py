@@ -90,6 +90,3 @@ class KeepExperts(KernelSpec):
             "rows": cls(4, 256, 6, 50, 3, 16),
             "splits": cls(3, 70, 4, 9, 2, 16, splits=3),
         }
-
-    def flops(self) -> int:
-        return 0

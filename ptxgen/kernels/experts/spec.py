@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -14,12 +13,12 @@ from urdir.ptxgen.kernels.experts.parts import TAKEN, LogitParts
 from urdir.ptxgen.kernels.experts.selection import Selection
 from urdir.ptxgen.kernels.linear.product import MainLoop
 from urdir.ptxgen.kernels.linear.spec import Part
-from urdir.ptxgen.kernels.linear.steps import Epilogue, Prologue, Reference, Step
+from urdir.ptxgen.kernels.linear.steps import Epilogue, Prologue, Step
 from urdir.ptxgen.kernels.linear.steps import Part as AnyPart
 from urdir.ptxgen.kernels.pairs import random_choice
-from urdir.ptxgen.spec import Access, Array, Param
-from urdir.ptxgen.weights.formats import Format, random_blocks
-from urdir.ptxgen.weights.layout import TILE_ROWS, Layout
+from urdir.ptxgen.spec import Access, Param
+from urdir.ptxgen.weights.formats import Format
+from urdir.ptxgen.weights.layout import TILE_ROWS, Layout, random_weights
 
 
 @dataclass(frozen=True)
@@ -108,39 +107,11 @@ class ExpertsProduct(MainLoop):
             return self.logit_parts.params(self.experts)
         return (Param("logits", "f32", ("batch", "experts"), Access.IN),)
 
-    def chosen(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        """The inputs with ``expert``, and ``weight`` where the experts are chosen here."""
-        if self.selection is None:
-            return {**inputs}
-        parts = self.logit_parts
-        expert, weight = self.selection(inputs["logits"] if parts is None else parts.logits(inputs))
-        return {**inputs, "expert": expert, "weight": weight}
-
     def params_of(self, *kinds: type[Step]) -> tuple[Param, ...]:
         """The parameters of the steps of these kinds, in their order."""
         steps = [step for kind in kinds if (step := self.find(kind)) is not None]
         (part,) = self.parts
         return tuple(p for s in steps for p in (*s.params(self), *s.part_params(self, part)))
-
-    def ended(
-        self,
-        y: Array,
-        experts: Array,
-        pairs: Array,
-        inputs: dict[str, Any],
-        epilogue: Sequence[Epilogue],
-    ) -> Array:
-        """What the epilogue makes of products (pairs, rows), of a gated pair (2, pairs, rows), with
-        the matrices of ``experts`` (pairs,)."""
-        of = Reference(self, self.parts[0], inputs, {}, experts, pairs)
-        for step in epilogue:
-            y = step.apply(y, of)
-        return y
-
-    def matrices_of(self, inputs: dict[str, Any]) -> list[Array]:
-        """The weights (experts, rows, cols) f64 of each repacked matrix."""
-        shape = (self.experts, self.rows, self.cols)
-        return [self.layout.unpack(inputs[m]).reshape(shape).astype(float) for m in self.matrices]
 
     def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
         """Small weights, so that activations are curved at the sums; most rows choose some experts,
@@ -154,17 +125,12 @@ class ExpertsProduct(MainLoop):
             if p.access is Access.OUT or p.name in inputs:
                 continue
             if p.dtype == "u8":
-                inputs[p.name] = self._random_matrices(rng, scale=0.5 / self.cols**0.5)
+                inputs[p.name] = random_weights(self.layout, rng, 0.5 / self.cols**0.5)
             elif p.name == "expert":
                 inputs[p.name] = random_choice(rng, self.batch, self.experts, self.used)
             else:
                 inputs[p.name] = rng.standard_normal(self.shape_of(p)).astype(np.float32)
         return inputs
-
-    def _random_matrices(self, rng: np.random.Generator, **scale: float) -> Array:
-        """A repacked matrix of every expert."""
-        count = self.layout.rows * self.cols // self.format.block
-        return self.layout.pack(random_blocks(self.format, count, rng, **scale))
 
     def flops(self) -> int:
         return 2 * self.pairs * self.rows * self.cols * self.pair

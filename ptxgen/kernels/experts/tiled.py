@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any, Self
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.experts.selection import MAX_USED
@@ -38,25 +39,27 @@ EVEN_WARPS = 12
 
 
 @dataclass(frozen=True)
-class ExpertsShape(ExpertsProduct):
-    """An `ExpertsProduct` whose ``activations`` are those of `Gemv`."""
+class ExpertsSpec(ExpertsProduct):
+    """A kernel whose rows read, or choose, their experts on the device; ``activations`` are those
+    of `Gemv`.
+
+    The CTAs of a launch are cut, as ``options`` say, for their SMs all together. Raises PtxgenError
+    for a cut that is impossible.
+    """
 
     batch: int = 1
     activations: Activations = "f32"
-
-
-@dataclass(frozen=True)
-class ExpertsSpec(CutOptions, ExpertsShape):
-    """A kernel whose rows read, or choose, their experts on the device.
-
-    The CTAs of a launch are cut for ``sms`` SMs all together. Raises PtxgenError for a cut that is
-    impossible.
-    """
+    options: CutOptions = field(default_factory=CutOptions)
 
     # Read by the macros of linear kernels.
     tiles_left = 1
     alone = True
     loads_late = False
+
+    @classmethod
+    def of(cls, *fields: Any, **named: Any) -> Self:
+        """See `MainLoop.of`; options of the cut are keywords, too."""
+        return super().of(*fields, **CutOptions().within(named))
 
     def __post_init__(self) -> None:
         if not 1 <= self.used <= min(self.experts, MAX_USED) or self.batch < 1:
@@ -67,7 +70,7 @@ class ExpertsSpec(CutOptions, ExpertsShape):
         self.check_selection()
         if self.activations == "i16" and self.format.arithmetic != "integers":
             raise PtxgenError(f"{self.name}: 16-bit activations are for quantised weights only")
-        if self.cluster != 1 or self.fill:
+        if self.options.cluster != 1 or self.options.fill:
             raise PtxgenError(f"{self.name}: cluster and fill are not for experts")
         _ = self.layout  # refuses odd shapes
         self.check_steps()
@@ -80,7 +83,7 @@ class ExpertsSpec(CutOptions, ExpertsShape):
         if cut.ring.slots < MIN_SLOTS:
             raise PtxgenError(
                 f"{self.name}: two tiles of {cut.warps} warps and the activations of "
-                f"{self.cut.columns.blocks} blocks are more than {self.shared} bytes"
+                f"{self.cut.columns.blocks} blocks are more than {self.options.shared} bytes"
             )
 
     @property
@@ -157,17 +160,17 @@ class ExpertsSpec(CutOptions, ExpertsShape):
     def fits(self) -> bool:
         """Whether enough warps have room, and registers for the activations: as `has_room` says of
         `Gemv`."""
-        warps = self.footprint.most_warps(self.shared)
-        most = min(MAX_REGISTERS, 2048 // (warps * max(1, self.resident)))
+        warps = self.footprint.most_warps(self.options.shared)
+        most = min(MAX_REGISTERS, 2048 // (warps * max(1, self.options.resident)))
         return warps >= LEAST_WARPS and 8 * ceil_div(self.blocks, warps) + 24 <= most
 
     @cached_property
     def cut(self) -> Cut:
         """How the CTAs of one product are cut."""
         product = Layout(self.format, self.rows, self.blocks * TILE_COLS)
-        ctas = max(1, self.sms // self.grid_rows)
-        tiles = (self.tiles_each or ceil_div(self.bands, ctas),)
-        cut = cut_launch(self, (product,), self.footprint, tiles, self.pair, even=True)
+        ctas = max(1, self.options.sms // self.grid_rows)
+        tiles = (self.options.tiles_each or ceil_div(self.bands, ctas),)
+        cut = cut_launch(self.options, (product,), self.footprint, tiles, self.pair, even=True)
         parts = tuple(dataclasses.replace(p, tile=Tile(self.layout)) for p in cut.rows.parts)
         return dataclasses.replace(cut, rows=dataclasses.replace(cut.rows, parts=parts))
 
@@ -183,9 +186,9 @@ class ExpertsSpec(CutOptions, ExpertsShape):
             block=(32 * self.cut.warps, 1, 1),
             shared_bytes=max(
                 with_entries(self.cut.memory.nbytes, self.shared_grids, self.grid_entries),
-                self.least_shared,
+                self.options.least_shared,
             ),
-            resident=self.resident,
+            resident=self.options.resident,
             prefers_shared=True,
         )
 

@@ -9,17 +9,14 @@ from typing import Any
 import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
-from urdir.ptxgen.kernels.activation import Activation
-from urdir.ptxgen.kernels.experts.parts import LogitParts
-from urdir.ptxgen.kernels.experts.selection import Selection
+from urdir.ptxgen.kernels.experts.examples import up_examples
+from urdir.ptxgen.kernels.experts.reference import ended, matrices_of, with_choice
 from urdir.ptxgen.kernels.experts.tiled import ExpertsSpec
 from urdir.ptxgen.kernels.linear.epilogue.activation import Activated, Gated
 from urdir.ptxgen.kernels.linear.epilogue.bias import Bias
 from urdir.ptxgen.kernels.linear.epilogue.weighted import Weighted
 from urdir.ptxgen.kernels.linear.prologue.norm import Normed
-from urdir.ptxgen.kernels.norm import Norm
 from urdir.ptxgen.spec import Access, Array, Param
-from urdir.ptxgen.weights.formats import FORMATS
 
 
 @dataclass(frozen=True)
@@ -71,65 +68,15 @@ class ExpertsUp(ExpertsSpec):
 
     def reference(self, **inputs: Any) -> dict[str, Array]:
         x = self.multiplied(inputs, {})
-        chosen = np.arange(self.batch)[:, None] % self.experts
+        experts = np.arange(self.batch)[:, None] % self.experts
         if not self.in_turn:
-            chosen = self.chosen(inputs)["expert"]
-        products = [np.einsum("bsrc,bc->bsr", m[chosen], x) for m in self.matrices_of(inputs)]
+            experts = with_choice(self, inputs)["expert"]
+        products = [np.einsum("bsrc,bc->bsr", m[experts], x) for m in matrices_of(self, inputs)]
         y = np.stack([product.reshape(-1, self.rows) for product in products])
         y = y if self.gated else y[0]
-        y = self.ended(y, chosen.reshape(-1), np.arange(self.pairs), inputs, self.epilogue)
+        y = ended(self, y, experts.reshape(-1), np.arange(self.pairs), inputs, self.epilogue)
         return {"y": y.astype(np.float32).reshape(self.batch, self.used, self.rows)}
 
     @classmethod
     def examples(cls) -> Mapping[str, ExpertsUp]:
-        q8, q4_k, q6_k = (FORMATS[name] for name in ("Q8_0", "Q4_K", "Q6_K"))
-        f16, f32, q5_1 = (FORMATS[name] for name in ("F16", "F32", "Q5_1"))
-        oai, rms = Activation("swiglu_oai", limit=7.0), Normed(Norm("rms", 1e-5))
-        layer = Normed(Norm("layer", 1e-5, bias=True))
-        return {
-            "smallest": cls(q8, 2, 1, 16, 32),
-            "gated norm i16": cls.of(
-                q4_k, 5, 3, 48, 512, Normed(Norm("rms", 1e-6)), Gated(), activations="i16"
-            ),
-            "biases": cls.of(q8, 4, 2, 32, 288, Bias(), Gated(oai), activations="i16"),
-            "weighted": cls.of(q6_k, 3, 1, 32, 256, rms, Weighted(), Bias(), Gated()),
-            "rows": cls.of(
-                *(q4_k, 6, 2, 16, 768, Normed(Norm("rms", 1e-5, False)), Gated()),
-                batch=3,
-                activations="i16",
-            ),
-            "layer norm": cls.of(q8, 3, 2, 16, 544, layer, Gated()),
-            "in turn": cls(q8, 3, 1, 32, 64, batch=7, in_turn=True),
-            "in turn i16": cls(q8, 2, 1, 128, 512, batch=4, in_turn=True, activations="i16"),
-            "E4M3": cls.of(FORMATS["E4M3G128"], 3, 2, 32, 384, rms, Gated(), batch=2),
-            "integers": cls.of(FORMATS["W4G128"], 3, 2, 32, 384, rms, Gated(), activations="i16"),
-            "codebook": cls.of(FORMATS["IQ2_S"], 3, 2, 32, 512, rms, Gated(), activations="i16"),
-            "ungated relu2": cls.of(f16, 3, 2, 32, 70, Activated(Activation("relu2")), batch=2),
-            "F32 gelu": cls.of(f32, 3, 2, 16, 37, Weighted(), Gated(Activation("gelu"))),
-            "clamped passes": cls.of(
-                *(q5_1, 3, 2, 80, 608, Gated(Activation("silu", limit=2.5, clamp="activated"))),
-                **{"sms": 2, "per_pass": 2, "groups": 2, "split": 2, "activations": "i16"},
-            ),
-            "clamped inputs": cls.of(
-                q8, 3, 2, 48, 1088, rms, Gated(Activation("relu", limit=1.5)), sms=4, per_pass=1
-            ),
-            "chooses": cls.of(
-                *(q4_k, 128, 8, 16, 512, rms, Gated()),
-                **{"batch": 2, "activations": "i16", "selection": Selection(128, 8)},
-            ),
-            "chooses, layer norm": cls.of(
-                *(q8, 33, 4, 16, 544, layer, Bias(), Gated(oai)),
-                selection=Selection(33, 4, "softmax_selected"),
-            ),
-            "chooses by parts": cls.of(
-                *(q4_k, 128, 8, 16, 1280, rms, Gated()),
-                **{"activations": "i16", "selection": Selection(128, 8)},
-                logit_parts=LogitParts(45, 1280, 1e-6),
-            ),
-            "chooses by parts, bias": cls.of(
-                *(q8, 32, 4, 48, 1088, layer, Bias(), Gated(oai)),
-                selection=Selection(32, 4, "softmax_selected"),
-                logit_parts=LogitParts(90, 2880, 1e-5, bias=True, scale=0.5),
-            ),
-            "chooses, all of them": cls.of(q8, 3, 3, 16, 64, selection=Selection(3, 3)),
-        }
+        return up_examples(cls)

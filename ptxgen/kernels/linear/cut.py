@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 from urdir.ptxgen.kernels.linear.spec import SHARED_NBYTES, SMS, Part, side_by_side
 from urdir.ptxgen.spec import ceil_div
@@ -52,6 +53,14 @@ class CutOptions:
     sms: int = SMS
     fill: bool = False
     cluster: int = 1
+
+    def within(self, named: Mapping[str, Any]) -> dict[str, Any]:
+        """Keywords of a product whose ``options`` are these, changed as those ``named`` say that
+        are options. Without such ones the keywords as they are."""
+        given = {field.name for field in fields(self)} & named.keys()
+        others = {name: value for name, value in named.items() if name not in given}
+        changed = replace(self, **{name: named[name] for name in given})
+        return others | ({"options": changed} if given else {})
 
     @property
     def clusters(self) -> int:

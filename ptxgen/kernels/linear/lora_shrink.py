@@ -10,6 +10,7 @@ import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.linear.epilogue.adapted import Element, check_slots, element_dtype
+from urdir.ptxgen.kernels.linear.lora_examples import shrink_examples
 from urdir.ptxgen.kernels.norm import Norm
 from urdir.ptxgen.kernels.row_threads import RowThreads
 from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, Tolerance, ceil_div
@@ -142,24 +143,7 @@ class LoraShrink(RowThreads, KernelSpec):
         return Tolerance(rtol=3e-6)
 
     def reference(self, **inputs: Any) -> dict[str, Array]:
-        x = inputs["x"].astype(np.float64)
-        if self.norm is not None:
-            x = self.norm(x, inputs.get("weight"))
-        slots = inputs["adapter"][inputs["sequence"]]
-        lora = np.zeros((self.batch, self.used, self.width))
-        if self.ordered and self.by_pair:
-            x = x.reshape(-1, self.cols)[np.argsort(inputs["order"].reshape(-1))]
-        x = x.reshape(self.batch, -1, self.cols)
-        for row, slot in enumerate(slots):
-            for number in range(self.used) if slot else ():
-                a = [inputs[f"lora_a{suffix}"][slot - 1] for suffix in self.suffixes]
-                if self.experts:
-                    a = [of[inputs["expert"][row, number]] for of in a]
-                scale = float(inputs["adapter_scale"][inputs["sequence"][row]])
-                of_pair = x[row, number if self.by_pair else 0]
-                lora[row, number] = scale * (np.concatenate(a).astype(np.float64) @ of_pair)
-        found = lora.astype(np.float32).reshape(self.shape_of(self.param("lora")))
-        return {"lora": found, "lora_slot": slots.astype(np.uint32)}
+        return shrunk(self, inputs["x"], inputs)
 
     def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
         dtype = np.dtype(element_dtype(self.element))
@@ -187,23 +171,29 @@ class LoraShrink(RowThreads, KernelSpec):
 
     @classmethod
     def examples(cls) -> Mapping[str, LoraShrink]:
-        rms = Norm("rms", 1e-5)
-        return {
-            "one row": cls(1, 64, 1, 1, 8, 1),
-            "odd columns": cls(2, 37, 2, 3, 8, 3, norm=rms),
-            "odd f32": cls(3, 53, 1, 2, 16, 4, "f32", each=8),
-            "norm": cls(1, 4096, 3, 2, 16, 2, norm=rms),
-            "no weight": cls(2, 300, 2, 2, 8, 2, "f32", norm=Norm("rms", 1e-6, weight=False)),
-            "many rows": cls(70, 1028, 2, 4, 32, 9, norm=rms).cut,
-            "with B": cls(5, 64, 2, 2, 8, 3, outs=(70, 33)),
-            "with A and B": cls(9, 1100, 2, 3, 16, 4, outs=(70, 33), each=8),
-            "experts": cls(3, 96, 2, 2, 8, 3, experts=5, used=2).cut,
-            "pairs of experts": cls(2, 40, 1, 2, 8, 2, "f32", experts=4, used=3, by_pair=True),
-            "ordered": cls(
-                3, 40, 1, 2, 8, 2, experts=4, used=2, by_pair=True, ordered=True, norm=None
-            ),
-            "long f32": cls(4, 8200, 1, 2, 24, 4, "f32", each=8),
-        }
+        return shrink_examples(cls)
 
     def flops(self) -> int:
         return 2 * self.batch * self.width * self.cols
+
+
+def shrunk(spec: LoraShrink, x: Array, inputs: dict[str, Any]) -> dict[str, Array]:
+    """``lora`` and ``lora_slot``, of x as it is multiplied."""
+    x = x.astype(np.float64)
+    if spec.norm is not None:
+        x = spec.norm(x, inputs.get("weight"))
+    slots = inputs["adapter"][inputs["sequence"]]
+    lora = np.zeros((spec.batch, spec.used, spec.width))
+    if spec.ordered and spec.by_pair:
+        x = x.reshape(-1, spec.cols)[np.argsort(inputs["order"].reshape(-1))]
+    x = x.reshape(spec.batch, -1, spec.cols)
+    for row, slot in enumerate(slots):
+        for number in range(spec.used) if slot else ():
+            a = [inputs[f"lora_a{suffix}"][slot - 1] for suffix in spec.suffixes]
+            if spec.experts:
+                a = [of[inputs["expert"][row, number]] for of in a]
+            scale = float(inputs["adapter_scale"][inputs["sequence"][row]])
+            of_pair = x[row, number if spec.by_pair else 0]
+            lora[row, number] = scale * (np.concatenate(a).astype(np.float64) @ of_pair)
+    found = lora.astype(np.float32).reshape(spec.shape_of(spec.param("lora")))
+    return {"lora": found, "lora_slot": slots.astype(np.uint32)}

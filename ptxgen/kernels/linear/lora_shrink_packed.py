@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
-from urdir.ptxgen.kernels.linear.lora_shrink import LoraShrink
+from urdir.ptxgen.kernels.linear.lora_examples import packed_shrink_examples
+from urdir.ptxgen.kernels.linear.lora_shrink import LoraShrink, shrunk
 from urdir.ptxgen.spec import Access, Array, LaunchShape, Param, Tolerance, ceil_div
 from urdir.ptxgen.target import since
 from urdir.ptxgen.weights.packed import GROUP, pack, packed_shape, unpack
@@ -118,8 +119,7 @@ class LoraShrinkPacked(LoraShrink):
         return since(90 if self.cluster > 1 else 75)
 
     def reference(self, **inputs: Any) -> dict[str, Array]:
-        x = unpack(inputs["x"], self.batch, self.cols)
-        return super().reference(**{**inputs, "x": x})
+        return shrunk(self, unpack(inputs["x"], self.batch, self.cols), inputs)
 
     def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
         inputs = super().make_inputs(rng)
@@ -127,11 +127,4 @@ class LoraShrinkPacked(LoraShrink):
 
     @classmethod
     def examples(cls) -> Mapping[str, LoraShrinkPacked]:
-        return {
-            "one row": cls(1, 64, 1, 1, 8, 1),
-            "odd columns": cls(11, 204, 2, 3, 24, 5),
-            "many rows": cls(70, 1028, 2, 2, 16, 9),
-            "with B": cls(29, 516, 2, 3, 16, 7, outs=(70, 33)),
-            "cluster": cls(13, 1152, 3, 2, 16, 4, outs=(70, 33, 5), cluster=2),
-            "large cluster": cls(37, 4352, 1, 1, 40, 3, cluster=8),
-        }
+        return packed_shrink_examples(cls)

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.kernels.linear.lora_examples import row_shrink_examples
 from urdir.ptxgen.kernels.linear.lora_shrink import LoraShrink
-from urdir.ptxgen.kernels.norm import Norm
 from urdir.ptxgen.spec import LaunchShape, ceil_div
 
 #: Rows from which on it is used: with fewer, neighbours are sequences with adapters of their own.
@@ -56,11 +56,4 @@ class LoraShrinkRows(LoraShrink):
 
     @classmethod
     def examples(cls) -> Mapping[str, LoraShrinkRows]:
-        rms = Norm("rms", 1e-5)
-        return {
-            "few rows": cls(8, 64, 1, 1, 8, 1),
-            "odd columns": cls(11, 37, 2, 3, 8, 5, norm=rms),
-            "f32": cls(17, 1028, 1, 2, 16, 4, "f32", each=4),
-            "norm": cls(70, 2080, 3, 4, 16, 9, norm=rms),
-            "no weight": cls(9, 300, 2, 2, 8, 2, norm=Norm("rms", 1e-6, weight=False)),
-        }
+        return row_shrink_examples(cls)

@@ -12,8 +12,8 @@ import numpy as np
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.activation import Activation
 from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, Tolerance, ceil_div
-from urdir.ptxgen.weights.formats import FORMATS, Format, random_blocks
-from urdir.ptxgen.weights.layout import TILE_COLS, TILE_ROWS, Layout
+from urdir.ptxgen.weights.formats import FORMATS, Format
+from urdir.ptxgen.weights.layout import TILE_COLS, TILE_ROWS, Layout, random_weights
 
 THREADS = 128
 #: Columns of a matrix at most: a lane has the weights of its row in registers.
@@ -140,8 +140,7 @@ class LowRanks(KernelSpec):
     def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
         inputs: dict[str, Any] = {}
         for i, part in enumerate(self.parts):
-            count = part.rows * part.cols // part.format.block
-            inputs[f"weights{i}"] = part.layout.pack(random_blocks(part.format, count, rng))
+            inputs[f"weights{i}"] = random_weights(part.layout, rng)
             inputs[f"x{i}"] = rng.standard_normal(part.cols).astype(np.float32)
             if part.bias:
                 inputs[f"bias{i}"] = rng.standard_normal(part.rows).astype(np.float32)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.linear.epilogue.activation import ELEMENTWISE, Bounded, Gated
 from urdir.ptxgen.kernels.linear.epilogue.adapted import Adapted
 from urdir.ptxgen.kernels.linear.epilogue.bias import Bias
@@ -22,6 +20,7 @@ from urdir.ptxgen.kernels.linear.steps import (
     Prologue,
     Reference,
     Step,
+    check_order,
     find,
 )
 from urdir.ptxgen.kernels.norm import Norm
@@ -58,20 +57,10 @@ class MainLoop(Product):
     def check_steps(self, epilogues: tuple[type[Epilogue], ...] = ()) -> None:
         """Raise PtxgenError for a step that the product does not take, or not in this order;
         ``epilogues`` are those that it takes, if not all of its class."""
-        self._check_order(self.prologue, self.prologues)
-        self._check_order(self.epilogue, epilogues or self.epilogues)
+        check_order(self.name, self.prologue, self.prologues)
+        check_order(self.name, self.epilogue, epilogues or self.epilogues)
         for step in self.fused:
             step.check(self)
-
-    def _check_order(self, steps: tuple[Step, ...], takes: tuple[type[Step], ...]) -> None:
-        known = ", ".join(kind.stem for kind in takes)
-        for step in steps:
-            if type(step) not in takes:
-                raise PtxgenError(f"{self.name}: takes no {step.stem}: {known} in this order")
-        places = [takes.index(type(step)) for step in steps]
-        if any(a >= b for a, b in pairwise(places)):
-            given = ", ".join(step.stem for step in steps)
-            raise PtxgenError(f"{self.name}: {given}: each at most once, in the order {known}")
 
     # ---- what main loops and callers ask about the steps ----
 

@@ -18,8 +18,8 @@ from urdir.ptxgen.kernels.linear.prologue.packed import PackedInput
 from urdir.ptxgen.kernels.linear.steps import Epilogue, Prologue, Reference
 from urdir.ptxgen.ptx.architecture import ARCHITECTURES
 from urdir.ptxgen.spec import Access, Array, Param, ceil_div
-from urdir.ptxgen.weights.formats import Format, random_blocks
-from urdir.ptxgen.weights.layout import Layout
+from urdir.ptxgen.weights.formats import Format
+from urdir.ptxgen.weights.layout import Layout, random_weights
 from urdir.ptxgen.weights.packed_few import Order
 
 #: Activation vectors of one launch at most: the columns of an ``mma`` tile.
@@ -192,9 +192,7 @@ class LinearSpec(MainLoop):
         inputs: dict[str, Any] = {}
         for p in self.params:
             if p.name in layouts:
-                layout = layouts[p.name]
-                count = layout.rows * layout.cols // layout.format.block
-                inputs[p.name] = layout.pack(random_blocks(layout.format, count, rng))
+                inputs[p.name] = random_weights(layouts[p.name], rng)
             elif p.access is Access.IN:
                 inputs[p.name] = rng.standard_normal(self.shape_of(p)).astype(np.float32)
         for step in self.fused:

@@ -10,10 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import Any, ClassVar, Protocol, TypeVar
 
 import numpy as np
 
+from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.activation import Activation
 from urdir.ptxgen.spec import Access, Array, KernelSpec, Param
 from urdir.ptxgen.weights.formats import Format
@@ -146,6 +148,18 @@ class Epilogue(Step):
 def find(steps: Iterable[Step], kind: type[S]) -> S | None:
     """The step of a kind, None without one."""
     return next((step for step in steps if isinstance(step, kind)), None)
+
+
+def check_order(name: str, steps: tuple[Step, ...], takes: tuple[type[Step], ...]) -> None:
+    """Raise PtxgenError for steps of product ``name`` that it does not take, or not so."""
+    known = ", ".join(kind.stem for kind in takes)
+    for step in steps:
+        if type(step) not in takes:
+            raise PtxgenError(f"{name}: takes no {step.stem}: {known} in this order")
+    places = [takes.index(type(step)) for step in steps]
+    if any(a >= b for a, b in pairwise(places)):
+        given = ", ".join(step.stem for step in steps)
+        raise PtxgenError(f"{name}: {given}: each at most once, in the order {known}")
 
 
 class Product(KernelSpec):

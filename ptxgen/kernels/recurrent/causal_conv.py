@@ -10,7 +10,7 @@ import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.activation import Activation
-from urdir.ptxgen.kernels.recurrent.drafted_rows import random_rows
+from urdir.ptxgen.kernels.recurrent.random_rows import rows_of_drafts
 from urdir.ptxgen.kernels.recurrent.rows import SEGMENT_ROWS, RecurrentRows
 from urdir.ptxgen.kernels.speculation.limits import MOST_DRAFTS
 from urdir.ptxgen.spec import Access, Array, LaunchShape, Param, Tolerance, ceil_div
@@ -108,7 +108,7 @@ class CausalConv(RecurrentRows):
         u = inputs["x"].astype(np.float64)
         if self.gated:
             u = u * inputs["input_gate"]
-        windows, tail = self._ring(inputs, u) if self.most else self._shifted(inputs, u)
+        windows, tail = (_ring if self.most else _shifted)(self, inputs, u)
         y = np.einsum("rjc,cj->rc", windows, inputs["weight"].astype(np.float64))
         if self.bias:
             y += inputs["bias"]
@@ -121,37 +121,11 @@ class CausalConv(RecurrentRows):
         y[idle] = 0.0
         return {"tail": tail.astype(np.float32), "y": y.astype(np.float32)}
 
-    def _shifted(self, inputs: Mapping[str, Any], u: Array) -> tuple[Array, Array]:
-        """The values that each row reads (rows, taps, channels), and the tails after them."""
-        tails = inputs["tail"].astype(np.float64)
-        windows = np.zeros((self.rows, self.taps, self.channels))
-        for row, sequence, is_first in self.tokens(inputs):
-            tail = tails[sequence] * (not is_first)
-            windows[row] = np.concatenate([tail, u[row : row + 1]])
-            tails[sequence] = windows[row, 1:]
-        return windows, tails
-
-    def _ring(self, inputs: Mapping[str, Any], u: Array) -> tuple[Array, Array]:
-        """The same of tails by position. Of a prompt's segment only the last values are stored."""
-        before, after = (inputs["tail"].astype(np.float64) for _ in range(2))
-        windows = np.zeros((self.rows, self.taps, self.channels))
-        rows = {(s, int(inputs["position"][row])): row for row, s, _ in self.tokens(inputs)}
-        for (s, position), row in rows.items():
-            for tap in range(self.taps):
-                at = position - self.before + tap
-                if (s, at) in rows:
-                    windows[row, tap] = u[rows[s, at]]
-                elif at >= 0:
-                    windows[row, tap] = before[s, at % self.slots]
-            if not self.segments or (s, position + self.before) not in rows:
-                after[s, position % self.slots] = u[row]
-        return windows, after
-
-    def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
-        """See `make_rows`; of drafted rows `random_rows`."""
-        rows = random_rows(self, rng, self.most) if self.drafted else self.make_rows(rng)
-        rows.pop("state_at", None)
-        return super().make_inputs(rng) | rows
+    def make_rows(self, rng: np.random.Generator) -> dict[str, Any]:
+        if not self.drafted:
+            return super().make_rows(rng)
+        rows = rows_of_drafts(self, rng, self.most)
+        return {name: x for name, x in rows.items() if name != "state_at"}
 
     @classmethod
     def examples(cls) -> Mapping[str, CausalConv]:
@@ -170,3 +144,31 @@ class CausalConv(RecurrentRows):
 
     def flops(self) -> int:
         return 2 * self.rows * self.channels * self.taps
+
+
+def _shifted(spec: CausalConv, inputs: Mapping[str, Any], u: Array) -> tuple[Array, Array]:
+    """The values that each row reads (rows, taps, channels), and the tails after them."""
+    tails = inputs["tail"].astype(np.float64)
+    windows = np.zeros((spec.rows, spec.taps, spec.channels))
+    for row, sequence, is_first in spec.tokens(inputs):
+        tail = tails[sequence] * (not is_first)
+        windows[row] = np.concatenate([tail, u[row : row + 1]])
+        tails[sequence] = windows[row, 1:]
+    return windows, tails
+
+
+def _ring(spec: CausalConv, inputs: Mapping[str, Any], u: Array) -> tuple[Array, Array]:
+    """The same of tails by position. Of a prompt's segment only the last values are stored."""
+    before, after = (inputs["tail"].astype(np.float64) for _ in range(2))
+    windows = np.zeros((spec.rows, spec.taps, spec.channels))
+    rows = {(s, int(inputs["position"][row])): row for row, s, _ in spec.tokens(inputs)}
+    for (s, position), row in rows.items():
+        for tap in range(spec.taps):
+            at = position - spec.before + tap
+            if (s, at) in rows:
+                windows[row, tap] = u[rows[s, at]]
+            elif at >= 0:
+                windows[row, tap] = before[s, at % spec.slots]
+        if not spec.segments or (s, position + spec.before) not in rows:
+            after[s, position % spec.slots] = u[row]
+    return windows, after

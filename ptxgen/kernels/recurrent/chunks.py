@@ -2,29 +2,20 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
-from itertools import accumulate
-from typing import Any, Self
-
-import numpy as np
+from functools import cached_property
+from typing import Self
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.recurrent.heads import RecurrentHeads
-from urdir.ptxgen.spec import Access, Array, Param, Tolerance, ceil_div
+from urdir.ptxgen.kernels.recurrent.heads_examples import chunk_examples
+from urdir.ptxgen.kernels.recurrent.prepared_layout import BLOCK, CHUNK, PreparedLayout
+from urdir.ptxgen.spec import Access, Param, Tolerance, ceil_div
 from urdir.ptxgen.target import since
 
-#: Tokens per chunk, and per block of it: the height of an mma.
-CHUNK, BLOCK = 32, 16
 #: Maximum number of keys whose state fits a warp's registers.
 MAX_KEYS = 128
-#: Bytes of a block of tokens by tokens, f16.
-BLOCK_NBYTES = 2 * BLOCK * BLOCK
-#: f16 values of padding after each row of a tile, so that eight rows' 16 bytes at the same offset
-#: lie in different banks.
-PADDING = 8
 
 
 @dataclass(frozen=True)
@@ -85,12 +76,12 @@ class RecurrentChunks(RecurrentHeads):
         """Tokens of a chunk."""
         return CHUNK
 
-    @property
-    def blocks(self) -> int:
-        """Blocks of tokens of a chunk."""
-        return CHUNK // BLOCK
-
     # ---- prepared data ----
+
+    @cached_property
+    def prepared(self) -> PreparedLayout:
+        """How the prepared data of a chunk and a head lie."""
+        return PreparedLayout(self.key_dim, self.delta, self.channels)
 
     @property
     def slots(self) -> int:
@@ -106,101 +97,20 @@ class RecurrentChunks(RecurrentHeads):
         """The head whose tiles a value head uses."""
         return head if self.channels else self.key_head(head)
 
-    @property
-    def tiles(self) -> tuple[str, ...]:
-        """Matrices of a token by a key."""
-        return ("keys", "queries", *(("left",) if self.channels else ()))
-
-    @property
-    def pairs(self) -> tuple[tuple[int, int], ...]:
-        """Blocks of tokens, each with itself and those before it."""
-        return tuple((i, j) for i in range(self.blocks) for j in range(i + 1))
-
-    @property
-    def squares(self) -> tuple[str, ...]:
-        """Token by token matrices: a block per pair, in the order of the multiplying lanes: lane 4
-        r + c has rows r and r + 8, and in each columns 2 c, 2 c + 1, 2 c + 8 and 2 c + 9."""
-        return ("scores", *(("solution",) if self.delta else ()))
-
-    @property
-    def numbers(self) -> Mapping[str, int]:
-        """Number of values of each kind."""
-        kinds = ("of_w", "of_y") if self.channels else ("before", "after", "of_w", "of_y")
-        of_keys = {"decay": self.key_dim, "most": 4} if self.channels else {}
-        return dict.fromkeys(kinds, CHUNK) | of_keys
-
-    @property
-    def prepared_shapes(self) -> Mapping[str, tuple[str, tuple[int, ...]]]:
-        """Element type and shape of each array, per chunk and head."""
-        return {
-            "tiles": ("f16", (len(self.tiles), CHUNK, self.key_dim + PADDING)),
-            "squares": ("f16", (len(self.squares), len(self.pairs), 32, 8)),
-            "numbers": ("f32", (sum(self.numbers.values()),)),
-        }
-
     def prepared_params(self, access: Access) -> tuple[Param, ...]:
         """The arrays of prepared data."""
         heads = {"tiles": "tile_heads"}
         return tuple(
             Param(name, dtype, ("slots", heads.get(name, "heads"), *shape), access)
-            for name, (dtype, shape) in self.prepared_shapes.items()
+            for name, (dtype, shape) in self.prepared.shapes.items()
         )
-
-    @property
-    def nbytes_of(self) -> Mapping[str, int]:
-        """Bytes of each array, per chunk and head."""
-        each = {"f16": 2, "f32": 4}
-        shapes = self.prepared_shapes.items()
-        return {name: each[dtype] * math.prod(shape) for name, (dtype, shape) in shapes}
-
-    @property
-    def part_places(self) -> Mapping[str, int]:
-        """Byte offset of each part of an array, per chunk and head."""
-        sizes = (
-            dict.fromkeys(self.tiles, CHUNK * self.stride),
-            dict.fromkeys(self.squares, len(self.pairs) * BLOCK_NBYTES),
-            {name: 4 * count for name, count in self.numbers.items()},
-        )
-        return {
-            name: place
-            for parts in sizes
-            for name, place in zip(parts, accumulate(parts.values(), initial=0), strict=False)
-        }
-
-    @property
-    def stride(self) -> int:
-        """Bytes of a row of a tile."""
-        return 2 * (self.key_dim + PADDING)
 
     @property
     def prepared_nbytes(self) -> int:
         """Bytes of the prepared data of all rows, as one segment."""
-        sizes, chunks = self.nbytes_of, ceil_div(self.rows, CHUNK)
+        sizes, chunks = self.prepared.nbytes_of, ceil_div(self.rows, CHUNK)
         own = sizes["squares"] + sizes["numbers"]
         return chunks * (self.tile_heads * sizes["tiles"] + self.heads * own)
-
-    # ---- in numpy ----
-
-    def to_blocks(self, square: Array) -> Array:
-        """A square (tokens, tokens) in storage order: (pairs, 32, 8)."""
-        blocks = square.reshape(self.blocks, BLOCK, self.blocks, BLOCK)
-        rows, columns = np.transpose(self.pairs)
-        parts: Array = blocks[rows, :, columns].reshape(-1, 2, 8, 2, 4, 2)
-        return parts.transpose(0, 2, 4, 1, 3, 5).reshape(-1, 32, 8)
-
-    def of_blocks(self, parts: Array) -> Array:
-        """The inverse of `to_blocks`."""
-        square = np.zeros((self.blocks, BLOCK, self.blocks, BLOCK))
-        rows, columns = np.transpose(self.pairs)
-        blocks = parts.reshape(-1, 8, 4, 2, 2, 2).transpose(0, 3, 1, 4, 2, 5)
-        square[rows, :, columns] = blocks.reshape(-1, BLOCK, BLOCK)
-        return square.reshape(CHUNK, CHUNK)
-
-    def chunks_of(self, inputs: Mapping[str, Any]) -> Iterator[tuple[int, range, int]]:
-        """The place of each chunk, its rows and the segment."""
-        for index, (first, end) in enumerate(inputs["segment"].tolist()):
-            for i, row in enumerate(range(first, end, CHUNK)):
-                yield first // CHUNK + index + i, range(row, min(row + CHUNK, end)), index
 
     @property
     def tolerance(self) -> Tolerance:
@@ -209,32 +119,4 @@ class RecurrentChunks(RecurrentHeads):
 
     @classmethod
     def examples(cls) -> Mapping[str, Self]:
-        scan = partial(cls, max_len=256, delta=False, order="vkq")
-        steady = partial(scan, order="apart", steady=True)
-        delta = partial(cls, max_len=256, delta=True, eps=1e-6)
-        by_channel = partial(delta, order="apart", channels=True)
-
-        def prompt(count: int, sequences: int, segments: int = 1) -> dict[str, Any]:
-            return {"rows": count, "sequences": sequences, "segments": segments}
-
-        def heads(count: int, shared: int, key_dim: int, value_dim: int) -> dict[str, Any]:
-            sizes = {"heads": count, "key_heads": shared}
-            return {**sizes, "key_dim": key_dim, "value_dim": value_dim}
-
-        return {
-            "scan": scan(**prompt(35, 2), **heads(2, 1, 16, 24)),
-            "scan, long keys": scan(**prompt(33, 1), **heads(1, 1, 128, 24)),
-            "scan of arrays": scan(**prompt(40, 2), **heads(4, 2, 32, 12), order="apart"),
-            "scan of segments": scan(**prompt(100, 5, 4), **heads(2, 2, 16, 72), tiled=True),
-            "keys of 256": scan(**prompt(33, 1), **heads(1, 1, 256, 40)),
-            "steady": steady(**prompt(65, 2), **heads(2, 2, 64, 40)),
-            "delta": delta(**prompt(33, 2), **heads(2, 1, 16, 20)),
-            "delta, long keys": delta(**prompt(33, 1), **heads(1, 1, 128, 24)),
-            "delta of segments": delta(**prompt(100, 5, 4), **heads(4, 2, 16, 40), tiled=True),
-            "delta with a floor": delta(**prompt(1, 1), **heads(2, 1, 48, 8), floor=-5.0),
-            "channels": by_channel(**prompt(35, 2), **heads(2, 2, 32, 24)),
-            "channels, long keys": by_channel(**prompt(33, 1), **heads(1, 1, 128, 16)),
-            "channels of segments": by_channel(
-                **prompt(60, 4, 3), **heads(2, 1, 32, 16), tiled=True, floor=-5.0, negated=True
-            ),
-        }
+        return chunk_examples(cls)

@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from urdir.ptxgen.kernels.recurrent.drafted_reference import keep, sequences_of, tokens_of
 from urdir.ptxgen.kernels.recurrent.drafted_rows import DraftedStates
-from urdir.ptxgen.kernels.recurrent.selective_scan import SelectiveScan
+from urdir.ptxgen.kernels.recurrent.selective_scan import SelectiveScan, moved, result
 from urdir.ptxgen.spec import Array, Param
 
 
@@ -43,24 +44,19 @@ class DraftedScan(DraftedStates, SelectiveScan):
         """As `SelectiveScan` processes the kept tokens and the rows of each sequence."""
         states = inputs["state"].astype(np.float64)
         y = np.zeros((self.rows, self.channels))
-        for of in self.sequences_of(inputs):
-            tokens = self.tokens_of(inputs, of)
+        for of in sequences_of(self, inputs):
+            tokens = tokens_of(self, inputs, of)
             state = states[of.sequence] * (of.stored > 0)
             for i in range(of.replayed + of.count):
-                x, b = (tokens[name][i].astype(np.float64) for name in ("x", "b"))
-                dt = np.logaddexp(0.0, tokens["step"][i].astype(np.float64))
-                state = state * np.exp(dt[:, None] * inputs["a"]) + (dt * x)[:, None] * b
+                token = {name: values[i] for name, values in tokens.items()}
+                state = moved(state, inputs["a"], token)
                 if i == of.replayed:
                     states[of.sequence] = state
                 if i >= of.replayed:
                     row = of.first + i - of.replayed
-                    gate = self.activation(inputs["gate"][row])
-                    y[row] = (state @ inputs["c"][row] + inputs["skip"] * x) * gate
-        return {
-            **self.keep(inputs),
-            "state": states.astype(np.float32),
-            "y": y.astype(np.float32),
-        }
+                    y[row] = result(inputs, row, state)
+        made = {"state": states.astype(np.float32), "y": y.astype(np.float32)}
+        return keep(self, inputs) | made
 
     @classmethod
     def examples(cls) -> Mapping[str, DraftedScan]:
@@ -71,8 +67,3 @@ class DraftedScan(DraftedStates, SelectiveScan):
             "drafts": of(rows=19, sequences=5, channels=70, size=16, most=3, drafted=True),
             "odd eights": of(rows=9, sequences=2, channels=9, size=24, most=7, drafted=True),
         }
-
-    def bytes_moved(self) -> int:
-        """The states of the rows' sequences, once, the rows, and what is kept of them."""
-        kept = sum(self.nbytes(p) for p in self.kept_inputs)
-        return super().bytes_moved() + (kept if self.drafted else 0)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
-
-import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.recurrent.heads import RecurrentHeads
+from urdir.ptxgen.kernels.recurrent.heads_examples import recurrence_examples
+from urdir.ptxgen.kernels.recurrent.heads_reference import recurrence
 from urdir.ptxgen.spec import Array, LaunchShape, Param, Tolerance, ceil_div
 
 THREADS = 128
@@ -99,73 +98,11 @@ class GatedRecurrence(RecurrentHeads):
         return Tolerance(rtol=1e-5)
 
     def reference(self, **inputs: Any) -> dict[str, Array]:
-        states = inputs["state"].astype(np.float64)
-        y = np.zeros((self.rows, self.heads, self.value_dim))
-        q, k, v = (self.heads_of(inputs, name) for name in "qkv")
-        gate, dt = self.log_decays(inputs)
-        decay = np.exp(gate)[:, :, None]
-        if self.delta:
-            q, k = self.of_length_one(q), self.of_length_one(k)
-            beta = 1.0 / (1.0 + np.exp(-inputs["beta"].astype(np.float64)))[:, :, None]
-        for row, sequence, is_first in self.tokens(inputs):
-            state = states[sequence] * (decay[row] * (not is_first))
-            if self.delta:
-                added = beta[row] * (v[row] - np.einsum("hvk,hk->hv", state, k[row]))
-            else:
-                added = dt[row] * v[row]
-            state = state + added[:, :, None] * k[row][:, None, :]
-            y[row] = self.scale * np.einsum("hvk,hk->hv", state, q[row])
-            if self.skip_params:
-                y[row] += inputs["skip"][:, None] * v[row]
-            states[sequence] = state
-        return {"state": states.astype(np.float32), "y": y.astype(np.float32)}
+        return recurrence(self, inputs)
 
     @classmethod
     def examples(cls) -> Mapping[str, GatedRecurrence]:
-        delta = partial(cls, max_len=64, delta=True, eps=1e-6)
-        scan = partial(cls, max_len=64, delta=False, order="vkq")
-        steady = partial(scan, order="apart", steady=True)
-        by_channel = partial(delta, order="apart", channels=True)
-
-        def heads(count: int, shared: int, key_dim: int, value_dim: int) -> dict[str, Any]:
-            sizes = {"heads": count, "key_heads": shared}
-            return {**sizes, "key_dim": key_dim, "value_dim": value_dim}
-
-        def rows(count: int, sequences: int) -> dict[str, Any]:
-            return {"rows": count, "sequences": sequences, "segments": 0}
-
-        def prompt(count: int, sequences: int, segments: int = 1) -> dict[str, Any]:
-            return {**rows(count, sequences), "segments": segments}
-
-        return {
-            "one row": delta(**rows(1, 2), **heads(2, 1, 8, 6)),
-            "a row of long keys": delta(**rows(1, 1), **heads(4, 2, 128, 128)),
-            "rows": delta(**rows(5, 4), **heads(4, 2, 64, 20), tiled=True),
-            "odd lanes": delta(**rows(3, 3), **heads(2, 2, 12, 34)),
-            "scan, one row": scan(**rows(1, 1), **heads(4, 1, 128, 64)),
-            "scan, rows": scan(**rows(6, 5), **heads(6, 3, 16, 10)),
-            "a prompt": delta(**prompt(21, 2), **heads(4, 2, 64, 40), tiled=True),
-            "a prompt of 8": delta(**prompt(8, 1), **heads(2, 2, 128, 128)),
-            "a prompt of one": delta(**prompt(1, 1), **heads(2, 2, 32, 8)),
-            "keys of 256": delta(**prompt(18, 1), **heads(1, 1, 256, 20)),
-            "scan of a prompt": scan(**prompt(35, 3), **heads(6, 2, 16, 24)),
-            "scan, long keys": scan(**prompt(17, 1), **heads(2, 1, 128, 64)),
-            "scan of arrays": scan(**rows(3, 2), **heads(4, 1, 16, 12), order="apart"),
-            "scan of arrays, a prompt": scan(**prompt(19, 2), **heads(2, 1, 64, 40), order="apart"),
-            "steady, one row": steady(**rows(1, 1), **heads(2, 2, 8, 8)),
-            "steady, rows": steady(**rows(4, 3), **heads(3, 3, 20, 24)),
-            "steady, a prompt": steady(**prompt(35, 2), **heads(2, 2, 64, 40)),
-            "channels, one row": by_channel(**rows(1, 2), **heads(2, 1, 8, 6)),
-            "channels, rows": by_channel(
-                **rows(5, 4), **heads(3, 3, 12, 20), floor=-5.0, negated=True
-            ),
-            "channels of a prompt": by_channel(**prompt(21, 2), **heads(2, 2, 128, 40)),
-            "channels with a floor": by_channel(
-                **prompt(19, 1), **heads(4, 2, 20, 12), tiled=True, floor=-5.0
-            ),
-            "segments": delta(**prompt(60, 5, segments=4), **heads(4, 2, 32, 20)),
-            "scan of segments": scan(**prompt(40, 3, segments=5), **heads(2, 1, 16, 40)),
-        }
+        return recurrence_examples(cls)
 
     def flops(self) -> int:
         return 8 * self.rows * self.heads * self.value_dim * self.key_dim
@@ -173,5 +110,5 @@ class GatedRecurrence(RecurrentHeads):
     def bytes_moved(self) -> int:
         """The states of the rows' sequences, and the rows."""
         states = 8 * (self.segments or self.rows) * self.heads * self.value_dim
-        row = self.width + self.gates + self.heads * (self.value_dim + 1)
+        row = self.qkv.width + self.gates + self.heads * (self.value_dim + 1)
         return states * self.key_dim + 4 * self.rows * row

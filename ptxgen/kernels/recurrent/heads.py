@@ -1,20 +1,18 @@
-"""Common parts of recurrences with heads: formula, row layout, numpy reference."""
+"""Common parts of recurrences with heads: formula, row layout, parameters."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.kernels.recurrent.qkv_rows import Order, QkvRows
 from urdir.ptxgen.kernels.recurrent.rows import RecurrentRows
-from urdir.ptxgen.spec import Access, Array, Param
-
-Order = Literal["qkv", "vkq", "apart"]
+from urdir.ptxgen.spec import Access, Param
 
 
 @dataclass(frozen=True)
@@ -73,37 +71,10 @@ class RecurrentHeads(RecurrentRows):
         if self.steady and self.delta:
             raise PtxgenError(f"{self.name}: the delta rule has no steady decay")
 
-    # ---- row layout ----
-
-    @property
-    def width(self) -> int:
-        """Values per row of q, k and v together."""
-        return 2 * self.key_heads * self.key_dim + self.heads * self.value_dim
-
     @cached_property
-    def offsets(self) -> Mapping[str, int]:
-        """Start of "q", "k" and "v" in their rows."""
-        keys, values = self.key_heads * self.key_dim, self.heads * self.value_dim
-        match self.order:
-            case "qkv":
-                return {"q": 0, "k": keys, "v": 2 * keys}
-            case "vkq":
-                return {"v": 0, "k": values, "q": values + keys}
-            case "apart":
-                return dict.fromkeys("qkv", 0)
-
-    @property
-    def arrays(self) -> Mapping[str, str]:
-        """The parameters with "q", "k" and "v"."""
-        return {name: f"{name}_heads" if self.order == "apart" else "mixed" for name in "qkv"}
-
-    @property
-    def strides(self) -> Mapping[str, int]:
-        """Distance between rows of "q", "k" and "v" in values."""
-        if self.order != "apart":
-            return dict.fromkeys("qkv", self.width)
-        keys, values = self.key_heads * self.key_dim, self.heads * self.value_dim
-        return {"q": keys, "k": keys, "v": values}
+    def qkv(self) -> QkvRows:
+        """How rows of queries, keys and values lie in memory."""
+        return QkvRows(self.order, self.key_heads * self.key_dim, self.heads * self.value_dim)
 
     @property
     def gates(self) -> int:
@@ -126,8 +97,8 @@ class RecurrentHeads(RecurrentRows):
         """The parameters with queries, keys and values."""
         keys, values = ("rows", "key_heads", "key_dim"), ("rows", "heads", "value_dim")
         if self.order != "apart":
-            return (Param("mixed", "f32", ("rows", "width"), Access.IN),)
-        shapes = zip(self.arrays.values(), (keys, keys, values), strict=True)
+            return (Param("mixed", "f32", ("rows", self.qkv.width), Access.IN),)
+        shapes = zip(self.qkv.arrays.values(), (keys, keys, values), strict=True)
         return tuple(Param(name, "f32", shape, Access.IN) for name, shape in shapes)
 
     @property
@@ -160,35 +131,9 @@ class RecurrentHeads(RecurrentRows):
             Param("y", "f32", ("rows", "heads", "value_dim"), Access.OUT),
         )
 
-    # ---- in numpy ----
-
-    def heads_of(self, inputs: Mapping[str, Any], name: str) -> Array:
-        """ "q", "k" or "v" of each value head: (rows, heads, dim) f64."""
-        values, first = inputs[self.arrays[name]].reshape(self.rows, -1), self.offsets[name]
-        count, dim = (self.heads, self.value_dim) if name == "v" else (self.key_heads, self.key_dim)
-        part: Array = values[:, first : first + count * dim].astype(np.float64)
-        part = part.reshape(self.rows, count, dim)
-        return part if name == "v" else part[:, [self.key_head(i) for i in range(self.heads)]]
-
-    def log_decays(self, inputs: Mapping[str, Any]) -> tuple[Array, Array]:
-        """log g (rows, heads, keys or 1), and dt (rows, heads, keys or 1), f64."""
-        rates = (-inputs["a"] if self.negated else inputs["a"]).astype(np.float64)[:, None]
-        if self.steady:
-            steady = np.ones((self.rows, self.heads, 1))
-            return steady * rates, steady
-        before = inputs["alpha"].astype(np.float64) + inputs["dt_bias"]
-        before = before.reshape(self.rows, self.heads, -1)
-        dt = np.logaddexp(0.0, before)
-        return (self.floor / (1.0 + np.exp(-before * rates)) if self.floor else dt * rates), dt
-
-    def of_length_one(self, x: Array) -> Array:
-        """Keys or queries of the delta rule, divided by their lengths."""
-        lengths: Array = np.sqrt(np.sum(x * x, -1, keepdims=True) + self.eps)
-        return x / lengths
-
     def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
         """Decays between 0 and 1, as models have them; see `make_rows`."""
-        inputs = super().make_inputs(rng) | self.make_rows(rng)
+        inputs = super().make_inputs(rng)
         if "a" in inputs:
             rates = np.exp(inputs["a"] - 1.0)
             inputs["a"] = rates if self.floor and not self.negated else -rates

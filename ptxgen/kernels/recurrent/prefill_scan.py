@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.kernels.recurrent.scan_tiles import ScanTiles
 from urdir.ptxgen.kernels.recurrent.selective_scan import SelectiveScan
 from urdir.ptxgen.spec import Access, Array, LaunchShape, Param, Tolerance, ceil_div
 from urdir.ptxgen.weights.layout import TILE_COLS
@@ -15,8 +16,6 @@ from urdir.ptxgen.weights.packed import GROUP, pack, packed_shape
 
 #: Maximum number of warps per CTA that advance states.
 MAX_WARPS = 16
-#: Maximum tokens of a tile, and bytes of all places.
-TILE, TILES_NBYTES = 32, 64 << 10
 
 
 @dataclass(frozen=True)
@@ -32,9 +31,6 @@ class PrefillScan(SelectiveScan):
 
     warps: int = 4
     packs: bool = False
-
-    #: Places for tiles.
-    places = 2
 
     name = "prefill_scan"
     template = ("urdir.templates", "recurrent/prefill_scan.ptx.j2")
@@ -88,35 +84,18 @@ class PrefillScan(SelectiveScan):
     def own_channels(self) -> int:
         return 32 * self.warps // self.parts
 
-    @property
-    def bringing(self) -> int:
-        """Warps that load the tiles of a place."""
-        return ceil_div(self.own_channels, 8 if self.own_channels <= 48 else 16)
-
-    @property
-    def token_nbytes(self) -> int:
-        """Bytes of a token in all places: b and c, and its part of `quad_nbytes`."""
-        return self.places * (8 * self.size + self.quad_nbytes // 4)
-
-    @property
-    def quad_nbytes(self) -> int:
-        """Bytes of four tokens' numbers, four per channel, and of padding, so that one number of
-        eight tokens and a warp's channels fall into separate banks."""
-        return 64 * self.own_channels + 64
-
-    @property
-    def tile(self) -> int:
-        """Tokens per tile, in rounds of one for each part."""
-        most = min(TILE, TILES_NBYTES // self.token_nbytes)
-        return self.parts * min(most // self.parts, ceil_div(self.rows, self.parts))
+    @cached_property
+    def tiles(self) -> ScanTiles:
+        """The tiles of tokens in shared memory."""
+        return ScanTiles(self.own_channels, self.size, self.parts, self.rows)
 
     @property
     def launch_shape(self) -> LaunchShape:
         ctas = ceil_div(self.channels, self.own_channels)
         return LaunchShape(
             grid=(ctas, self.segments, 1),
-            block=(32 * (self.warps + self.places * self.bringing), 1, 1),
-            shared_bytes=self.tile * self.token_nbytes,
+            block=(32 * (self.warps + self.tiles.bringing_warps), 1, 1),
+            shared_bytes=self.tiles.nbytes,
             resident=1,
         )
 

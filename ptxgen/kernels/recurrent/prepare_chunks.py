@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
-from urdir.ptxgen.kernels.recurrent.chunks import BLOCK, CHUNK, PADDING, RecurrentChunks
+from urdir.ptxgen.kernels.recurrent.chunk_reference import prepared_chunks
+from urdir.ptxgen.kernels.recurrent.chunks import RecurrentChunks
+from urdir.ptxgen.kernels.recurrent.prepared_layout import BLOCK, CHUNK
 from urdir.ptxgen.spec import Access, Array, LaunchShape, Param, ceil_div
 
 #: Warps that prepare a chunk, and for the delta rule, which has more products.
@@ -16,8 +16,6 @@ FEW_WARPS, WARPS = 4, 8
 RESIDENT, RESIDENT_OF_CHANNELS = 3, 2
 #: CTAs that a GPU holds at once, and the maximum heads per CTA above that.
 MANY_CTAS, MOST_HEADS = 256, 16
-#: A logarithm whose power of 2 is 0 in f32.
-LOWEST = -160.0
 
 
 @dataclass(frozen=True)
@@ -42,8 +40,9 @@ class PrepareChunks(RecurrentChunks):
     def products(self) -> tuple[tuple[bool, int, int], ...]:
         """Products of blocks of tokens with earlier blocks, of keys or of queries: first of keys
         with themselves, which have the most dependent work."""
-        of_keys = sorted(self.pairs, key=lambda pair: pair[0] - pair[1]) if self.delta else []
-        return (*((True, i, j) for i, j in of_keys), *((False, i, j) for i, j in self.pairs))
+        pairs = self.prepared.pairs
+        of_keys = sorted(pairs, key=lambda pair: pair[0] - pair[1]) if self.delta else []
+        return (*((True, i, j) for i, j in of_keys), *((False, i, j) for i, j in pairs))
 
     @property
     def lanes(self) -> int:
@@ -66,7 +65,7 @@ class PrepareChunks(RecurrentChunks):
     @property
     def log_place(self) -> int:
         """After these: two numbers of each token."""
-        return 2 * CHUNK * self.stride
+        return 2 * CHUNK * self.prepared.stride
 
     @property
     def scratch_place(self) -> int:
@@ -76,11 +75,11 @@ class PrepareChunks(RecurrentChunks):
     @property
     def totals_place(self) -> int:
         """After these: decays of halves of channels' tokens."""
-        return self.scratch_place + (4 * BLOCK * BLOCK * self.blocks if self.delta else 0)
+        return self.scratch_place + (4 * BLOCK * BLOCK * self.prepared.blocks if self.delta else 0)
 
     @property
     def params(self) -> tuple[Param, ...]:
-        read = {self.arrays[name] for name in "qk"}
+        read = {self.qkv.arrays[name] for name in "qk"}
         keys = (p for p in self.key_params if p.name in read)
         inputs = (*keys, *self.decay_params, *self.beta_params)
         segments = Param("segment", "u32", ("segments", 2), Access.IN)
@@ -103,7 +102,7 @@ class PrepareChunks(RecurrentChunks):
         return RESIDENT if self.preparing == WARPS else 0
 
     def flops(self) -> int:
-        return 2 * self.rows * CHUNK * self.key_dim * self.tile_heads * len(self.squares)
+        return 2 * self.rows * CHUNK * self.key_dim * self.tile_heads * len(self.prepared.squares)
 
     def bytes_moved(self) -> int:
         """Keys, queries and gates, and the prepared data."""
@@ -111,58 +110,4 @@ class PrepareChunks(RecurrentChunks):
         return 4 * self.rows * row + self.prepared_nbytes
 
     def reference(self, **inputs: Any) -> dict[str, Array]:
-        params = self.prepared_params(Access.INOUT)
-        made = {p.name: inputs[p.name].astype(np.float64) for p in params}
-        q, k = (self.heads_of(inputs, name) for name in "qk")
-        log, mix = self.log_decays(inputs)
-        log = np.maximum(log, LOWEST * np.log(2.0))
-        if self.delta:
-            mix = 1.0 / (1.0 + np.exp(-inputs["beta"].astype(np.float64)))[:, :, None]
-        for slot, rows, _ in self.chunks_of(inputs):
-            for head in range(self.heads):
-                tokens = (_whole(x[rows.start : rows.stop, head]) for x in (q, k, log, mix))
-                tiles, squares, numbers = self._chunk(*tokens)
-                padding = ((0, 0), (0, 0), (0, PADDING))
-                made["tiles"][slot, self.tile_head(head)] = np.pad(tiles, padding)
-                made["squares"][slot, head] = [self.to_blocks(square) for square in squares]
-                made["numbers"][slot, head] = np.concatenate(numbers)
-        return {p.name: made[p.name].astype(p.numpy_dtype) for p in params}
-
-    def _chunk(
-        self, q: Array, k: Array, log: Array, mix: Array
-    ) -> tuple[list[Array], list[Array], list[Array]]:
-        """Tiles, squares and numbers of a chunk of a head, f64."""
-        sums, eps = np.cumsum(log, 0), max(self.eps, 1e-30)
-        kk, qq = (np.sqrt(np.sum(x * x, 1, keepdims=True) + eps) for x in (k, q))
-        k, q, before, after = k / kk, q / qq, np.exp(sums), np.exp(sums[-1] - sums)
-        # (tokens, earlier tokens, keys or 1)
-        seen = np.tril(np.ones((CHUNK, CHUNK)))
-        decay = np.exp(np.minimum(sums[:, None] - sums, 0.0)) * seen[:, :, None]
-        scores = np.sum(q[:, None] * k * decay, 2)
-        tiles, squares = [k, q], [scores]
-        if self.delta:
-            squares.append(_solution(-mix * np.sum(k[:, None] * k * decay, 2)))
-        of_w = mix if self.delta else mix * kk
-        of_y = np.full_like(qq, self.scale) if self.delta else qq
-        if self.channels:
-            tiles = [k * before, q * before, k * after]
-            return (
-                tiles,
-                squares,
-                [of_w[:, 0], of_y[:, 0], before[-1], np.full(4, before[-1].max())],
-            )
-        return tiles, squares, [x[:, 0] for x in (before, after, of_w, of_y)]
-
-
-def _whole(tokens: Array) -> Array:
-    """Pad a chunk with zeros for missing tokens."""
-    return np.pad(tokens, ((0, CHUNK - len(tokens)), (0, 0)))
-
-
-def _solution(system: Array) -> Array:
-    """(I - A)^-1 of blocks on the diagonal, and A below these."""
-    solution = np.tril(system, -1)
-    for i in range(0, CHUNK, BLOCK):
-        own = np.s_[i : i + BLOCK, i : i + BLOCK]
-        solution[own] = np.linalg.inv(np.eye(BLOCK) - solution[own])
-    return solution
+        return prepared_chunks(self, inputs)

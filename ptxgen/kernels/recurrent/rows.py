@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
-from urdir.ptxgen.kernels.advance import IDLE
+from urdir.ptxgen.kernels.recurrent.random_rows import random_rows
 from urdir.ptxgen.spec import Access, KernelSpec, Param, ceil_div
 
 #: Segments start at multiples of this many rows.
@@ -82,33 +82,8 @@ class RecurrentRows(KernelSpec):
 
     def make_rows(self, rng: np.random.Generator) -> dict[str, Any]:
         """Inputs of `row_params`: several rows include padding rows and first tokens."""
-        return self._make_segments(rng) if self.segments else self._make_single_rows(rng)
+        return random_rows(self, SEGMENT_ROWS, rng)
 
-    def _make_single_rows(self, rng: np.random.Generator) -> dict[str, Any]:
-        sequence = rng.permutation(max(self.sequences, self.rows))[: self.rows]
-        position = rng.integers(0, self.max_len, self.rows)
-        position[1::3], position[2::4] = 0, IDLE
-        # rows beyond the sequences are padding rows, and name an existing sequence
-        position[sequence >= self.sequences] = IDLE
-        sequence = np.minimum(sequence, self.sequences - 1)
-        return {"sequence": sequence.astype(np.uint32), "position": position.astype(np.uint32)}
-
-    def _make_segments(self, rng: np.random.Generator) -> dict[str, Any]:
-        """The maximum number of segments, or one fewer, at random places; of one row or more."""
-        places = ceil_div(self.rows, SEGMENT_ROWS)
-        most = min(self.segments, self.sequences)
-        count = max(1, most - int(rng.integers(0, 2)))
-        begins = np.sort(rng.permutation(np.arange(1, places))[: count - 1])
-        starts = [0, *(SEGMENT_ROWS * begins).tolist()]
-        bounds = np.full((self.segments, 2), self.rows, np.uint32)
-        sequence = np.full(self.rows, self.sequences - 1, np.uint32)
-        position = np.full(self.rows, IDLE, np.uint32)
-        owners = rng.permutation(self.sequences)
-        for i, (start, behind) in enumerate(zip(starts, [*starts[1:], self.rows], strict=True)):
-            end = max(start + 1, behind - int(rng.integers(0, 3)))
-            end = min(end, start + self.max_len)
-            first = int(rng.integers(0, 2) * rng.integers(0, self.max_len - (end - start) + 1))
-            bounds[i] = start, end
-            sequence[start:end] = owners[i]
-            position[start:end] = first + np.arange(end - start)
-        return {"sequence": sequence, "position": position, "segment": bounds}
+    def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
+        """See `make_rows`."""
+        return super().make_inputs(rng) | self.make_rows(rng)

@@ -100,18 +100,15 @@ class SelectiveScan(RecurrentRows):
     def reference(self, **inputs: Any) -> dict[str, Array]:
         states = inputs["state"].astype(np.float64)
         y = np.zeros((self.rows, self.channels))
-        dt = np.logaddexp(0.0, inputs["step"].astype(np.float64))
         for row, sequence, is_first in self.tokens(inputs):
-            x, b, c = (inputs[name][row].astype(np.float64) for name in ("x", "b", "c"))
-            state = states[sequence] * np.exp(dt[row][:, None] * inputs["a"]) * (not is_first)
-            state = state + (dt[row] * x)[:, None] * b
-            y[row] = (state @ c + inputs["skip"] * x) * self.activation(inputs["gate"][row])
-            states[sequence] = state
+            token = {name: inputs[name][row] for name in ("x", "step", "b")}
+            states[sequence] = moved(states[sequence] * (not is_first), inputs["a"], token)
+            y[row] = result(inputs, row, states[sequence])
         return {"state": states.astype(np.float32), "y": y.astype(np.float32)}
 
     def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
         """Decays between 0 and 1, as models have them; see `make_rows`."""
-        inputs = super().make_inputs(rng) | self.make_rows(rng)
+        inputs = super().make_inputs(rng)
         inputs["a"] = -np.exp(inputs["a"])
         return inputs
 
@@ -132,3 +129,18 @@ class SelectiveScan(RecurrentRows):
         """The states of the rows' sequences, the decays, and the rows."""
         states = (8 * (self.segments or self.rows) + 4) * self.channels * self.size
         return states + 4 * self.rows * (4 * self.channels + 2 * self.size)
+
+
+def moved(state: Array, a: Array, token: Mapping[str, Array]) -> Array:
+    """A sequence's state (channels, size) f64 after a ``token`` with its x, step and b."""
+    x, step, b = (token[name].astype(np.float64) for name in ("x", "step", "b"))
+    dt = np.logaddexp(0.0, step)[:, None]
+    after: Array = state * np.exp(dt * a) + dt * x[:, None] * b
+    return after
+
+
+def result(inputs: Mapping[str, Any], row: int, state: Array) -> Array:
+    """y (channels,) of a row, f64, from the state after it."""
+    x, c = (inputs[name][row].astype(np.float64) for name in ("x", "c"))
+    y: Array = state @ c + inputs["skip"] * x
+    return y * SelectiveScan.activation(inputs["gate"][row])

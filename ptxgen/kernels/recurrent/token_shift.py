@@ -102,10 +102,6 @@ class TokenShift(RecurrentRows):
             found[f"y{i}"] = y.astype(np.float32)
         return found
 
-    def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
-        """See `make_rows`."""
-        return super().make_inputs(rng) | self.make_rows(rng)
-
     @classmethod
     def examples(cls) -> Mapping[str, TokenShift]:
         layer, rms = Norm("layer", 1e-5, bias=True), Norm("rms", 1e-6)

@@ -168,10 +168,6 @@ class Wkv(RecurrentRows):
         factor = {"rwkv7": 1.0, "rwkv6": gate * _sigmoid(gate), "gated": _sigmoid(gate)}[self.kind]
         return np.asarray(y * (gate if self.kind == "rwkv7" else factor))
 
-    def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
-        """See `make_rows`."""
-        return super().make_inputs(rng) | self.make_rows(rng)
-
     @classmethod
     def examples(cls) -> Mapping[str, Wkv]:
         seven = partial(cls, max_len=64, kind="rwkv7")

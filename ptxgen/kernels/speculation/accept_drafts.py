@@ -157,9 +157,6 @@ class AcceptDrafts(DraftedRows):
             "always": cls(max_len=60, rows=40, sequences=9, drafts=7, chance=1.0),
         }
 
-    def flops(self) -> int:
-        return 0
-
     def bytes_moved(self) -> int:
         """Rows, their ranks, and what they write."""
         return self.rows * (40 + 8 * self.slices)

@@ -156,9 +156,6 @@ class AddDraft(KernelSpec):
             "many slices": cls(slices=251, max_len=12, vocab=250_000, rows=2, sequences=2),
         }
 
-    def flops(self) -> int:
-        return 0
-
     def bytes_moved(self) -> int:
         """A row's ranks, its places and its token."""
         return self.rows * (8 * self.slices + 40)

@@ -107,9 +107,6 @@ class BlockRows(KernelSpec):
             "anchored blocks": cls(answers=6, slots=5, max_len=30, mask=2, anchored=True),
         }
 
-    def flops(self) -> int:
-        return 0
-
     def bytes_moved(self) -> int:
         """The rows, and the blocks that they are of."""
         return 24 * self.rows + 16 * self.answers

@@ -100,9 +100,6 @@ class DraftRows(DraftedRows):
             "with those before": cls(max_len=40, rows=48, sequences=30, answers=40, before=True),
         }
 
-    def flops(self) -> int:
-        return 0
-
     def bytes_moved(self) -> int:
         """Rows, and what is made of them."""
         return 24 * self.rows + 16 * self.made

@@ -14,7 +14,7 @@ from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, cei
 
 
 @dataclass(frozen=True)
-class HeldRows(KernelSpec):
+class HeldVectors(KernelSpec):
     """A kernel for ``rows`` vectors of ``cols`` values, each of a position of a sequence, of which
     the last ones are kept: ``held[s, p % slots]`` is that of position p. A position of ``max_len``
     or more marks a padding row. ``slots`` is a power of two.
@@ -50,9 +50,6 @@ class HeldRows(KernelSpec):
         threads = min(128, 32 * ceil_div(vectors, 32))
         return LaunchShape(grid=(ceil_div(vectors, threads), self.rows, 1), block=(threads, 1, 1))
 
-    def flops(self) -> int:
-        return 0
-
     def bytes_moved(self) -> int:
         """Bytes of the rows, read and written."""
         return self.rows * (16 + 8 * self.cols)
@@ -79,7 +76,7 @@ class HeldRows(KernelSpec):
 
 
 @dataclass(frozen=True)
-class HiddenBefore(HeldRows):
+class HiddenBefore(HeldVectors):
     """y[r] = the vector of position[r] - 1 of sequence[r]: x[r - 1] where that row is the one
     before, else ``held``, where the position is not before ``begun[s]``, else zeros.
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from urdir.ptxgen.kernels.speculation.hidden_before import HeldRows
+from urdir.ptxgen.kernels.speculation.hidden_before import HeldVectors
 from urdir.ptxgen.spec import Access, Array, Param
 
 
 @dataclass(frozen=True)
-class HoldHidden(HeldRows):
+class HoldHidden(HeldVectors):
     """held[s, p % slots] = x[r] of each row r at p = position[r] of s = sequence[r]: of rows side
     by side, which are at positions one after the other, the last ``slots``."""
 

@@ -89,9 +89,6 @@ class NgramDrafts(DraftedRows):
             "always": cls(max_len=300, rows=20, sequences=4, always=True),
         }
 
-    def flops(self) -> int:
-        return 0
-
     def bytes_moved(self) -> int:
         """The tokens of one sequence for each row of a pending token, at most."""
         return 4 * min(self.rows, self.sequences) * self.max_len

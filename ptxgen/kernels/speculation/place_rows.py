@@ -102,9 +102,6 @@ class PlaceRows(DraftedRows):
             "states beside prompts": cls(max_len=30, rows=5, sequences=48, beside=40, states=True),
         }
 
-    def flops(self) -> int:
-        return 0
-
     def bytes_moved(self) -> int:
         """Rows, and what they read of their sequences."""
         return (24 + 12 * self.states) * self.rows + (16 + 12 * self.states) * self.beside

@@ -10,12 +10,12 @@ import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.advance import IDLE
-from urdir.ptxgen.kernels.speculation.hidden_before import HeldRows
+from urdir.ptxgen.kernels.speculation.hidden_before import HeldVectors
 from urdir.ptxgen.spec import Access, Array, LaunchShape, Param
 
 
 @dataclass(frozen=True)
-class StreamRing(HeldRows):
+class StreamRing(HeldVectors):
     """ring[s, p % slots] = the vectors x0[r], x1[r], ... of each row r at p = position[r] of
     s = sequence[r], and ``ring_at`` there p. There are ``streams`` of them; each row is of another
     sequence.

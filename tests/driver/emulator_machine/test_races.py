@@ -14,7 +14,7 @@ from urdir.driver.emulator.machine.execution import Status
 from urdir.driver.emulator.machine.faults import KernelFault
 from urdir.driver.harness import check_kernel
 from urdir.ptxgen.catalog import kernels
-from urdir.ptxgen.spec import KernelSpec
+from urdir.ptxgen.spec import KernelSpec, smallest_example
 
 # %i: the thread's number in its CTA, %cta, %at: y, %slot: the thread's own word of `words`,
 # %other: that of the thread 32 further on (of the CTA's 64), %v: its number.
@@ -495,7 +495,7 @@ EXAMPLES = [
 SECOND = [
     pytest.param([*kind.examples().values()][1], id=kind.name, marks=[pytest.mark.full] * (at % 2))
     for at, kind in enumerate(kernels().values())
-    if "sm_75" in kind.smallest_example().targets
+    if "sm_75" in smallest_example(kind).targets
 ]
 
 

@@ -17,6 +17,7 @@ from urdir.model.commands import table
 from urdir.ptxgen.catalog import kernels
 from urdir.ptxgen.kernels.argmax import Argmax
 from urdir.ptxgen.kernels.attention.prepare_tokens import PrepareTokens
+from urdir.ptxgen.spec import smallest_example
 from urdir.ptxgen.tools import assemble as assembler
 from urdir.ptxgen.tools.assemble import AssemblerMissingError, is_available
 from urdir.ptxgen.tools.dump import body_of
@@ -124,7 +125,7 @@ def test_dump_prints_one_text(cli: Cli) -> None:
     assert ".target sm_80" in out
     assert "kernel's first example" in cli("ptx", "dump", "prepare_tokens")[1]
     found = json.loads(cli("ptx", "dump", "prepare_tokens", "--emit", "json")[1])
-    assert found["key"] == PrepareTokens.smallest_example().key("sm_90")
+    assert found["key"] == smallest_example(PrepareTokens).key("sm_90")
 
 
 def test_dump_takes_a_class(cli: Cli) -> None:

@@ -38,6 +38,7 @@ from urdir.model.text.formats import Format
 from urdir.model.text.reasoning import THINK_TAGS
 from urdir.model.text.tokenizer import Tokenizer
 from urdir.ptxgen.kernels.argmax import Argmax
+from urdir.ptxgen.spec import smallest_example
 
 GREEDY = SamplingSettings(temperature=0.0)
 QUESTION = {"role": "user", "content": "What is 2 plus 3?"}
@@ -351,7 +352,7 @@ class Printer:
 
 
 def test_what_notebooks_show() -> None:
-    explanation = explain(Argmax.smallest_example())
+    explanation = explain(smallest_example(Argmax))
     with Gguf(demo_model()) as gguf:
         config = Config.of(gguf)
     for value, short, line in (

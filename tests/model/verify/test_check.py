@@ -32,7 +32,7 @@ from urdir.ptxgen.catalog import kernel
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.add import Add
 from urdir.ptxgen.kernels.linear.products.gemm_wgmma import GemmWgmma
-from urdir.ptxgen.spec import KernelSpec
+from urdir.ptxgen.spec import KernelSpec, smallest_example
 
 Cli = Callable[..., tuple[int, str, str]]
 EXAMPLE = Path(urdir.model.data.__file__).parent / "new_kernel"
@@ -135,7 +135,7 @@ def test_a_failure_is_named_and_gives_exit_code_1(
 def test_an_override_takes_effect_and_the_report_says_so(
     cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    spec = Add.smallest_example()
+    spec = smallest_example(Add)
     path = tmp_path / f"{spec.key('sm_90')}.ptx"
     path.write_text(spec.ptx("sm_90").replace("add.f32", "sub.f32"))
     (tmp_path / "add-sm_90-0000.ptx").write_text("stale")

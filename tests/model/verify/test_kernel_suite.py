@@ -19,7 +19,7 @@ import urdir.model.data
 from urdir.driver.device import Device
 from urdir.model.commands.ptx import new
 from urdir.model.verify.kernel_suite import KernelSuite, texts
-from urdir.ptxgen.spec import KernelSpec, LaunchShape, Tolerance
+from urdir.ptxgen.spec import KernelSpec, LaunchShape, Tolerance, smallest_example
 from urdir.ptxgen.tools.assemble import is_available
 
 EXAMPLE = Path(urdir.model.data.__file__).parent / "new_kernel"
@@ -216,7 +216,7 @@ def test_a_suite_without_kernels_is_an_error() -> None:
 
 
 def test_texts_are_those_that_differ(scaled_sum: type[KernelSpec]) -> None:
-    assert list(texts(scaled_sum.smallest_example())) == [
+    assert list(texts(smallest_example(scaled_sum))) == [
         "sm_120",
         "sm_89",
     ]  # with and without waiting

@@ -25,8 +25,8 @@ from urdir.ptxgen.ptx.architecture import SM_REGISTERS
 from urdir.ptxgen.spec import Access, Array, LaunchShape, Param, Tolerance, ceil_div
 from urdir.ptxgen.weights import eights
 from urdir.ptxgen.weights.e4m3 import e4m3
-from urdir.ptxgen.weights.formats import FORMATS, random_blocks
-from urdir.ptxgen.weights.layout import TILE_ROWS
+from urdir.ptxgen.weights.formats import FORMATS
+from urdir.ptxgen.weights.layout import TILE_ROWS, random_weights
 from urdir.ptxgen.weights.packed import GROUP
 
 #: Registers of a thread except those of sums and of bytes of weights.
@@ -143,9 +143,8 @@ class GemmBytes(Rings):
 
     @property
     def launch_shape(self) -> LaunchShape:
-        rows = self.parts[-1].first_cta + self.parts[-1].ctas
         return LaunchShape(
-            grid=(self.cut.cluster * self.tiles, rows, 1),
+            grid=(self.cut.cluster * self.tiles, self.row_ctas, 1),
             block=(self.cut.threads, 1, 1),
             cluster=(self.cut.cluster, self.cut.sharers, 1),
             shared_bytes=self.shared_bytes,
@@ -214,8 +213,7 @@ class GemmBytes(Rings):
         for part in self.parts:
             layout = part.layout
             for weights, of_rows in self.names_of(part):
-                count = layout.rows * layout.cols // layout.format.block
-                inputs[weights] = layout.pack(random_blocks(layout.format, count, rng))
+                inputs[weights] = random_weights(layout, rng)
                 if not self.of_floats:
                     inputs[of_rows] = eights.row_scales(layout, inputs[weights])
         return self.completed(inputs, rng)

@@ -173,9 +173,8 @@ class GemmMma(PackedProduct):
 
     @property
     def launch_shape(self) -> LaunchShape:
-        rows = self.parts[-1].first_cta + self.parts[-1].ctas
         return LaunchShape(
-            grid=(self.tiles, rows, 1),
+            grid=(self.tiles, self.row_ctas, 1),
             block=(self.cut.multipliers, 1, 1),
             shared_bytes=self.shared_bytes,
             resident=self.cut.resident,

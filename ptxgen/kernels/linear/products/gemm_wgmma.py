@@ -207,11 +207,6 @@ class GemmWgmma(PackedProduct, Rings):
         return len(self.runs) < len(self.parts)
 
     @property
-    def row_ctas(self) -> int:
-        """CTAs along the rows of all matrices."""
-        return self.parts[-1].first_cta + self.parts[-1].ctas
-
-    @property
     def rows_beside(self) -> int:
         """Row tiles that follow each other with the same vectors, so that the tiles of all CTAs at
         a time have few rows and few vectors. On an H200 the first product of bge-large's FFN takes

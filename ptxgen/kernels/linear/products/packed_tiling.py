@@ -197,6 +197,11 @@ class PackedTiling(MainLoop):
             parts.append(PackedPart(number, layout, first, ctas, experts, self.has_neighbours))
         return tuple(parts)
 
+    @property
+    def row_ctas(self) -> int:
+        """CTAs along the rows of all matrices."""
+        return self.parts[-1].first_cta + self.parts[-1].ctas
+
     def _row_tiles(self, rows: int) -> int:
         """CTAs along the rows of a matrix. A packed y has whole tiles of 256 columns."""
         if self.packs:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self
 
 from urdir.ptxgen.errors import PtxgenError
@@ -13,8 +13,6 @@ from urdir.ptxgen.spec import LaunchShape
 from urdir.ptxgen.target import since
 from urdir.ptxgen.weights.formats import Format
 from urdir.ptxgen.weights.grids import ENTRIES, aligned, with_entries
-
-OPTIONS = {field.name for field in fields(CutOptions)}
 
 
 @dataclass(frozen=True)
@@ -34,15 +32,11 @@ class TiledSpec(LinearSpec):
     @classmethod
     def of(cls, *fields: Any, **named: Any) -> Self:
         """See `MainLoop.of`; options of the cut are keywords, too."""
-        given = {name: named.pop(name) for name in OPTIONS & named.keys()}
-        if given:
-            named["options"] = CutOptions(**{"resident": cls.resident, **given})
-        return super().of(*fields, **named)
+        return super().of(*fields, **CutOptions(resident=cls.resident).within(named))
 
     def recut(self, **changes: Any) -> Self:
         """The product with other options of its cut, and other fields."""
-        given = {name: changes.pop(name) for name in OPTIONS & changes.keys()}
-        return replace(self, options=replace(self.options, **given), **changes)
+        return replace(self, **self.options.within(changes))
 
     def __post_init__(self) -> None:
         for name, value in vars(self.options).items():

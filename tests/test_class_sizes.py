@@ -1,0 +1,161 @@
+"""No class grows past what a reader keeps in mind: the methods of a class and of its bases.
+
+PYTHONPATH=.src python tests/test_class_sizes.py        prints the classes that are left
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import importlib
+import inspect
+import pkgutil
+import sys
+from collections.abc import Iterator
+
+import urdir.driver
+import urdir.model
+import urdir.ptxgen
+
+#: Lines of the methods of a class, those of its bases in the project counted.
+MOST_LINES = 300
+#: Classes with more, and how many lines they may have: kernels whose bases share fields, parameters
+#: and sizes that templates read. Lower a number when a class has fewer lines; add none.
+LEFT = {
+    "GemmWgmma": 649,
+    "GemmSmall": 583,
+    "LatentDecode": 580,
+    "GemmMma": 575,
+    "GemmE4m3": 570,
+    "GemmBytes": 562,
+    "Gemv": 545,
+    "FlashDecode": 524,
+    "PackedProduct": 518,
+    "ExpertsUp": 511,
+    "ExpertsDown": 507,
+    "ExpertsGemmSmall": 491,
+    "ExpertsSpec": 474,
+    "Rings": 470,
+    "ExpertsGemm": 451,
+    "PackedTiling": 448,
+    "GemvF32": 446,
+    "TiledSpec": 444,
+    "Gemm": 412,
+    "IncrementalAttention": 407,
+    "PrefillBlock": 405,
+    "DecodeAttention": 384,
+    "DraftedRecurrence": 372,
+    "LinearSpec": 359,
+    "ChunkedRecurrence": 358,
+    "PrepareChunks": 355,
+    "PrefillWgmma": 353,
+    "ExpertsProduct": 346,
+}
+
+
+def _modules() -> Iterator[str]:
+    """Names of the product's modules; the emulator is a test's device."""
+    for room in (urdir.ptxgen, urdir.driver, urdir.model):
+        for found in pkgutil.walk_packages(room.__path__, f"{room.__name__}."):
+            if ".emulator" not in found.name and not found.name.endswith("__main__"):
+                yield found.name
+
+
+def _classes() -> Iterator[type]:
+    """Every class of the product; not those that need an optional package (ray)."""
+    for name in _modules():
+        try:
+            module = importlib.import_module(name)
+        except ModuleNotFoundError as exc:
+            if (exc.name or "").startswith("urdir"):
+                raise
+            continue
+        for each in vars(module).values():
+            if inspect.isclass(each) and each.__module__ == name:
+                yield each
+
+
+_FUNCTION = (ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+@functools.cache
+def _methods(module: str) -> dict[str, int]:
+    """Lines of the methods, decorators among them, of each class of a module by qualified name."""
+    lines: dict[str, int] = {}
+
+    def visit(node: ast.AST, prefix: str) -> None:
+        for each in ast.iter_child_nodes(node):
+            if isinstance(each, ast.ClassDef):
+                methods = [
+                    n for n in each.body if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)
+                ]
+                lines[prefix + each.name] = sum(map(_length, methods))
+                visit(each, f"{prefix}{each.name}.")
+            elif isinstance(each, _FUNCTION):
+                visit(each, f"{prefix}{each.name}.<locals>.")
+            else:
+                visit(each, prefix)
+
+    visit(ast.parse(inspect.getsource(sys.modules[module])), "")
+    return lines
+
+
+def _length(method: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    first = min(node.lineno for node in (method, *method.decorator_list))
+    return (method.end_lineno or first) - first + 1
+
+
+def _lines(of: type, package: str = "urdir.") -> int:
+    """Lines of the methods of a class and of its bases in the ``package``."""
+    bases = (each for each in of.__mro__ if each.__module__.startswith(package))
+    return sum(_methods(each.__module__).get(each.__qualname__, 0) for each in bases)
+
+
+def _long() -> dict[str, int]:
+    """The classes with more lines than `MOST_LINES`, by name."""
+    sizes = ((each.__name__, _lines(each)) for each in _classes())
+    return {name: lines for name, lines in sizes if lines > MOST_LINES}
+
+
+def test_classes_are_short() -> None:
+    assert len(list(_classes())) > 1000
+    grown = {name: lines for name, lines in _long().items() if lines > LEFT.get(name, 0)}
+    assert not grown, "too many lines of methods, bases counted: a concept may be an object"
+
+
+def test_classes_that_are_left_are_long() -> None:
+    """A class that has become short is no exception."""
+    assert LEFT.keys() <= _long().keys()
+
+
+class Base:
+    """Nine lines of methods, the blank ones between them apart."""
+
+    field = 1
+
+    @property
+    def first(self) -> int:
+        """Documented."""
+        return self.field
+
+    def second(self) -> int:
+        def inner() -> int:
+            return 1
+
+        return inner()
+
+
+class Derived(Base):
+    """Two more."""
+
+    def third(self) -> int:
+        return 3
+
+
+def test_lines_are_those_of_methods_and_of_bases() -> None:
+    assert (_lines(Base, __name__), _lines(Derived, __name__)) == (9, 11)
+
+
+if __name__ == "__main__":
+    for class_name, size in sorted(_long().items(), key=lambda each: (-each[1], each[0])):
+        print(f'    "{class_name}": {size},')
