@@ -7,7 +7,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Literal
 
 
 def whole_number(low: int, high: int | None = None) -> Callable[[str], int]:
@@ -116,6 +116,11 @@ def real_number(low: float, high: float | None = None) -> Callable[[str], float]
         return value
 
     return parse
+
+
+def routing(text: str) -> float | Literal["locality"]:
+    """How experts are chosen at random: a share of all choices, or "locality"."""
+    return "locality" if text == "locality" else real_number(0.5, 0.99)(text)
 
 
 def byte_size(text: str) -> int:
