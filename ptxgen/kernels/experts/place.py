@@ -16,12 +16,13 @@ from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, Tol
 
 #: Pairs of rows and experts of a launch, at most.
 MAX_PAIRS = 512
-#: See `PlaceExperts`; a power of two. Experts of a layer that are copied for a token, of 8 of 128
-#: with 64 slots, where the more popular half have 90 % of all choices (simulated): 1.02, of the
-#: least recently used slots 1.45, of the most popular experts 0.83; if a token repeats some experts
-#: of the one before 0.75, 1.04; if others become popular every 200 tokens 1.36, 1.53, every 1,000
-#: 1.09, 1.46. With 16: 1.12, 0.84, 1.33, 1.15; with 64: 0.96, 0.70, 1.56, 1.10.
-CREDIT = 32
+#: See `PlaceExperts`. Experts of a layer that are copied for a token, of 8 of 128, with 32 and 64
+#: slots (simulated): with the locality of traces (`memory.local_choices`) 1.73, 0.31, of the least
+#: recently used slots 1.51, 0.29, if the future were known 0.74, 0.16; if some experts are also
+#: popular in each text, as in these traces, 1.29, 0.37, of least recently used slots 1.37, 0.39; of
+#: independent choices, where the more popular half have 90 %, 3.25, 1.08 and 4.13, 1.46. With a
+#: credit of 32 that halves for each 32 of the distance 2.03, 0.43; 1.36, 0.40; 3.03, 1.03.
+CREDIT = 24
 
 
 @dataclass(frozen=True)
@@ -30,9 +31,9 @@ class PlaceExperts(KernelSpec):
     lowest stamps.
 
     Each launch that chooses an expert makes its stamp the number of the launch, or what it was if
-    that is more, plus `CREDIT`, halved for each `CREDIT` between the two: how often it was chosen,
-    with a weight that halves in `CREDIT` launches (LRFU, Lee et al. 2001). Experts that have lost
-    their slot keep their stamp.
+    that is more, plus `CREDIT` less half the distance of the two (0 at least): when it was chosen
+    last, and how often of late, as LRFU weighs both (Lee et al. 2001). Experts that have lost their
+    slot keep their stamp.
 
     ``state`` (u32) has for every expert its slot + 1 (0: none), for every slot its expert + 1, for
     every expert its stamp, the number of the launch, how many pairs there were, how many copies, a
@@ -155,8 +156,8 @@ class PlaceExperts(KernelSpec):
         found = found[found > 0] - 1
         used = np.unique(experts)
         late = np.maximum(stamp[used], now)
-        apart = (late - np.minimum(stamp[used], now)) // np.uint32(CREDIT)
-        stamp[used] = late + (np.uint32(CREDIT) >> np.minimum(apart, 31))
+        apart = late - np.minimum(stamp[used], now)
+        stamp[used] = late + CREDIT - np.minimum(apart // 2, CREDIT)
         taken = {*found.tolist()}
         copies = np.zeros(4 * self.list_vectors, np.uint32)
         if self.gathers:

@@ -18,6 +18,7 @@ from urdir.model.families.feed_forward import Router
 from urdir.model.families.placement import Placement
 from urdir.model.memory.local_choices import TOKENS, choice_sizes, local_choices, recency_shares
 from urdir.ptxgen.kernels.experts.listed_logits import ListedLogits
+from urdir.ptxgen.kernels.experts.place import PlaceExperts, parts_of
 
 #: What caches of so many of 128 experts find in steady state, in %, as it was published: the first
 #: trace's 8 (what the token before chose) and 51; and of answers that begin with empty caches, of
@@ -129,3 +130,18 @@ def test_routers_of_groups_are_refused() -> None:
     assert [*choice_sizes(config).values()] == [4 * 2 * TOKENS]
     config.random_routing = 0.9
     assert not choice_sizes(config)
+
+
+@pytest.mark.parametrize(("slots", "most"), [(32, 1.2), (64, 1.2)])
+def test_slots_are_given_away_nearly_as_to_the_least_recently_used(
+    choices: Array, slots: int, most: float
+) -> None:
+    """`PlaceExperts` also counts how often experts were chosen: the drawn choices do not repay."""
+    kernel, tokens = PlaceExperts(1, 8, 128, slots), choices[:1500]
+    state, position = np.zeros(kernel.words, np.uint32), np.zeros(1, np.uint32)
+    held, holder, *_ = parts_of(state, 128, slots)
+    held[:slots] = holder[:] = np.arange(1, slots + 1)
+    for chosen in tokens:
+        state = kernel.reference(expert=chosen[None], position=position, state=state)["state"]
+    copies = int(parts_of(state, 128, slots)[3][2])
+    assert copies < most * (1 - found(tokens, slots)) * tokens.size
