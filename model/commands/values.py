@@ -120,7 +120,13 @@ def real_number(low: float, high: float | None = None) -> Callable[[str], float]
 
 def routing(text: str) -> float | Literal["locality"]:
     """How experts are chosen at random: a share of all choices, or "locality"."""
-    return "locality" if text == "locality" else real_number(0.5, 0.99)(text)
+    if text == "locality":
+        return "locality"
+    try:
+        float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r}: a share such as 0.9, or locality") from None
+    return real_number(0.5, 0.99)(text)
 
 
 def byte_size(text: str) -> int:

@@ -44,9 +44,13 @@ DATA = Path(__file__).parents[2] / "data"
 SAMPLE = {"gpt-oss-moe": "biases", "qwen3moe-moe": "products that choose their experts"}
 #: Models of such families without experts.
 DENSE = {"ernie4_5-moe", "nemotron_h_moe-dense", "paddleocr-moe", "refact-moe"}
+#: Mixtures whose names do not say so.
+OTHERS = {"deepseek32", "deepseek4", "dots3note", "glm-dsa-shared", "glm5-next", "hy_v4"}
+OTHERS |= {"qwen4exp"}
 MIXTURES = sorted(
-    {path.name.partition(".")[0] for path in (DATA / "families").glob("*moe*.gguf.xz")}
-    - {*SAMPLE, *DENSE}
+    {path.name.partition(".")[0] for path in (DATA / "families").glob("*moe*.gguf.xz")}.union(
+        OTHERS
+    ).difference(SAMPLE, DENSE)
 )
 NAMES = [*SAMPLE, *(pytest.param(name, marks=pytest.mark.full) for name in MIXTURES)]
 NANO = DATA / "golden" / "nano-llama-q8_0.gguf"
@@ -134,6 +138,18 @@ def test_mixtures_with_caches_of_one_two_and_all_experts(
     if whole:  # with room for all, loading has filled it
         assert not any(copies[99])
         assert any(copies[1])
+
+
+def test_every_golden_mixture_is_run_with_caches(
+    reference_file: Callable[[str], Path],
+) -> None:
+    names = {path.name.partition(".")[0] for path in (DATA / "families").glob("*.gguf.xz")}
+    found = set()
+    for name in names:
+        with Gguf(reference_file(name)) as gguf:
+            if any(layer.mixtures for layer in Config.of(gguf).layers):
+                found.add(name)
+    assert found == {*SAMPLE, *MIXTURES}
 
 
 @pytest.mark.parametrize("name", ["dots1-moe", pytest.param("llama4-moe", marks=pytest.mark.full)])
