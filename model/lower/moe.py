@@ -135,7 +135,7 @@ def lower_route(at: Lowering, ops: Sequence[Op]) -> bool:
     chosen = {"expert": work["expert"], "weight": work["expert weight"], **extra}
     matrix, logits = router.matrix, work["router logits"]
     if at.parts.config.random_routing is not None:
-        _append_random(at, of, chosen)
+        _append_random(at, of, x, chosen)
         return True
     computed = None if layer is None else layer.norm
     apart = of.low is not None and matrix.format.name == "F32" and RouterLogits.takes(matrix.cols)
@@ -255,10 +255,10 @@ def _append_logits(
     return _select(rows, router.selection, splits, matrix.cols, norm.norm.eps)
 
 
-def _append_random(at: Lowering, of: Route, chosen: Mapping[str, Slice | None]) -> None:
+def _append_random(at: Lowering, of: Route, x: Slice, chosen: Mapping[str, Slice | None]) -> None:
     """Logits of a random choice, in place of the router's, and what chooses by them."""
     share, rows, experts = at.parts.config.random_routing, of.x.rows, of.selection.experts
-    args = {"position": at.rows.position, "logits": at.work["router logits"]}
+    args = {"position": at.rows.position, "x": x.slice(0, 4), "logits": at.work["router logits"]}
     if not isinstance(share, float):
         used = of.selection.used
         args["choices"] = choices = at.parts.weights.choices[experts, used]
@@ -266,9 +266,7 @@ def _append_random(at: Lowering, of: Route, chosen: Mapping[str, Slice | None]) 
     else:
         kernel = _skewed(rows, experts, share)
     at.launch(kernel, f"{of.label}.logits", **args)
-    (reader,) = at.readers(of.y)
-    is_cached = isinstance(reader, Experts) and reader.up.matrix in at.parts.weights.expert_caches
-    if is_cached and _products_choose(at, of):  # products read x as if the router had waited for it
+    if _products_choose(at, of):
         at.unselected[of.y] = of.selection
         return
     select = _select(rows, of.selection)

@@ -24,7 +24,8 @@ class ListedLogits(KernelSpec):
 
     Row b has the token (``position`` + `TOKENS_APART` b) modulo ``tokens``, a power of two; its
     experts are those of the list plus `EXPERTS_APART` b, modulo ``experts``. The first of them has
-    the highest logit, 9; all others of the layer have 0.
+    the highest logit, 9; all others of the layer have 0. ``x`` is read as a router does it: what
+    follows does not begin before it is there.
     """
 
     rows: int
@@ -65,6 +66,7 @@ class ListedLogits(KernelSpec):
         return (
             Param("position", "u32", ("rows",), Access.IN),
             Param("choices", "u32", ("tokens", "used"), Access.IN),
+            Param("x", "f32", (1,), Access.IN),
             Param("logits", "f32", ("rows", "experts"), Access.OUT),
         )
 
@@ -85,7 +87,8 @@ class ListedLogits(KernelSpec):
     def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
         choices = np.argsort(rng.random((self.tokens, self.experts)))[:, : self.used]
         position = rng.integers(0, 1 << 20, self.rows, np.uint32)
-        return {"position": position, "choices": choices.astype(np.uint32)}
+        x = np.ones(1, np.float32)
+        return {"position": position, "choices": choices.astype(np.uint32), "x": x}
 
     @classmethod
     def examples(cls) -> Mapping[str, ListedLogits]:

@@ -12,6 +12,7 @@ import pytest
 
 from tests.model.stepping import answer
 from urdir.driver.memory import Array
+from urdir.model.engine.batch import Output, StepShape
 from urdir.model.engine.engine import Engine
 from urdir.model.errors import UnsupportedError
 from urdir.model.families.feed_forward import Router
@@ -88,9 +89,8 @@ def test_rows_choose_independently(choices: Array) -> None:
     kernel = ListedLogits(8, 128, 8, 4096)
     same = []
     for position in range(0, 4000, 7):
-        logits = kernel.reference(position=np.full(8, position, np.uint32), choices=choices[:4096])[
-            "logits"
-        ]
+        at = np.full(8, position, np.uint32)
+        logits = kernel.reference(position=at, choices=choices[:4096])["logits"]
         rows = [{*np.flatnonzero(row).tolist()} for row in logits]
         assert rows[0] == {*choices[position].tolist()}
         same += [len(rows[0] & row) for row in rows[1:]]
@@ -116,6 +116,27 @@ def test_a_model_chooses_what_was_drawn(
     expected = np.bincount(local_choices(*kind)[:steps].ravel(), minlength=kind[0])
     for each in counts:
         np.testing.assert_array_equal(each, expected)
+
+
+@pytest.mark.parametrize("routing", [0.9, "locality"])
+def test_experts_are_copied_as_late_as_those_that_a_router_chooses(
+    routing: Any, reference_file: Callable[[str], Path]
+) -> None:
+    """After the launch that makes what the router reads: the choice does not depend on it."""
+    wanted: dict[str, Any] = {"device": "emulator", "context": 32, "cache_folder": None}
+    placement = Placement(host_experts=99, expert_slots=3)
+    plans = []
+    for chosen in (None, routing):
+        wanted |= {"random_routing": chosen, "placement": placement}
+        with Engine.open(reference_file("qwen3moe-moe"), **wanted) as engine:
+            plans.append(engine.session.steps.bound(StepShape(1, 32, Output.GREEDY)).plan)
+    edges = [{(of.before, of.after) for of in plan.edges()} for plan in plans]
+    labels = [[of.label.removesuffix(".logits") for of in plan] for plan in plans]
+    assert labels[0] == labels[1]
+    made = [n for n, label in enumerate(labels[0]) if label.endswith("attn_output")]
+    assert made
+    for number in made:
+        assert (number, number + 1) in edges[0] & edges[1]
 
 
 def test_routers_of_groups_are_refused() -> None:
