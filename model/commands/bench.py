@@ -144,10 +144,11 @@ def add_parser(commands: options.Subparsers) -> None:
     )
     parser.add_argument(
         "--routing",
-        type=values.real_number(0.5, 0.99),
-        metavar="SHARE",
-        help="rows choose experts at random, the first half of them with this share of all "
-        "choices: what a cache of experts is worth (0.9: as published of Qwen3-30B-A3B)",
+        type=values.routing,
+        metavar="SHARE|locality",
+        help="rows choose experts at random: independently, the first half of them with this share "
+        "of all choices (0.9: as published of Qwen3-30B-A3B), or with the temporal locality of "
+        "traces of that model: what a cache of experts is worth",
     )
     parser.add_argument(
         "--lora",

@@ -102,6 +102,7 @@ class _ModelRun:
         from urdir.model.measure.profile import summarise
         from urdir.model.measure.streaming import LinkUse
         from urdir.model.measure.trace import graph_tables, step_events
+        from urdir.model.memory.local_choices import stated
 
         try:
             engine = _open_engine(self.args, part)
@@ -114,6 +115,8 @@ class _ModelRun:
             return
         with engine, Progress("measuring", len(part.tests)) as progress:
             collect_no_graphs(engine.session.steps)
+            if self.args.routing == "locality" and self.conditions is None:
+                progress.note(stated(engine.config))
             rates = self.rates = self.rates or device_rates(engine.device)
             link = LinkUse.of(engine.session) if engine.weights.streamed else None
             for row in progress.over(bench(engine.session, engine.file, rates, part)):

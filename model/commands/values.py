@@ -7,7 +7,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Literal
 
 
 def whole_number(low: int, high: int | None = None) -> Callable[[str], int]:
@@ -116,6 +116,17 @@ def real_number(low: float, high: float | None = None) -> Callable[[str], float]
         return value
 
     return parse
+
+
+def routing(text: str) -> float | Literal["locality"]:
+    """How experts are chosen at random: a share of all choices, or "locality"."""
+    if text == "locality":
+        return "locality"
+    try:
+        float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r}: a share such as 0.9, or locality") from None
+    return real_number(0.5, 0.99)(text)
 
 
 def byte_size(text: str) -> int:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from urdir.driver.ptx_files import PtxFiles
     from urdir.model.engine.runner import Observer
     from urdir.model.families.config import Config
+    from urdir.model.families.feed_forward import RandomRouting
     from urdir.model.families.placement import Placement
     from urdir.model.families.synthetic import SyntheticModel
     from urdir.model.memory.draft_settings import DraftSettings
@@ -88,7 +89,8 @@ class EngineOptions:
     and of the host ``host_memory`` by weights. Layers that exceed the latter are read from files
     before each use: in the folder ``stream_dir``, where they are written at first.
     ``random_routing``, to measure: rows choose experts at random, the first half of them with this
-    share of all choices, and answers mean nothing.
+    share of all choices, or with the "locality" of a trace (`memory.local_choices`), and answers
+    mean nothing.
 
     ``drafts``: steps verify drafts of the next tokens, so that one may take several: the answers
     are the same (`DraftSettings`). ``draft`` says whose: "ngram", those of earlier text; "mtp", of
@@ -139,7 +141,7 @@ class EngineOptions:
     device_memory: int | None = None
     host_memory: int | None = None
     stream_dir: Path | None = None
-    random_routing: float | None = None
+    random_routing: RandomRouting | None = None
     drafts: DraftSettings | None = None
     draft: str | os.PathLike[str] | SyntheticModel | None = None
     adapters: Sequence[tuple[str | os.PathLike[str], float]] = ()

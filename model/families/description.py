@@ -13,6 +13,7 @@ from typing import Any, Self
 from urdir.model.families.adapters import AdapterRoom
 from urdir.model.families.attention import Attention
 from urdir.model.families.embedding import Embedding
+from urdir.model.families.feed_forward import RandomRouting
 from urdir.model.families.layers import LayerConfig, LowRankConnection, StreamJoin
 from urdir.model.families.nextn import NextnHead
 from urdir.model.families.recurrent import Lightning, Recurrent
@@ -141,7 +142,7 @@ class Description:
     as_bytes: frozenset[str] = frozenset()  # tensors that many rows multiply as signed bytes
     adapters: AdapterRoom | None = None  # room for LoRA adapters of its matrices
     streaming: Streaming | None = None  # matrices that lie in host memory
-    random_routing: float | None = None  # see `SkewedLogits`: experts are not those of the routers
+    random_routing: RandomRouting | None = None  # experts are not those of the routers
 
     def __repr__(self) -> str:
         size = f"hidden {self.hidden}, vocabulary {self.vocab_size}, context {self.context_length}"

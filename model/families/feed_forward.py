@@ -9,6 +9,10 @@ from urdir.model.families.stored import Linear, Normalization, StoredVector
 from urdir.ptxgen.kernels.activation import Activation
 from urdir.ptxgen.kernels.experts.selection import Scoring, Selection
 
+#: How experts are chosen at random, to measure: a share of all choices that the first half of them
+#: have, see `SkewedLogits`, or as a trace does, see `memory.local_choices`.
+RandomRouting = float | Literal["locality"]
+
 
 @dataclass(frozen=True, slots=True)
 class Dense:

@@ -7,7 +7,7 @@ it together (`experts.shared_read`); many rows are grouped by expert first (`exp
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -37,6 +37,7 @@ from urdir.model.lower.requests import packed_norm_after
 from urdir.model.lower.rule import Rule, variants
 from urdir.model.memory.norms import NormLayer
 from urdir.ptxgen.kernels.experts.keep_experts import KeepExperts
+from urdir.ptxgen.kernels.experts.listed_logits import ListedLogits
 from urdir.ptxgen.kernels.experts.logits import RouterLogits
 from urdir.ptxgen.kernels.experts.route import RouteExperts
 from urdir.ptxgen.kernels.experts.select import SelectExperts
@@ -47,6 +48,7 @@ from urdir.ptxgen.weights.layout import TILE_COLS
 
 if TYPE_CHECKING:
     from urdir.driver.memory import Slice
+    from urdir.ptxgen.spec import KernelSpec
 
 #: Logits of a step from which on `RouterLogits` makes them, and not a CTA each. On an H200
 #: `RouteExperts` takes 75 us for 65,536 (qwen3-30b-a3b, 512 rows): 9 us for as many. `RouterLogits`
@@ -65,6 +67,7 @@ _logits = lru_cache(maxsize=64)(RouterLogits)
 _route = lru_cache(maxsize=64)(RouteExperts)
 _select = lru_cache(maxsize=64)(SelectExperts)
 _skewed = lru_cache(maxsize=64)(SkewedLogits)
+_listed = lru_cache(maxsize=64)(ListedLogits)
 
 
 def lower_shared_norm(at: Lowering, ops: Sequence[Op]) -> bool:
@@ -131,10 +134,8 @@ def lower_route(at: Lowering, ops: Sequence[Op]) -> bool:
     extra = {"choice_bias": router.choice_bias, "expert_scale": router.expert_scale}
     chosen = {"expert": work["expert"], "weight": work["expert weight"], **extra}
     matrix, logits = router.matrix, work["router logits"]
-    if (share := at.parts.config.random_routing) is not None:
-        skewed, position = _skewed(rows, router.selection.experts, share), at.rows.position
-        at.launch(skewed, f"{of.label}.logits", position=position, logits=logits)
-        at.launch(_select(rows, router.selection), f"{of.label}.select", logits=logits, **chosen)
+    if at.parts.config.random_routing is not None:
+        _append_random(at, of, x, chosen)
         return True
     computed = None if layer is None else layer.norm
     apart = of.low is not None and matrix.format.name == "F32" and RouterLogits.takes(matrix.cols)
@@ -252,6 +253,24 @@ def _append_logits(
     if norm is None or not begun:
         return _select(rows, router.selection, splits)
     return _select(rows, router.selection, splits, matrix.cols, norm.norm.eps)
+
+
+def _append_random(at: Lowering, of: Route, x: Slice, chosen: Mapping[str, Slice | None]) -> None:
+    """Logits of a random choice, in place of the router's, and what chooses by them."""
+    share, rows, experts = at.parts.config.random_routing, of.x.rows, of.selection.experts
+    args = {"position": at.rows.position, "x": x.slice(0, 4), "logits": at.work["router logits"]}
+    if not isinstance(share, float):
+        used = of.selection.used
+        args["choices"] = choices = at.parts.weights.choices[experts, used]
+        kernel: KernelSpec = _listed(rows, experts, used, choices.nbytes // (4 * used))
+    else:
+        kernel = _skewed(rows, experts, share)
+    at.launch(kernel, f"{of.label}.logits", **args)
+    if _products_choose(at, of):
+        at.unselected[of.y] = of.selection
+        return
+    select = _select(rows, of.selection)
+    at.launch(select, f"{of.label}.select", logits=args["logits"], **chosen)
 
 
 def _append_product(at: Lowering, of: Route, norm: Norm | None) -> None:

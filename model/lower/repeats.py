@@ -252,7 +252,8 @@ class Repeats:
     def _is_own(self, op: Unplaced, own: Collection[Key]) -> bool:
         """Whether every argument that differs between layers belongs to the layer itself."""
         parts = self._at.parts
-        shared = {_key(table) for table in parts.weights.rope_tables.values()}
+        tables = (parts.weights.rope_tables, parts.weights.choices)
+        shared = {_key(table) for each in tables for table in each.values()}
         if _NUMBER.match(op.label) is None:
             return False
         for value in op.args.values():

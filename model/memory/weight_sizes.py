@@ -21,6 +21,7 @@ from urdir.model.families.stored import (
 )
 from urdir.model.memory.cache_shape import rounded_capacity
 from urdir.model.memory.expert_cache import cache_sizes
+from urdir.model.memory.local_choices import choice_sizes
 from urdir.model.memory.matrix_rows import format_in
 from urdir.model.memory.streamed import slot_sizes
 from urdir.ptxgen.weights.eights import row_scales_nbytes
@@ -85,6 +86,7 @@ def weight_sizes(gguf: ModelFile, config: Config) -> dict[str, int]:
         sizes |= dict.fromkeys((SWITCHED, EMBEDDED), 4 * config.vocab_size)
     sizes |= {table_name(slopes): 4 * slopes.heads for slopes in config.slopes}
     sizes |= {table_name(of): 4 * of.heads * (2 * MOST_DISTANCE + 1) for of in config.biases}
+    sizes |= choice_sizes(config)
     return sizes | {table_name(rope): 4 * rope.dim for rope in config.ropes}
 
 

@@ -23,6 +23,7 @@ from urdir.model.families.stored import (
 )
 from urdir.model.memory.expert_cache import ExpertCache, expert_part_nbytes
 from urdir.model.memory.file_keys import matrices_key, model_key
+from urdir.model.memory.local_choices import drawn_choices, local_choices
 from urdir.model.memory.matrix_rows import float_rows, source_rows
 from urdir.model.memory.norms import NormLayer
 from urdir.model.memory.streamed import StreamedMatrices, slots_in
@@ -35,6 +36,7 @@ from urdir.model.memory.upload import (
     upload,
     vector_pieces,
 )
+from urdir.model.memory.vectors import vector_values
 from urdir.model.memory.weight_sizes import (
     EMBEDDED,
     POSITIONS,
@@ -56,11 +58,8 @@ from urdir.ptxgen.weights.formats import Format
 from urdir.ptxgen.weights.layout import Layout
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
-
     from urdir.driver.device import Device
     from urdir.driver.memory import Arena, Array, Slice
-    from urdir.model.files.gguf import Tensor
     from urdir.model.files.model_file import ModelFile
 
 __all__ = ["STAGING_BYTES", "Matrix", "Weights"]
@@ -142,6 +141,8 @@ class Weights(Owner):
         self.switch_tables = tuple(self._arena[of] for of in (SWITCHED, EMBEDDED) if of in arena)
         #: The bias of each head by distance, (heads, 2 MOST_DISTANCE + 1) f32.
         self.biases = {of: self._arena[table_name(of)] for of in config.biases}
+        #: Choices of experts that are drawn, to measure.
+        self.choices = drawn_choices(config, arena)
         #: Decay rates of lightning attention states, (heads,) f32.
         self.rates = {slopes: self._arena[table_name(slopes)] for slopes in config.slopes}
 
@@ -176,6 +177,7 @@ class Weights(Owner):
         """
         self._arena.buffer.fill(0)  # padding of the last tiles
         self._upload_rope_tables(gguf)
+        self._upload_choices()
         self._upload_positions(gguf)
         self._upload_switch(gguf)
         for bias, table in self.biases.items():
@@ -344,6 +346,10 @@ class Weights(Owner):
                 factors = vector_values(rope.factors, gguf.tensors[rope.factors.name])
             table.upload(turns_table(rope.frequencies(factors)))
 
+    def _upload_choices(self) -> None:
+        for (experts, used), drawn in self.choices.items():
+            drawn.upload(local_choices(experts, used))
+
     def _upload_positions(self, gguf: ModelFile) -> None:
         stored = self.config.positions
         if stored is None or self.positions is None:
@@ -383,18 +389,3 @@ class Weights(Owner):
     def close(self) -> None:
         """Free the weights. Idempotent."""
         self._owners.close()
-
-
-def vector_values(of: StoredVector, tensor: Tensor) -> npt.NDArray[np.float32]:
-    """The values of a vector, (size,), from a tensor of type F32, F16, BF16, Q8_0 or I32."""
-    data = np.ascontiguousarray(tensor.data[:])
-    if tensor.type_name == "Q8_0":
-        blocks = data.reshape(-1).view(np.dtype([("scale", "<f2"), ("values", "i1", 32)]))
-        return of.of(blocks["scale"].astype(np.float32)[:, None] * blocks["values"])
-    if tensor.type_name == "I32":
-        return of.of(data.view(np.int32).astype(np.float32))
-    if tensor.type_name == "BF16":
-        values = (data.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
-    else:
-        values = data.view(np.float16 if tensor.type_name == "F16" else np.float32)
-    return of.of(values.astype(np.float32))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from urdir.model.families.stored import Linear
 from urdir.model.graph.experts import Experts
 from urdir.model.lower.adapters import rows_of_tensor
+from urdir.model.lower.experts.per_row import PerRow
 from urdir.model.lower.experts.products import MixtureCall
 from urdir.model.lower.lowering import Lowering
 from urdir.model.memory.expert_cache import ExpertCache, ReadExperts
@@ -42,12 +43,13 @@ def through_cache(at: Lowering, of: Experts, call: MixtureCall, cache: ExpertCac
         rows * used > min(MAX_PAIRS, MOST_CHOICES * cache.experts) or cache.reader is not None
     ):
         return call
-    place = _place(rows, used, cache.experts, cache.slots, call.selection, gathers)
-    copies, work = at.work["expert copies"], at.work
-    if call.selection is None:
-        chosen = {"expert": work["expert"]}
-    else:  # what the products would have done
-        chosen = {"logits": work["router logits"], "weight": work["expert weight"]}
+    products, copies, work = PerRow(at, rows), at.work["expert copies"], at.work
+    warps = 1 if call.parted is None else products.down(call).cut.warps
+    sizes = rows, used, cache.experts, cache.slots
+    place = _place(*sizes, call.selection, gathers, call.logit_parts, warps)
+    chosen = products.choice(call)
+    if call.selection is not None:  # what the products would have done
+        chosen["weight"] = work["expert weight"]
     at.launch(
         place,
         f"{call.label}.place",
@@ -60,7 +62,7 @@ def through_cache(at: Lowering, of: Experts, call: MixtureCall, cache: ExpertCac
     whole = call.mixture
     if gathers:
         _append_gather(at, call.label, cache, place, copies)
-        return replace(call, mixture=replace(whole, number=SLOT), selection=None)
+        return replace(call, mixture=replace(whole, number=SLOT), selection=None, parted=None)
     _append_fetch(at, call.label, cache, place, copies)
     held = replace(
         whole,
@@ -70,7 +72,7 @@ def through_cache(at: Lowering, of: Experts, call: MixtureCall, cache: ExpertCac
         slots=cache.slots,
         number=SLOT,
     )
-    return replace(call, mixture=held, selection=None)
+    return replace(call, mixture=held, selection=None, parted=None)
 
 
 def _append_fetch(

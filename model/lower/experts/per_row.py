@@ -45,21 +45,8 @@ class PerRow(ExpertProducts):
             self._append_up(label, call, product, to)
 
         self.append_activated(call, multiply)
-        mixture, residual = call.mixture, call.residual
-        down = mixture_products(mixture)[-1]
-        kernel = self._fitted(
-            ExpertsDown,
-            self.rows == 1,
-            mixture.held,
-            mixture.selection.used,
-            down.matrix,
-            *down.epilogue,
-            *([Residual()] if residual is not None else []),
-            batch=self.rows,
-            early=True,  # the products before it have waited for the router
-            selection=call.selection,
-            logit_parts=call.logit_parts,
-        )
+        residual, down = call.residual, mixture_products(call.mixture)[-1]
+        kernel = self.down(call)
         weighted = down.weighted and call.selection is None
         self.at.plan.launch(
             kernel,
@@ -71,6 +58,23 @@ class PerRow(ExpertProducts):
                 weight=self.work["expert weight"] if weighted else None, residual=residual
             ),
             **down.arguments,
+        )
+
+    def down(self, call: MixtureCall) -> ExpertsDown:
+        """The kernel of the last product."""
+        mixture, down = call.mixture, mixture_products(call.mixture)[-1]
+        return self._fitted(
+            ExpertsDown,
+            self.rows == 1,
+            mixture.held,
+            mixture.selection.used,
+            down.matrix,
+            *down.epilogue,
+            *([Residual()] if call.residual is not None else []),
+            batch=self.rows,
+            early=True,  # the products before it have waited for the router
+            selection=call.selection,
+            logit_parts=call.logit_parts,
         )
 
     def _append_up(self, label: str, call: MixtureCall, product: Product, y: Slice) -> None:

@@ -10,18 +10,20 @@ import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.advance import IDLE
+from urdir.ptxgen.kernels.experts.parts import TAKEN, LogitParts
 from urdir.ptxgen.kernels.experts.selection import MAX_EXPERTS, Selection
 from urdir.ptxgen.kernels.pairs import random_choice
 from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, Tolerance
 
 #: Pairs of rows and experts of a launch, at most.
 MAX_PAIRS = 512
-#: See `PlaceExperts`; a power of two. Experts of a layer that are copied for a token, of 8 of 128
-#: with 64 slots, where the more popular half have 90 % of all choices (simulated): 1.02, of the
-#: least recently used slots 1.45, of the most popular experts 0.83; if a token repeats some experts
-#: of the one before 0.75, 1.04; if others become popular every 200 tokens 1.36, 1.53, every 1,000
-#: 1.09, 1.46. With 16: 1.12, 0.84, 1.33, 1.15; with 64: 0.96, 0.70, 1.56, 1.10.
-CREDIT = 32
+#: See `PlaceExperts`. Experts of a layer that are copied for a token, of 8 of 128, with 32 and 64
+#: slots (simulated): with the locality of traces (`memory.local_choices`) 1.73, 0.31, of the least
+#: recently used slots 1.51, 0.29, if the future were known 0.74, 0.16; if some experts are also
+#: popular in each text, as in these traces, 1.29, 0.37, of least recently used slots 1.37, 0.39; of
+#: independent choices, where the more popular half have 90 %, 3.25, 1.08 and 4.13, 1.46. With a
+#: credit of 32 that halves for each 32 of the distance 2.03, 0.43; 1.36, 0.40; 3.03, 1.03.
+CREDIT = 24
 
 
 @dataclass(frozen=True)
@@ -30,9 +32,9 @@ class PlaceExperts(KernelSpec):
     lowest stamps.
 
     Each launch that chooses an expert makes its stamp the number of the launch, or what it was if
-    that is more, plus `CREDIT`, halved for each `CREDIT` between the two: how often it was chosen,
-    with a weight that halves in `CREDIT` launches (LRFU, Lee et al. 2001). Experts that have lost
-    their slot keep their stamp.
+    that is more, plus `CREDIT` less half the distance of the two (0 at least): when it was chosen
+    last, and how often of late, as LRFU weighs both (Lee et al. 2001). Experts that have lost their
+    slot keep their stamp.
 
     ``state`` (u32) has for every expert its slot + 1 (0: none), for every slot its expert + 1, for
     every expert its stamp, the number of the launch, how many pairs there were, how many copies, a
@@ -40,7 +42,8 @@ class PlaceExperts(KernelSpec):
     Pairs of padding rows, whose ``position`` is `IDLE`, choose nothing: they get what another pair
     has, and are not counted.
     With a plain ``selection`` experts are chosen by ``logits`` here, as products choose them, and
-    ``weight`` has their weights.
+    ``weight`` has their weights; of one row they may come in ``logit_parts``, which as many
+    ``warps`` add up as those of the products would, in the same order.
     ``copies``: how many, three blanks, then (expert, slot) of each that is to be copied,
     then zeros.
 
@@ -58,6 +61,8 @@ class PlaceExperts(KernelSpec):
     slots: int
     selection: Selection | None = None
     gathers: bool = False
+    logit_parts: LogitParts | None = None
+    warps: int = 1
 
     name = "place_experts"
     template = ("urdir.templates", "experts/place.ptx.j2")
@@ -73,6 +78,14 @@ class PlaceExperts(KernelSpec):
             not of.is_plain or (of.experts, of.used) != (self.experts, self.used)
         ):
             raise PtxgenError(f"place_experts: {of}: a plain one of as many experts")
+        parts, sizes = self.logit_parts is not None, (self.rows, self.warps)
+        if parts and (of is None or self.rows > 1 or self.experts not in TAKEN):
+            raise PtxgenError(
+                f"place_experts: logits in parts are those of one row and a selection among "
+                f"{', '.join(map(str, TAKEN))} experts, not {sizes[0]} among {self.experts}"
+            )
+        if not 1 <= self.warps <= (32 if parts else 1):
+            raise PtxgenError(f"place_experts: {self.warps} warps: up to 32 for logits in parts")
         if not (1 if self.gathers else self.most_copies) <= self.slots <= self.experts:
             raise PtxgenError(
                 f"place_experts: {self.slots} slots for {self.rows} x {self.used} of "
@@ -116,13 +129,15 @@ class PlaceExperts(KernelSpec):
 
     @property
     def params(self) -> tuple[Param, ...]:
-        chosen = Param("expert", "u32", ("rows", "used"), Access.IN)
+        chosen: tuple[Param, ...] = (Param("expert", "u32", ("rows", "used"), Access.IN),)
         weights: tuple[Param, ...] = ()
         if self.selection is not None:
-            chosen = Param("logits", "f32", ("rows", "experts"), Access.IN)
+            chosen = (Param("logits", "f32", ("rows", "experts"), Access.IN),)
             weights = (Param("weight", "f32", ("rows", "used"), Access.OUT),)
+        if self.logit_parts is not None:
+            chosen = self.logit_parts.params(self.experts)
         return (
-            chosen,
+            *chosen,
             Param("position", "u32", ("rows",), Access.IN),
             Param("state", "u32", ("words",), Access.INOUT),
             Param("slot", "u32", ("rows", "used"), Access.OUT),
@@ -132,17 +147,21 @@ class PlaceExperts(KernelSpec):
 
     @property
     def launch_shape(self) -> LaunchShape:
-        return LaunchShape(grid=(1, 1, 1), block=(32, 1, 1))
+        return LaunchShape(grid=(1, 1, 1), block=(32 * self.warps, 1, 1))
 
     @property
     def tolerance(self) -> Tolerance:
-        """Of weights, as `SelectExperts` has it; all else is equal."""
+        """Of weights, as `SelectExperts` has it, or of sums of parts; all else is equal."""
+        if self.logit_parts is not None:
+            return Tolerance(rtol=1e-5, atol=1e-6)
         return Tolerance() if self.selection is None else Tolerance(rtol=2e-6, atol=1e-7)
 
     def reference(self, **inputs: Any) -> dict[str, Array]:
         weights = {}
         if self.selection is not None:
-            expert, weight = self.selection(inputs["logits"])
+            parts = self.logit_parts
+            logits = inputs["logits"] if parts is None else parts.logits(inputs)
+            expert, weight = self.selection(logits)
             inputs["expert"], weights["weight"] = expert, weight.astype(np.float32)
         state = inputs["state"].copy()
         held, holder, stamp, rest, chosen = parts_of(state, self.experts, self.slots)
@@ -155,8 +174,8 @@ class PlaceExperts(KernelSpec):
         found = found[found > 0] - 1
         used = np.unique(experts)
         late = np.maximum(stamp[used], now)
-        apart = (late - np.minimum(stamp[used], now)) // np.uint32(CREDIT)
-        stamp[used] = late + (np.uint32(CREDIT) >> np.minimum(apart, 31))
+        apart = late - np.minimum(stamp[used], now)
+        stamp[used] = late + CREDIT - np.minimum(apart // 2, CREDIT)
         taken = {*found.tolist()}
         copies = np.zeros(4 * self.list_vectors, np.uint32)
         if self.gathers:
@@ -195,6 +214,10 @@ class PlaceExperts(KernelSpec):
         """That of some rows; of several the second is a padding row."""
         position = rng.integers(0, 100, self.rows).astype(np.uint32)
         position[1:2] = IDLE
+        if self.logit_parts is not None:
+            bias = {"router_bias": rng.standard_normal(self.experts).astype(np.float32)}
+            made = self.logit_parts.make_inputs(self.experts, rng)
+            return {**made, **(bias if self.logit_parts.bias else {}), "position": position}
         if self.selection is not None:
             return {**self.selection.random_logits(self.rows, rng), "position": position}
         expert = random_choice(rng, self.rows, self.experts, self.used)
@@ -216,6 +239,18 @@ class PlaceExperts(KernelSpec):
                 3, 4, 33, 5, Selection(33, 4, "softmax_selected"), gathers=True
             ),
             "chosen here": cls(3, 4, 33, 20, Selection(33, 4, "softmax_selected")),
+            "by parts": cls(
+                *(1, 8, 128, 40, Selection(128, 8, normalised=True)),
+                logit_parts=LogitParts(45, 1280, 1e-6),
+                warps=8,
+            ),
+            "by parts, for few slots": cls(
+                *(1, 4, 32, 3, Selection(32, 4, "softmax_selected")),
+                gathers=True,
+                logit_parts=LogitParts(90, 2880, 1e-5, bias=True, scale=0.5),
+                warps=12,
+            ),
+            "by parts, one warp": cls(1, 2, 64, 5, Selection(64, 2), logit_parts=LogitParts(3, 48)),
             "a softmax of all": cls(1, 8, 70, 9, Selection(70, 8, normalised=True, scale=2.5)),
         }
 

@@ -21,7 +21,8 @@ class SkewedLogits(KernelSpec):
     """Logits of which the largest ones are a random choice, by a hash of the row and its position.
 
     Expert e is chosen exp(-c) times as often as expert e - 1, so that the first half of them has a
-    ``share`` (0.5 to below 1) of all choices: logits are -c e, and Gumbel noise.
+    ``share`` (0.5 to below 1) of all choices: logits are -c e, and Gumbel noise. ``x`` is read as a
+    router does it: what follows does not begin before it is there.
     """
 
     rows: int
@@ -49,6 +50,7 @@ class SkewedLogits(KernelSpec):
     def params(self) -> tuple[Param, ...]:
         return (
             Param("position", "u32", ("rows",), Access.IN),
+            Param("x", "f32", (1,), Access.IN),
             Param("logits", "f32", ("rows", "experts"), Access.OUT),
         )
 
@@ -75,7 +77,8 @@ class SkewedLogits(KernelSpec):
         return {"logits": logits.astype(np.float32)}
 
     def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
-        return {"position": rng.integers(0, 1 << 20, self.rows, np.uint32)}
+        position = rng.integers(0, 1 << 20, self.rows, np.uint32)
+        return {"position": position, "x": np.ones(1, np.float32)}
 
     @classmethod
     def examples(cls) -> Mapping[str, SkewedLogits]:

@@ -44,6 +44,8 @@ Cli = Callable[..., tuple[int, str, str]]
         (("show",), "MODEL"),
         (("show", "demo", "-m", "demo"), "two models"),
         (("bench", "demo", "--shape", "llama-3.1-8b"), "--shape"),
+        (("bench", "demo", "--routing", "local"), "a share such as 0.9, or locality"),
+        (("bench", "demo", "--routing", "0.4"), "between 0.5 and 0.99"),
         (("bench", "demo", "--embed", "1,8", "--lora", "4"), "--lora"),
         (("bench", "demo", "--mixed", "1,8", "--draft", "ngram"), "--draft"),
         (("bench", "demo", "--load", "http://127.0.0.1:1", "--draft", "ngram"), "--draft"),

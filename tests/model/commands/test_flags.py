@@ -242,6 +242,8 @@ def test_values_are_what_llama_cpp_takes_them_for(
         (["-b", "256"], "batch_size", 256),
         (["-r", "2"], "repetitions", 2),
         (["-ngl", "10,99"], "gpu_layers", 10),
+        (["--routing", "0.9"], "routing", 0.9),
+        (["--routing", "locality"], "routing", "locality"),
         *((["-o", form], "output", form) for form in ("sql", "md", "csv", "json", "jsonl")),
     ],
 )

@@ -30,6 +30,7 @@ from urdir.model.engine.session import Session
 from urdir.model.errors import ModelError, SettingsError, UnsupportedError
 from urdir.model.families.config import Config
 from urdir.model.families.placement import Placement, streamable, with_streaming
+from urdir.model.families.shapes import SHAPES
 from urdir.model.families.synthetic import SyntheticModel
 from urdir.model.files.gguf import Gguf
 from urdir.model.memory import streamed
@@ -44,9 +45,13 @@ DATA = Path(__file__).parents[2] / "data"
 SAMPLE = {"gpt-oss-moe": "biases", "qwen3moe-moe": "products that choose their experts"}
 #: Models of such families without experts.
 DENSE = {"ernie4_5-moe", "nemotron_h_moe-dense", "paddleocr-moe", "refact-moe"}
+#: Mixtures whose names do not say so.
+OTHERS = {"deepseek32", "deepseek4", "dots3note", "glm-dsa-shared", "glm5-next", "hy_v4"}
+OTHERS |= {"qwen4exp"}
 MIXTURES = sorted(
-    {path.name.partition(".")[0] for path in (DATA / "families").glob("*moe*.gguf.xz")}
-    - {*SAMPLE, *DENSE}
+    {path.name.partition(".")[0] for path in (DATA / "families").glob("*moe*.gguf.xz")}.union(
+        OTHERS
+    ).difference(SAMPLE, DENSE)
 )
 NAMES = [*SAMPLE, *(pytest.param(name, marks=pytest.mark.full) for name in MIXTURES)]
 NANO = DATA / "golden" / "nano-llama-q8_0.gguf"
@@ -134,6 +139,40 @@ def test_mixtures_with_caches_of_one_two_and_all_experts(
     if whole:  # with room for all, loading has filled it
         assert not any(copies[99])
         assert any(copies[1])
+
+
+def test_every_golden_mixture_is_run_with_caches(
+    reference_file: Callable[[str], Path],
+) -> None:
+    names = {path.name.partition(".")[0] for path in (DATA / "families").glob("*.gguf.xz")}
+    found = set()
+    for name in names:
+        with Gguf(reference_file(name)) as gguf:
+            if any(layer.mixtures for layer in Config.of(gguf).layers):
+                found.add(name)
+    assert found == {*SAMPLE, *MIXTURES}
+
+
+def test_experts_that_are_chosen_by_parts_of_logits() -> None:
+    """Those of a router that the product before it computes: the parts are added up in the same
+    order, with slots for less than a row's experts, for these, and for all."""
+    keys = {**SHAPES["gpt-oss-20b"].keys, "expert_feed_forward_length": 96, "context_length": 64}
+    sizes = {"layers": 2, "hidden": 64, "heads": 16, "kv_heads": 2, "ffn": 128, "vocab": 256}
+    shape = replace(SHAPES["gpt-oss-20b"], keys=keys, **sizes)
+    found = []
+    for slots in (None, 3, 4, 32):
+        placement = None if slots is None else replace(EXPERTS, expert_slots=slots)
+        model = SyntheticModel("tiny", shape=shape)
+        with Engine.open(
+            model, device="emulator", context=32, cache_folder=None, placement=placement
+        ) as engine:
+            plan = engine.session.steps.bound(StepShape(1, 32, Output.GREEDY)).plan
+            labels = [operation.label for operation in plan]
+            assert not any(label.endswith("ffn_gate_inp") for label in labels)
+            assert any(label.endswith(".place") for label in labels) == (slots is not None)
+            found.append(of_session(engine.session, 256))
+    for other in found[1:]:
+        same(other, found[0])
 
 
 @pytest.mark.parametrize("name", ["dots1-moe", pytest.param("llama4-moe", marks=pytest.mark.full)])

@@ -21,7 +21,7 @@ from urdir.model.errors import ConfigError, UnsupportedError
 from urdir.model.families.config import Config
 from urdir.model.files.gguf import Gguf
 from urdir.model.files.pretrained.model import SafetensorsModel
-from urdir.model.memory.weights import vector_values
+from urdir.model.memory.vectors import vector_values
 from urdir.ptxgen.kernels.rotation import RopeScaling, frequencies
 
 Array = np.ndarray[Any, Any]
