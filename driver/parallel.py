@@ -101,27 +101,27 @@ class Job(Generic[_Result]):
 Work = Generator[Job[Any] | None, None, _Result]
 
 
-def elsewhere(work: Generator[object, None, _Result], together: int = 1) -> Work[_Result]:
-    """The same work with every piece run in another thread, several ``together``."""
+def elsewhere(
+    work: Generator[object, None, _Result], wait: Callable[[], object] = lambda: None
+) -> Work[_Result]:
+    """The same work as one job for another thread, which calls ``wait`` before every piece."""
 
-    def piece() -> StopIteration | None:
-        try:
-            for _ in range(together):
+    def run() -> _Result:
+        while True:
+            wait()
+            try:
                 next(work)
-        except StopIteration as end:
-            return end
-        return None
+            except StopIteration as end:
+                result: _Result = end.value
+                return result
 
-    while True:
-        job = Job(piece)
-        try:
-            yield job
-        except BaseException:
-            job.abandon(lambda _: None)  # after it is done, nothing runs
-            raise
-        if (end := job.result()) is not None:
-            result: _Result = end.value
-            return result
+    job = Job(run)
+    try:
+        yield job
+    except BaseException:
+        job.abandon(lambda _: None)  # after it is done, nothing runs
+        raise
+    return job.result()
 
 
 class Task(Generic[_Result]):

@@ -1,9 +1,9 @@
 """Graphs of likely steps, recorded before a request needs them.
 
 The first step of a shape is recorded when it is needed, which delays all users: by 100 ms with an
-8B model, by 300 ms if kernels have to be compiled (H200). So an idle service records likely graphs
-in short pieces; a new request waits for at most one piece. Those of one user's first request are
-recorded before a service is ready.
+8B model, by 300 ms if kernels have to be compiled (H200). So a service records likely graphs in short pieces
+while it would wait, for requests or for the device; a new request waits for at most one piece.
+Those of one user's first request are recorded before a service is ready.
 """
 
 from __future__ import annotations
@@ -101,12 +101,14 @@ class WarmUp:
 
     def work(self, seconds: float) -> bool:
         """Record in small pieces for ``seconds``; False where all that have begun wait for other
-        threads."""
-        end = time.monotonic() + seconds
-        while (shape := self._next) is not None:
+        threads, or something else is in a hurry (`Steps.gate`)."""
+        end, gate = time.monotonic() + seconds, self._steps.gate
+        while not gate.left and (shape := self._next) is not None:
             while self._do(shape) and not self._steps.waits(shape):
                 if time.monotonic() >= end:
                     return True
+                if gate.left:
+                    return False
         return False
 
     @property
