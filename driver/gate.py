@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 #: Seconds for which a gate is closed together before it is open as long.
 _MOST = 0.04
@@ -13,7 +14,8 @@ _MOST = 0.04
 class Gate:
     """Threads that work for later wait here between small pieces while it is closed.
 
-    It opens by itself. Whatever is asked, it is closed for at most ``most`` seconds together; each
+    Only those that have to (`minded`): whoever needs the same work now does it without waiting. It
+    opens by itself. Whatever is asked, it is closed for at most ``most`` seconds together; each
     second in which it is open allows another one: so work goes on however often it is closed.
     ``clock`` is in seconds. Thread-safe.
     """
@@ -23,6 +25,7 @@ class Gate:
         self._clock = clock
         self._end = clock()  # when it opens, or was opened
         self._changed = threading.Condition()
+        self._threads = threading.local()
 
     @property
     def left(self) -> float:
@@ -45,9 +48,18 @@ class Gate:
                 self._settle(self._clock())
                 self._changed.notify_all()
 
+    @contextmanager
+    def minded(self) -> Iterator[None]:
+        """Within, this thread waits where it is closed."""
+        self._threads.waits = True
+        try:
+            yield
+        finally:
+            self._threads.waits = False
+
     def wait(self) -> None:
-        """Return once it is open."""
-        if self.left:
+        """Return once it is open, in a thread that minds it; at once in others."""
+        if self.left and getattr(self._threads, "waits", False):
             with self._changed:
                 while left := self.left:
                     self._changed.wait(left)

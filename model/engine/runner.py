@@ -120,10 +120,11 @@ class Steps(Owner):
         """The recorded graph of a shape; what `prepare` has begun is finished."""
         if (graph := self._graphs.use(shape)) is not None:
             return graph
-        self.gate.open()  # a thread may work for it
         self._waits.pop(shape, None)
-        work = self._begun.pop(shape, None) or self._recording(shape)
-        return self._keep(shape, completed(work))
+        work = self._begun.pop(shape, None)
+        if work is not None:
+            self.gate.open()  # a thread may work for it
+        return self._keep(shape, completed(work or self._recording(shape)))
 
     def _keep(self, shape: StepShape, graph: Recorded) -> Recorded:
         """Keep a new graph beside the device's kernels; plans of those that are forgotten go."""
@@ -209,8 +210,9 @@ class Steps(Owner):
 
     def _work(self, job: Job[Any]) -> None:
         """Do a job in a thread for it."""
-        self.gate.wait()
-        job.run()
+        with self.gate.minded():
+            self.gate.wait()
+            job.run()
 
     def _give_up(self) -> None:
         """Give up graphs that have begun, unless a thread works for them."""
