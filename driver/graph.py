@@ -353,12 +353,13 @@ def may_be_programmatic(device: OpenDevice, before: Operation, after: Operation)
     along programmatic ones. A cooperative grid must become resident at once and gets plain edges
     only.
     """
+    if not isinstance(before, Launch) or not isinstance(after, Launch):
+        return False
+    of = signature(after.kernel)
     return (
-        isinstance(before, Launch)
-        and isinstance(after, Launch)
-        and after.kernel.waits_for_dependencies
+        of.waits
+        and not of.shape.cooperative
         and not signature(before.kernel).shape.cooperative
-        and not signature(after.kernel).shape.cooperative
         and device.properties.compute_capability >= PROGRAMMATIC_SINCE
     )
 

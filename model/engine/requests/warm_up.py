@@ -1,9 +1,9 @@
 """Graphs of likely steps, recorded before a request needs them.
 
 The first step of a shape is recorded when it is needed, which delays all users: by 100 ms with an
-8B model, by 300 ms if kernels have to be compiled (H200). So a service records likely graphs in short pieces
-while it would wait, for requests or for the device; a new request waits for at most one piece.
-Those of one user's first request are recorded before a service is ready.
+8B model, by 300 ms if kernels have to be compiled (H200). So a service records likely graphs in
+short pieces while it would wait, for requests or for the device; a new request waits for at most
+one piece. Those of one user's first request are recorded before a service is ready.
 """
 
 from __future__ import annotations
