@@ -44,10 +44,10 @@ NODE_NBYTES = 3 << 10
 class Graph(Owned):
     """A graph under construction. Nodes are numbered from 0 and follow nodes already added.
 
-    The driver gets a node's edges with the node; of a graph whose edges are all programmatic,
-    ``early``, in one call when it is instantiated. (With edges of both kinds in such a call steps
-    with drafts gave wrong tokens: H200, driver 580.159.04, 2026-11-29.) If the driver fails to add
-    a node or edges, the graph is closed.
+    The driver gets a node's edges with the node, or just after it where some are programmatic; of
+    a graph whose edges are all programmatic, ``early``, in one call when it is instantiated. (With
+    edges of both kinds in such a call steps with drafts gave wrong tokens: H200, driver 580.159.04,
+    2026-11-29.) If the driver fails to add a node or edges, the graph is closed.
     """
 
     kind = "graph"
@@ -77,17 +77,21 @@ class Graph(Owned):
         for before in programmatic:
             self._check_programmatic(self._node(before), launch)
         return self._add(
-            lambda api: add_kernel_node(api, self.handle, loaded, launch),
+            lambda api, before: add_kernel_node(api, self.handle, loaded, launch, before),
             *(launch, loaded, after, programmatic),
         )
 
     def add_copy(self, copy: Copy, after: Iterable[int] = ()) -> int:
         """Add a copy to device memory; returns the node's number."""
-        return self._add(lambda api: add_copy_node(api, self.handle, copy), copy, None, after)
+        return self._add(
+            lambda api, before: add_copy_node(api, self.handle, copy, before), copy, None, after
+        )
 
     def add_fill(self, fill: Fill, after: Iterable[int] = ()) -> int:
         """Add a fill of device memory; returns the node's number."""
-        return self._add(lambda api: add_fill_node(api, self.handle, fill), fill, None, after)
+        return self._add(
+            lambda api, before: add_fill_node(api, self.handle, fill, before), fill, None, after
+        )
 
     def instantiate(self, needed: Iterable[Edge] | None = None) -> RecordedGraph:
         """Instantiate the graph. Raises LaunchError if two conflicting nodes are unordered.
@@ -166,14 +170,15 @@ class Graph(Owned):
 
     def _add(
         self,
-        add: Callable[[Any], Any],
+        add: Callable[[Any, Sequence[Any]], Any],
         operation: Operation,
         loaded: LoadedKernel | None,
         after: Iterable[int],
         programmatic: Iterable[int] = (),
     ) -> int:
-        """Add the node that ``add`` makes. If the driver fails the graph is closed: the node may
-        lack an attribute, or edges. Raises LaunchError for an edge that the graph cannot have."""
+        """Add the node that ``add`` makes, with plain edges from some nodes. If the driver fails
+        the graph is closed: the node may lack an attribute, or edges. Raises LaunchError for an
+        edge that the graph cannot have."""
         index = len(self.nodes)
         edges = [GraphEdge(before, index) for before in after]
         edges += [GraphEdge(before, index, programmatic=True) for before in programmatic]
@@ -183,12 +188,14 @@ class Graph(Owned):
         if self._is_early and not all(edge.programmatic for edge in edges):
             raise LaunchError(f"graph {self.name}: {operation.label} waits for a node plainly")
         api = self._enter()
+        is_plain = not any(edge.programmatic for edge in edges)
+        before = [self.nodes[edge.before].handle for edge in edges] if is_plain else []
         try:
-            self.nodes.append(Node(add(api), operation, loaded))
+            self.nodes.append(Node(add(api, before), operation, loaded))
         except CudaError:
             self.finish(quiet=True)
             raise
-        if not self._is_early:
+        if not is_plain and not self._is_early:
             self._connect(api, edges)
         self.edges += edges
         return index
