@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 #: Seconds for which a gate is closed together before it is open as long.
 _MOST = 0.04
@@ -26,6 +26,7 @@ class Gate:
         self._end = clock()  # when it opens, or was opened
         self._changed = threading.Condition()
         self._threads = threading.local()
+        self._turns = threading.Lock()
 
     @property
     def left(self) -> float:
@@ -57,9 +58,21 @@ class Gate:
         finally:
             self._threads.waits = False
 
+    @property
+    def _is_minded(self) -> bool:
+        return getattr(self._threads, "waits", False)
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """Within, no other thread that minds it has a turn, which begins once it is open: they
+        would have passed it, and go on one after the other where something else holds them up."""
+        with self._turns if self._is_minded else nullcontext():
+            self.wait()
+            yield
+
     def wait(self) -> None:
         """Return once it is open, in a thread that minds it; at once in others."""
-        if self.left and getattr(self._threads, "waits", False):
+        if self.left and self._is_minded:
             with self._changed:
                 while left := self.left:
                     self._changed.wait(left)

@@ -315,9 +315,9 @@ class Steps(Owner):
         device.compile_beside(kernels)
         # what is compiled takes a call of the driver each, for which launches wait
         for some in [[of] for of in kernels] if device.has_compilers else [kernels]:
-            self.gate.wait()
-            if not self._is_closing:
-                device.load_all(some)
+            with self.gate.turn():
+                if not self._is_closing:
+                    device.load_all(some)
 
     def _load(self, kernels: Sequence[Kernel]) -> None:
         """Load kernels; those that must be compiled are, side by side."""

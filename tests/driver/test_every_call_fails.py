@@ -27,7 +27,7 @@ from urdir.driver.execute import record, run
 from urdir.driver.graph import Graph
 from urdir.driver.kernel import Kernel
 from urdir.driver.module import LoadedKernel
-from urdir.driver.operation import Copy, Launch
+from urdir.driver.operation import Launch
 from urdir.driver.plan import Plan
 from urdir.ptxgen.spec import LaunchShape
 

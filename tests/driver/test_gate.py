@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 
 import pytest
 
-from tests.patience import PATIENCE
+from tests.patience import PATIENCE, wait_for
 from urdir.driver.gate import Gate
 
 
@@ -40,6 +41,30 @@ def test_a_thread_waits_until_it_is_opened() -> None:
     for thread in threads:
         thread.join(PATIENCE)
     assert passed.is_set()
+
+
+def test_threads_take_turns_which_begin_while_it_is_open() -> None:
+    """Those that wait for their turn have not passed it."""
+    gate, go, begun = Gate(most=1e6), threading.Event(), list[int]()
+
+    def work(number: int) -> None:
+        with gate.minded(), gate.turn():
+            begun.append(number)
+            assert go.wait(PATIENCE)
+
+    threads = [threading.Thread(target=work, args=[n], daemon=True) for n in range(3)]
+    for thread in threads:
+        thread.start()
+    wait_for(lambda: begun)
+    gate.close(1e6)
+    with gate.turn():  # this thread need not wait for one
+        go.set()
+    time.sleep(0.05)
+    assert len(begun) == 1
+    gate.open()
+    for thread in threads:
+        thread.join(PATIENCE)
+    assert sorted(begun) == [0, 1, 2]
 
 
 def test_it_opens_by_itself() -> None:
