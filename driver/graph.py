@@ -6,7 +6,8 @@ recording. `Graph` is under construction, `RecordedGraph` can be launched.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 from urdir.driver.context import OpenDevice, Owned
 from urdir.driver.dependencies import Edge, find_edges, missing_edges
 from urdir.driver.errors import CudaError, DriverTooOldError, LaunchError, LifetimeError, check
-from urdir.driver.kernel import signature
 from urdir.driver.launch import Argument
 from urdir.driver.node import (
     GraphEdge,
@@ -24,6 +24,7 @@ from urdir.driver.node import (
     add_kernel_node,
     connect,
     kernel_params,
+    may_be_programmatic,
 )
 from urdir.driver.operation import Copy, Fill, Launch, Operation, allocation_of
 from urdir.driver.parallel import Job, Work, completed
@@ -32,9 +33,6 @@ from urdir.driver.ranges import named
 if TYPE_CHECKING:
     from urdir.driver.module import LoadedKernel
     from urdir.driver.stream import Stream
-
-#: Programmatic edges need griddepcontrol (PTX ISA 9.7.13.13), introduced with sm_90.
-PROGRAMMATIC_SINCE = (9, 0)
 
 #: Device memory that the driver takes for a node of a recorded graph: 100 graphs with 30,000
 #: kernels took 90 MB on an H200 (CUDA 13.0), in pieces of 2 MB.
@@ -59,6 +57,7 @@ class Graph(Owned):
         self.nodes: list[Node] = []
         self.edges: list[GraphEdge] = []
         self._is_early = early
+        self._has_entered = False
 
     def add_kernel(
         self,
@@ -162,10 +161,21 @@ class Graph(Owned):
             lines.append(f"  n{edge.before} -> n{edge.after}{style};")
         return "\n".join([*lines, "}", ""])
 
+    @contextmanager
+    def entered(self) -> Iterator[None]:
+        """Within, this thread makes its context current once, and not for each node."""
+        self._enter()
+        self._has_entered = True
+        try:
+            yield
+        finally:
+            self._has_entered = False
+
     def _enter(self) -> Any:
         """Check that it is open and make its context current."""
         _ = self.handle
-        self.device.context.make_current()
+        if not self._has_entered:
+            self.device.context.make_current()
         return self.device.api
 
     def _add(
@@ -181,21 +191,20 @@ class Graph(Owned):
         edge that the graph cannot have."""
         index = len(self.nodes)
         edges = [GraphEdge(before, index) for before in after]
-        edges += [GraphEdge(before, index, programmatic=True) for before in programmatic]
-        edges.sort(key=lambda edge: edge.before)
-        for edge in edges:
-            self._node(edge.before)
-        if self._is_early and not all(edge.programmatic for edge in edges):
+        handles = [self._node(edge.before).handle for edge in edges]
+        if self._is_early and edges:
             raise LaunchError(f"graph {self.name}: {operation.label} waits for a node plainly")
+        early = [GraphEdge(before, index, programmatic=True) for before in programmatic]
+        if early:
+            handles = []
+            edges = sorted((*edges, *early), key=lambda edge: edge.before) if edges else early
         api = self._enter()
-        is_plain = not any(edge.programmatic for edge in edges)
-        before = [self.nodes[edge.before].handle for edge in edges] if is_plain else []
         try:
-            self.nodes.append(Node(add(api, before), operation, loaded))
+            self.nodes.append(Node(add(api, handles), operation, loaded))
         except CudaError:
             self.finish(quiet=True)
             raise
-        if not is_plain and not self._is_early:
+        if early and not self._is_early:
             self._connect(api, edges)
         self.edges += edges
         return index
@@ -350,25 +359,6 @@ class RecordedGraph(Owned):
 
     def _destroy(self, handle: Any) -> Any:
         return self.device.api.cuGraphExecDestroy(handle)
-
-
-def may_be_programmatic(device: OpenDevice, before: Operation, after: Operation) -> bool:
-    """Whether a programmatic edge may lead from one operation to another.
-
-    A kernel that waits (``waits_for_dependencies``) does so before it finishes. So when it is
-    complete, its dependencies are complete, and ordering along a path of plain edges also holds
-    along programmatic ones. A cooperative grid must become resident at once and gets plain edges
-    only.
-    """
-    if not isinstance(before, Launch) or not isinstance(after, Launch):
-        return False
-    of = signature(after.kernel)
-    return (
-        of.waits
-        and not of.shape.cooperative
-        and not signature(before.kernel).shape.cooperative
-        and device.properties.compute_capability >= PROGRAMMATIC_SINCE
-    )
 
 
 def _needed(nodes: Iterable[Node]) -> tuple[Owned, ...]:

@@ -12,10 +12,13 @@ from urdir.driver.operation import Copy, Fill, Launch, Operation
 from urdir.driver.pinned import PinnedBuffer
 
 if TYPE_CHECKING:
+    from urdir.driver.context import OpenDevice
     from urdir.driver.module import LoadedKernel
 
 #: CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC: the edge leaves when all CTAs have let dependents start.
 PROGRAMMATIC_PORT = 1
+#: Programmatic edges need griddepcontrol (PTX ISA 9.7.13.13), introduced with sm_90.
+PROGRAMMATIC_SINCE = (9, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +41,25 @@ class GraphEdge:
     before: int
     after: int
     programmatic: bool = False
+
+
+def may_be_programmatic(device: OpenDevice, before: Operation, after: Operation) -> bool:
+    """Whether a programmatic edge may lead from one operation to another.
+
+    A kernel that waits (``waits_for_dependencies``) does so before it finishes. So when it is
+    complete, its dependencies are complete, and ordering along a path of plain edges also holds
+    along programmatic ones. A cooperative grid must become resident at once and gets plain edges
+    only.
+    """
+    if not isinstance(before, Launch) or not isinstance(after, Launch):
+        return False
+    of = signature(after.kernel)
+    return (
+        of.waits
+        and not of.shape.cooperative
+        and not signature(before.kernel).shape.cooperative
+        and device.properties.compute_capability >= PROGRAMMATIC_SINCE
+    )
 
 
 def add_kernel_node(

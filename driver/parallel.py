@@ -14,7 +14,7 @@ _Result = TypeVar("_Result")
 #: Maximum number of threads: a compilation takes memory too.
 MOST_THREADS = 16
 #: Operations of a piece of work, each of which takes less than 0.1 ms.
-_PIECE = 8
+PIECE = 8
 
 
 def in_threads(
@@ -53,7 +53,7 @@ def pieces(items: Iterable[_Item], work: Callable[[_Item], object]) -> Generator
     """``work`` of each item, a few in a piece: to go on with it costs as much as one."""
     for number, item in enumerate(items, 1):
         work(item)
-        if not number % _PIECE:
+        if not number % PIECE:
             yield
 
 
