@@ -110,7 +110,8 @@ def binding(plan: Plan, device: Device) -> Generator[None, None, BoundPlan]:
     fixed = plan[:]
     check_transfers(fixed)
     reached: set[int] = set()
-    yield from pieces(fixed, lambda operation: _check_memory(operation, device, reached))
+    distinct = {id(each): each for each in fixed}.values()  # steps may be repeated
+    yield from pieces(distinct, lambda operation: _check_memory(operation, device, reached))
     loaded = {}
     for kernel in fixed.kernels():
         loaded[id(kernel)] = device.load(kernel)

@@ -1,4 +1,4 @@
-"""Prompts of many rows have one shape for all lengths where nothing in their steps depends on it."""
+"""Prompts of many rows have one shape for all lengths where no launch depends on these."""
 
 from __future__ import annotations
 
