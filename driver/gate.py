@@ -14,10 +14,10 @@ _MOST = 0.04
 class Gate:
     """Threads that work for later wait here between small pieces while it is closed.
 
-    Only those that have to (`minded`): whoever needs the same work now does it without waiting. It
-    opens by itself. Whatever is asked, it is closed for at most ``most`` seconds together; each
-    second in which it is open allows another one: so work goes on however often it is closed.
-    ``clock`` is in seconds. Thread-safe.
+    Only those that have to (`minded`): a thread that needs the same work now does it without
+    waiting. It opens by itself. Whatever is asked, it is closed for at most ``most`` seconds
+    together; each second in which it is open allows another one: so work goes on however often it
+    is closed. ``clock`` is in seconds. Thread-safe.
     """
 
     def __init__(self, most: float = _MOST, clock: Callable[[], float] = time.monotonic) -> None:

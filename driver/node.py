@@ -141,7 +141,7 @@ def kernel_params(api: Any, loaded: LoadedKernel, launch: Launch) -> Any:
 
 
 def _attributes(api: Any, launch: Launch) -> Sequence[tuple[Any, Any]]:
-    """What a node of a launch is told beside its parameters: attributes with their values."""
+    """Attributes of a node beside the parameters of its launch, with their values."""
     shape, ids, found = signature(launch.kernel).shape, api.CUlaunchAttributeID, []
     if shape.cooperative:
         value = api.CUkernelNodeAttrValue()

@@ -30,9 +30,9 @@ def lowering(
     outputs: OutputRows | None = None,
     fixed: Mapping[Tensor, Slice] | None = None,
 ) -> Generator[None, None, None]:
-    """Append the launches of a graph of these ``rows`` to a plan, in pieces well below a
-    millisecond, but for the choice of a product; to a sheet, whose registers then go on to what
-    else is appended there.
+    """Append the launches of a graph of these ``rows`` to a plan, in pieces that take well
+    below a millisecond, except the choice of a product; to a sheet, whose registers then go on to
+    what else is appended there.
 
     ``fixed`` are the places of tensors that are read or made outside; ``outputs`` are the rows of
     `Gather`. Raises LaunchError, naming launch and parameter, for a buffer that is null, closed or

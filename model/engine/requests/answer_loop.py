@@ -48,8 +48,8 @@ class AnswerLoop(Owner):
     Answers have tokens; `AnswerText` makes text of them. Without a ``tokenizer`` no token ends one,
     and there are no constraints. If ``choose`` is given, the host samples tokens from logits with
     it. The loop owns ``clock``, which times the steps for `metrics`. ``use_wait`` is work in short
-    pieces for when a turn would wait for the device; False where there is none now. Raises
-    ModelError if the sequences are in use.
+    pieces for when a turn would wait for the device; it returns False if nothing is left to do
+    now. Raises ModelError if the sequences are in use.
     """
 
     def __init__(

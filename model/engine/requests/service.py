@@ -43,7 +43,7 @@ _WORK_SECONDS, _PAUSE_SECONDS, _BUSY_SECONDS = 0.001, 0.0001, 0.0002
 #: The same where all that is left waits for other threads, which need the interpreter.
 _LOOK_SECONDS = 0.001
 #: Seconds for which other threads leave off when a request comes, until its first token, at most;
-#: and when the last answer has ended: whoever read it may ask on.
+#: and when the last answer has ended: its reader may ask on.
 _FIRST_SECONDS, _NEXT_SECONDS = 0.025, 0.01
 
 
