@@ -74,6 +74,8 @@ class Steps(Owner):
         #: Called with each new graph of this rank (those of followers may come after): its objects
         #: live long.
         self.on_graph: Callable[[], None] = _nothing
+        #: Called with each new plan of this rank, whose objects its graph keeps.
+        self.on_plan: Callable[[], None] = _nothing
         self._followers = tuple(followers)
         self._build = build
         self._bound: dict[StepShape, BoundPlan] = {}
@@ -297,6 +299,7 @@ class Steps(Owner):
                 if not device.is_loaded(kernel):
                     unknown.append(kernel)
             self._asked.add(shape)
+            self.on_plan()
             for at in range(0, len(unknown), _TOGETHER):
                 some = unknown[at : at + _TOGETHER]
                 yield (job := Job(partial(self._load_beside, some), device.has_compilers))
@@ -338,4 +341,4 @@ class Steps(Owner):
 
 
 def _nothing() -> None:
-    """A graph is new, and that is all."""
+    """A graph or a plan is new, and that is all."""
