@@ -64,12 +64,11 @@ def find_edges(operations: Iterable[Sequence[Use]]) -> tuple[Edge, ...]:
 def conflict(before: Sequence[Use], after: Sequence[Use]) -> bool:
     """Whether two operations touch a byte in common that one of them writes. Where they are
     neighbours, `find_edges` has an edge between them then."""
-    return any(
-        max(a.start, b.start) < min(a.stop, b.stop)
-        for a in before
-        for b in after
-        if a.writes or b.writes
-    )
+    for b in after:
+        for a in before:
+            if (a.writes or b.writes) and max(a.start, b.start) < min(a.stop, b.stop):
+                return True
+    return False
 
 
 class Dependencies:

@@ -28,7 +28,7 @@ from urdir.driver.operation import (
     Operation,
     allocation_of,
 )
-from urdir.driver.parallel import Work, completed, pieces
+from urdir.driver.parallel import PIECE, Work, completed, pieces
 from urdir.driver.pinned import PinnedBuffer
 from urdir.driver.plan import Plan, StopAfter
 from urdir.driver.ranges import named
@@ -110,7 +110,8 @@ def binding(plan: Plan, device: Device) -> Generator[None, None, BoundPlan]:
     fixed = plan[:]
     check_transfers(fixed)
     reached: set[int] = set()
-    yield from pieces(fixed, lambda operation: _check_memory(operation, device, reached))
+    distinct = {id(each): each for each in fixed}.values()  # steps may be repeated
+    yield from pieces(distinct, lambda operation: _check_memory(operation, device, reached))
     loaded = {}
     for kernel in fixed.kernels():
         loaded[id(kernel)] = device.load(kernel)
@@ -235,7 +236,11 @@ def _recording(
         else:
             graph.add_fill(operation, plain)
 
-    yield from pieces(range(len(operations)), add)
+    for first in range(0, len(operations), PIECE):
+        with graph.entered():
+            for number in range(first, min(first + PIECE, len(operations))):
+                add(number)
+        yield None
     if graph.node_count != len(bound):
         raise DriverError(
             f"plan {bound.plan.name} has {len(bound)} operations, its graph {graph.node_count} "

@@ -6,7 +6,8 @@ recording. `Graph` is under construction, `RecordedGraph` can be launched.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 from urdir.driver.context import OpenDevice, Owned
 from urdir.driver.dependencies import Edge, find_edges, missing_edges
 from urdir.driver.errors import CudaError, DriverTooOldError, LaunchError, LifetimeError, check
-from urdir.driver.kernel import signature
 from urdir.driver.launch import Argument
 from urdir.driver.node import (
     GraphEdge,
@@ -24,6 +24,7 @@ from urdir.driver.node import (
     add_kernel_node,
     connect,
     kernel_params,
+    may_be_programmatic,
 )
 from urdir.driver.operation import Copy, Fill, Launch, Operation, allocation_of
 from urdir.driver.parallel import Job, Work, completed
@@ -33,9 +34,6 @@ if TYPE_CHECKING:
     from urdir.driver.module import LoadedKernel
     from urdir.driver.stream import Stream
 
-#: Programmatic edges need griddepcontrol (PTX ISA 9.7.13.13), introduced with sm_90.
-PROGRAMMATIC_SINCE = (9, 0)
-
 #: Device memory that the driver takes for a node of a recorded graph: 100 graphs with 30,000
 #: kernels took 90 MB on an H200 (CUDA 13.0), in pieces of 2 MB.
 NODE_NBYTES = 3 << 10
@@ -44,10 +42,10 @@ NODE_NBYTES = 3 << 10
 class Graph(Owned):
     """A graph under construction. Nodes are numbered from 0 and follow nodes already added.
 
-    The driver gets a node's edges with the node; of a graph whose edges are all programmatic,
-    ``early``, in one call when it is instantiated. (With edges of both kinds in such a call steps
-    with drafts gave wrong tokens: H200, driver 580.159.04, 2026-11-29.) If the driver fails to add
-    a node or edges, the graph is closed.
+    The driver gets a node's edges with the node, or just after it where some are programmatic; of
+    a graph whose edges are all programmatic, ``early``, in one call when it is instantiated. (With
+    edges of both kinds in such a call steps with drafts gave wrong tokens: H200, driver 580.159.04,
+    2026-11-29.) If the driver fails to add a node or edges, the graph is closed.
     """
 
     kind = "graph"
@@ -59,6 +57,7 @@ class Graph(Owned):
         self.nodes: list[Node] = []
         self.edges: list[GraphEdge] = []
         self._is_early = early
+        self._has_entered = False
 
     def add_kernel(
         self,
@@ -77,17 +76,21 @@ class Graph(Owned):
         for before in programmatic:
             self._check_programmatic(self._node(before), launch)
         return self._add(
-            lambda api: add_kernel_node(api, self.handle, loaded, launch),
+            lambda api, before: add_kernel_node(api, self.handle, loaded, launch, before),
             *(launch, loaded, after, programmatic),
         )
 
     def add_copy(self, copy: Copy, after: Iterable[int] = ()) -> int:
         """Add a copy to device memory; returns the node's number."""
-        return self._add(lambda api: add_copy_node(api, self.handle, copy), copy, None, after)
+        return self._add(
+            lambda api, before: add_copy_node(api, self.handle, copy, before), copy, None, after
+        )
 
     def add_fill(self, fill: Fill, after: Iterable[int] = ()) -> int:
         """Add a fill of device memory; returns the node's number."""
-        return self._add(lambda api: add_fill_node(api, self.handle, fill), fill, None, after)
+        return self._add(
+            lambda api, before: add_fill_node(api, self.handle, fill, before), fill, None, after
+        )
 
     def instantiate(self, needed: Iterable[Edge] | None = None) -> RecordedGraph:
         """Instantiate the graph. Raises LaunchError if two conflicting nodes are unordered.
@@ -158,37 +161,50 @@ class Graph(Owned):
             lines.append(f"  n{edge.before} -> n{edge.after}{style};")
         return "\n".join([*lines, "}", ""])
 
+    @contextmanager
+    def entered(self) -> Iterator[None]:
+        """Within, this thread makes its context current once, and not for each node."""
+        self._enter()
+        self._has_entered = True
+        try:
+            yield
+        finally:
+            self._has_entered = False
+
     def _enter(self) -> Any:
         """Check that it is open and make its context current."""
         _ = self.handle
-        self.device.context.make_current()
+        if not self._has_entered:
+            self.device.context.make_current()
         return self.device.api
 
     def _add(
         self,
-        add: Callable[[Any], Any],
+        add: Callable[[Any, Sequence[Any]], Any],
         operation: Operation,
         loaded: LoadedKernel | None,
         after: Iterable[int],
         programmatic: Iterable[int] = (),
     ) -> int:
-        """Add the node that ``add`` makes. If the driver fails the graph is closed: the node may
-        lack an attribute, or edges. Raises LaunchError for an edge that the graph cannot have."""
+        """Add the node that ``add`` makes, with plain edges from some nodes. If the driver fails
+        the graph is closed: the node may lack an attribute, or edges. Raises LaunchError for an
+        edge that the graph cannot have."""
         index = len(self.nodes)
         edges = [GraphEdge(before, index) for before in after]
-        edges += [GraphEdge(before, index, programmatic=True) for before in programmatic]
-        edges.sort(key=lambda edge: edge.before)
-        for edge in edges:
-            self._node(edge.before)
-        if self._is_early and not all(edge.programmatic for edge in edges):
+        handles = [self._node(edge.before).handle for edge in edges]
+        if self._is_early and edges:
             raise LaunchError(f"graph {self.name}: {operation.label} waits for a node plainly")
+        early = [GraphEdge(before, index, programmatic=True) for before in programmatic]
+        if early:
+            handles = []
+            edges = sorted((*edges, *early), key=lambda edge: edge.before) if edges else early
         api = self._enter()
         try:
-            self.nodes.append(Node(add(api), operation, loaded))
+            self.nodes.append(Node(add(api, handles), operation, loaded))
         except CudaError:
             self.finish(quiet=True)
             raise
-        if not self._is_early:
+        if early and not self._is_early:
             self._connect(api, edges)
         self.edges += edges
         return index
@@ -343,24 +359,6 @@ class RecordedGraph(Owned):
 
     def _destroy(self, handle: Any) -> Any:
         return self.device.api.cuGraphExecDestroy(handle)
-
-
-def may_be_programmatic(device: OpenDevice, before: Operation, after: Operation) -> bool:
-    """Whether a programmatic edge may lead from one operation to another.
-
-    A kernel that waits (``waits_for_dependencies``) does so before it finishes. So when it is
-    complete, its dependencies are complete, and ordering along a path of plain edges also holds
-    along programmatic ones. A cooperative grid must become resident at once and gets plain edges
-    only.
-    """
-    return (
-        isinstance(before, Launch)
-        and isinstance(after, Launch)
-        and after.kernel.waits_for_dependencies
-        and not signature(before.kernel).shape.cooperative
-        and not signature(after.kernel).shape.cooperative
-        and device.properties.compute_capability >= PROGRAMMATIC_SINCE
-    )
 
 
 def _needed(nodes: Iterable[Node]) -> tuple[Owned, ...]:

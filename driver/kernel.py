@@ -149,7 +149,7 @@ class Signature:
     ``layout`` and ``nbytes`` follow ``params``: place and size in the parameter block, and bytes
     that a pointer points to (None for a scalar). ``block`` packs the values of all into that block.
     ``pointers`` has the name, bytes and access ("in", "out" or "inout") of each pointer, ``sizes``
-    the bytes by name.
+    the bytes by name. ``waits``: `Kernel.waits_for_dependencies`.
     """
 
     params: tuple[Param, ...]
@@ -160,6 +160,7 @@ class Signature:
     pointers: tuple[tuple[str, int, str], ...]
     sizes: Mapping[str, int]
     shape: LaunchShape
+    waits: bool
 
 
 def signature(kernel: Kernel) -> Signature:
@@ -196,6 +197,7 @@ def _signature(kernel: Kernel) -> Signature:
         pointers,
         sizes,
         kernel.launch_shape,
+        kernel.waits_for_dependencies,
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from urdir.driver.errors import LaunchError, LifetimeError, error_of
@@ -28,7 +28,7 @@ class PackedArguments:
     ``address`` is the value for a driver call's ``kernelParams`` (0 without parameters), valid
     while this object lives; ``regions`` are the memory of the pointers, by parameter name, and
     ``places`` their device addresses, in the same order; ``data``
-    is the parameter block in PTX layout.
+    is the parameter block in PTX layout; ``node`` is what `add_kernel_node` has made of them.
     """
 
     __slots__ = (
@@ -39,6 +39,7 @@ class PackedArguments:
         "_storage",
         "address",
         "kernel",
+        "node",
         "places",
         "regions",
     )
@@ -59,6 +60,7 @@ class PackedArguments:
         self._bound: tuple[LoadedKernel, Stream] | None = None
         self._config: Any = None
         self._attributes: list[Any] = []
+        self.node: tuple[LoadedKernel, Any, Sequence[tuple[Any, Any]]] | None = None
 
     @property
     def data(self) -> bytes:

@@ -6,16 +6,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from urdir.driver.errors import check
+from urdir.driver.errors import check, error_of
 from urdir.driver.kernel import signature
 from urdir.driver.operation import Copy, Fill, Launch, Operation
 from urdir.driver.pinned import PinnedBuffer
 
 if TYPE_CHECKING:
+    from urdir.driver.context import OpenDevice
     from urdir.driver.module import LoadedKernel
 
 #: CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC: the edge leaves when all CTAs have let dependents start.
 PROGRAMMATIC_PORT = 1
+#: Programmatic edges need griddepcontrol (PTX ISA 9.7.13.13), introduced with sm_90.
+PROGRAMMATIC_SINCE = (9, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,27 +43,49 @@ class GraphEdge:
     programmatic: bool = False
 
 
-def add_kernel_node(api: Any, graph: Any, loaded: LoadedKernel, launch: Launch) -> Any:
-    """Add a launch to a CUgraph, without edges; returns the CUgraphNode. Raises CudaError."""
-    params = kernel_params(api, loaded, launch)
-    what = f"cuGraphAddKernelNode {launch.label!r} ({launch.kernel.name})"
-    node = check(api, api.cuGraphAddKernelNode(graph, None, 0, params), what)
-    shape = signature(launch.kernel).shape
-    ids = api.CUlaunchAttributeID
-    if shape.cooperative:
-        value = api.CUkernelNodeAttrValue()
-        value.cooperative = 1
-        _set_attribute(api, node, ids.CU_LAUNCH_ATTRIBUTE_COOPERATIVE, value, launch)
-    if tuple(shape.cluster) != (1, 1, 1):
-        value = api.CUkernelNodeAttrValue()
-        dim = value.clusterDim
-        dim.x, dim.y, dim.z = shape.cluster
-        _set_attribute(api, node, ids.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, value, launch)
+def may_be_programmatic(device: OpenDevice, before: Operation, after: Operation) -> bool:
+    """Whether a programmatic edge may lead from one operation to another.
+
+    A kernel that waits (``waits_for_dependencies``) does so before it finishes. So when it is
+    complete, its dependencies are complete, and ordering along a path of plain edges also holds
+    along programmatic ones. A cooperative grid must become resident at once and gets plain edges
+    only.
+    """
+    if not isinstance(before, Launch) or not isinstance(after, Launch):
+        return False
+    of = signature(after.kernel)
+    return (
+        of.waits
+        and not of.shape.cooperative
+        and not signature(before.kernel).shape.cooperative
+        and device.properties.compute_capability >= PROGRAMMATIC_SINCE
+    )
+
+
+def add_kernel_node(
+    api: Any, graph: Any, loaded: LoadedKernel, launch: Launch, after: Sequence[Any]
+) -> Any:
+    """Add a launch to a CUgraph, with plain edges from the CUgraphNodes ``after``; returns its
+    CUgraphNode. Raises CudaError."""
+    made = launch.packed.node
+    if made is None or made[0] is not loaded:
+        made = loaded, kernel_params(api, loaded, launch), _attributes(api, launch)
+        launch.packed.node = made  # the launch may be in other graphs, and several times in one
+    _, params, attributes = made
+    status, node = api.cuGraphAddKernelNode(graph, after, len(after), params)
+    if status:
+        what = f"cuGraphAddKernelNode {launch.label!r} ({launch.kernel.name})"
+        raise error_of(api, status, what)
+    for attribute, value in attributes:
+        (status,) = api.cuGraphKernelNodeSetAttribute(node, attribute, value)
+        if status:
+            what = f"cuGraphKernelNodeSetAttribute {attribute.name} of {launch.label!r}"
+            raise error_of(api, status, what)
     return node
 
 
-def add_copy_node(api: Any, graph: Any, copy: Copy) -> Any:
-    """Add a copy to device memory to a CUgraph, without edges. Raises CudaError."""
+def add_copy_node(api: Any, graph: Any, copy: Copy, after: Sequence[Any]) -> Any:
+    """Add a copy to device memory to a CUgraph, as `add_kernel_node` does. Raises CudaError."""
     params = api.CUDA_MEMCPY3D()
     params.dstMemoryType = api.CUmemorytype.CU_MEMORYTYPE_DEVICE
     params.dstDevice = copy.dst.address
@@ -71,23 +96,23 @@ def add_copy_node(api: Any, graph: Any, copy: Copy) -> Any:
         params.srcMemoryType = api.CUmemorytype.CU_MEMORYTYPE_DEVICE
         params.srcDevice = copy.src.address
     params.WidthInBytes, params.Height, params.Depth = copy.src.nbytes, 1, 1
-    result = api.cuGraphAddMemcpyNode(graph, None, 0, params, _context(api))
+    result = api.cuGraphAddMemcpyNode(graph, after, len(after), params, _context(api))
     return check(api, result, f"cuGraphAddMemcpyNode {copy.label!r}")
 
 
-def add_fill_node(api: Any, graph: Any, fill: Fill) -> Any:
-    """Add a fill of device memory to a CUgraph, without edges. Raises CudaError."""
+def add_fill_node(api: Any, graph: Any, fill: Fill, after: Sequence[Any]) -> Any:
+    """Add a fill of device memory to a CUgraph, as `add_kernel_node` does. Raises CudaError."""
     params = api.CUDA_MEMSET_NODE_PARAMS()
     params.dst, params.value, params.elementSize = fill.dst.address, fill.byte, 1
     params.width, params.height, params.pitch = fill.dst.nbytes, 1, fill.dst.nbytes
-    result = api.cuGraphAddMemsetNode(graph, None, 0, params, _context(api))
+    result = api.cuGraphAddMemsetNode(graph, after, len(after), params, _context(api))
     return check(api, result, f"cuGraphAddMemsetNode {fill.label!r}")
 
 
 def connect(api: Any, graph: Any, nodes: Sequence[Node], edges: Sequence[GraphEdge]) -> None:
     """Add edges to a CUgraph, all in one call. Raises CudaError.
 
-    The calls that add nodes take no edge data, so both kinds of edges are added here.
+    The calls that add nodes take no edge data: programmatic edges can only be added here.
     """
     if not edges:
         return
@@ -115,9 +140,19 @@ def kernel_params(api: Any, loaded: LoadedKernel, launch: Launch) -> Any:
     return params
 
 
-def _set_attribute(api: Any, node: Any, attribute: Any, value: Any, launch: Launch) -> None:
-    result = api.cuGraphKernelNodeSetAttribute(node, attribute, value)
-    check(api, result, f"cuGraphKernelNodeSetAttribute {attribute.name} of {launch.label!r}")
+def _attributes(api: Any, launch: Launch) -> Sequence[tuple[Any, Any]]:
+    """Attributes of a node beside the parameters of its launch, with their values."""
+    shape, ids, found = signature(launch.kernel).shape, api.CUlaunchAttributeID, []
+    if shape.cooperative:
+        value = api.CUkernelNodeAttrValue()
+        value.cooperative = 1
+        found.append((ids.CU_LAUNCH_ATTRIBUTE_COOPERATIVE, value))
+    if tuple(shape.cluster) != (1, 1, 1):
+        value = api.CUkernelNodeAttrValue()
+        dim = value.clusterDim
+        dim.x, dim.y, dim.z = shape.cluster
+        found.append((ids.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, value))
+    return found
 
 
 def _context(api: Any) -> Any:

@@ -14,7 +14,7 @@ _Result = TypeVar("_Result")
 #: Maximum number of threads: a compilation takes memory too.
 MOST_THREADS = 16
 #: Operations of a piece of work, each of which takes less than 0.1 ms.
-_PIECE = 8
+PIECE = 8
 
 
 def in_threads(
@@ -53,7 +53,7 @@ def pieces(items: Iterable[_Item], work: Callable[[_Item], object]) -> Generator
     """``work`` of each item, a few in a piece: to go on with it costs as much as one."""
     for number, item in enumerate(items, 1):
         work(item)
-        if not number % _PIECE:
+        if not number % PIECE:
             yield
 
 
@@ -101,27 +101,27 @@ class Job(Generic[_Result]):
 Work = Generator[Job[Any] | None, None, _Result]
 
 
-def elsewhere(work: Generator[object, None, _Result], together: int = 1) -> Work[_Result]:
-    """The same work with every piece run in another thread, several ``together``."""
+def elsewhere(
+    work: Generator[object, None, _Result], wait: Callable[[], object] = lambda: None
+) -> Work[_Result]:
+    """The same work as one job for another thread, which calls ``wait`` before every piece."""
 
-    def piece() -> StopIteration | None:
-        try:
-            for _ in range(together):
+    def run() -> _Result:
+        while True:
+            wait()
+            try:
                 next(work)
-        except StopIteration as end:
-            return end
-        return None
+            except StopIteration as end:
+                result: _Result = end.value
+                return result
 
-    while True:
-        job = Job(piece)
-        try:
-            yield job
-        except BaseException:
-            job.abandon(lambda _: None)  # after it is done, nothing runs
-            raise
-        if (end := job.result()) is not None:
-            result: _Result = end.value
-            return result
+    job = Job(run)
+    try:
+        yield job
+    except BaseException:
+        job.abandon(lambda _: None)  # after it is done, nothing runs
+        raise
+    return job.result()
 
 
 class Task(Generic[_Result]):

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from urdir.driver.context import OpenDevice
 from urdir.driver.dependencies import Dependencies, Edge, conflict
-from urdir.driver.graph import may_be_programmatic
+from urdir.driver.node import may_be_programmatic
 from urdir.driver.operation import Operation
 from urdir.driver.parallel import pieces
 from urdir.driver.streamed import transfers_of

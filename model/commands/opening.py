@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from urdir.model.commands import options
 from urdir.model.environment import Environment, read_environment
-from urdir.model.turns import take_short_turns
+from urdir.model.turns import take_short_turns, take_shorter_turns
 
 #: Of the free memory, what serves many requests without another share.
 MEMORY_SHARE = 0.9
@@ -126,6 +126,13 @@ def begin_warm_up(loading: Loading, seconds: float, **likely: Any) -> WarmUp | N
     with Progress("recording graphs", warm_up.left) as progress:
         warm_up.run(seconds, progress.reach)
     return warm_up
+
+
+def go_on_beside_answers(warm_up: WarmUp | None) -> None:
+    """Have threads take shorter turns until a warm-up is done; once the engine is open."""
+    if warm_up is not None and warm_up.left:
+        take_shorter_turns()
+        warm_up.on_end = take_short_turns
 
 
 def placement(args: argparse.Namespace) -> Placement | None:

@@ -12,7 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from urdir.model.commands import options, prompts, replicas, serve_settings
-from urdir.model.commands.opening import begin_warm_up, load, service_options
+from urdir.model.commands.opening import (
+    begin_warm_up,
+    go_on_beside_answers,
+    load,
+    service_options,
+)
 from urdir.model.commands.report import print_engine, print_room
 from urdir.model.errors import UnsupportedError
 
@@ -108,6 +113,7 @@ def open_engine(
     with load(engine_options(args, template)) as loading:
         warm_up = begin_warm_up(loading, _WARM_UP_SECONDS)
         engine = Engine(loading)
+    go_on_beside_answers(warm_up)
     if args.adapters_unapplied and engine.session.adapters is not None:
         engine.session.adapters.default = ()
     if args.verbose:

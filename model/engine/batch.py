@@ -171,7 +171,8 @@ class ShapeBuckets:
     steps, smallest first. At most ``rows`` rows choose a token. Segments begin at multiples of
     ``alignment`` rows. ``begin_apart``: a step that begins a sequence has a shape of its own. With
     a ``walk`` the prompts of others walk over what is cached. With ``drafts`` up to this many of
-    each sequence are verified, of the tokens that ``scope`` says.
+    each sequence are verified, of the tokens that ``scope`` says. ``one_length``: launches of many
+    rows of a prompt are the same whatever its length, so that all have the bucket of the longest.
     """
 
     chunks: tuple[int, ...]
@@ -182,6 +183,7 @@ class ShapeBuckets:
     walk: Walk | None = None
     drafts: int = 0
     scope: DraftScope = field(default_factory=DraftScope)
+    one_length: bool = False
 
     @classmethod
     def of(
@@ -275,10 +277,11 @@ class ShapeBuckets:
 
     def _of_one_prompt(self, start: int, end: int, length: int, output: Output) -> StepShape:
         """The shape of a step for the tokens from ``start`` to ``end`` of a sequence, in the bucket
-        of ``length`` keys where it does not walk."""
+        of ``length`` keys where it does not walk and its launches depend on that."""
         rows, begins = self._chunk(end - start), self.begin_apart and start == 0
         walk = NO_BLOCKS if begins else self.walked(rows, [end])
-        keys = self.lengths[-1] if walk.count else self.keys(length, 2)
+        is_longest = walk.count or (self.one_length and rows > MAX_BATCH)
+        keys = self.lengths[-1] if is_longest else self.keys(length, 2)
         return StepShape(rows, keys, output, prompt=rows, begins=begins, walk=walk)
 
     def walked(self, rows: int, lengths: Sequence[int]) -> Blocks:

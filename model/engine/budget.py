@@ -137,7 +137,7 @@ def _shapes(
             aligned.append(segment_alignment(draft.config, own, target))
         alignment = math.lcm(alignment, *aligned)
     apart = not (settings.exact or walk) and any(m.written_out for m in config.attentions)
-    return ShapeBuckets.of(
+    shapes = ShapeBuckets.of(
         chunks,
         cache.max_len,
         choosing_rows(settings.sequences),
@@ -145,6 +145,15 @@ def _shapes(
         begin_apart=apart,
         walk=walk,
         drafts=0 if settings.drafts is None else settings.drafts.most,
+    )
+    return replace(shapes, one_length=not settings.exact and attends_alike(config))
+
+
+def attends_alike(config: Config) -> bool:
+    """Whether attention of prompts is the same for few keys as for many: they are all read, as they
+    are."""
+    return not any(
+        of.latent or of.indexer or of.follows_indexer or of.compression for of in config.attentions
     )
 
 

@@ -61,14 +61,20 @@ class RunAhead(Owner, Generic[Launch]):
         self._events.rotate(-1)
         self._launches.append((event, launch))
 
-    def wait(self, use_wait: Callable[[], bool] = lambda: False) -> Launch:
+    def wait(
+        self,
+        use_wait: Callable[[], bool] = lambda: False,
+        use_more: Callable[[], bool] = lambda: False,
+    ) -> Launch:
         """Wait for the oldest launch, and complete it.
 
-        While the host would wait, ``use_wait`` is called, at least once, until it returns False: it
-        must return quickly.
+        While the host would wait, ``use_wait`` is called, at least once, until it returns False,
+        and then ``use_more``: they must return quickly.
         """
         event, _ = self._launches[0]
         while use_wait() and not event.is_done:
+            pass
+        while not event.is_done and use_more():
             pass
         start = time.perf_counter()
         _, launch = self._launches.popleft()  # also if waiting fails: nothing waits for ever

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from urdir.driver import execute
 from urdir.driver.context import close_all
+from urdir.driver.gate import Gate
 from urdir.driver.graph import RecordedGraph
 from urdir.driver.group import launch_together
 from urdir.driver.parallel import Job, Work, completed, elsewhere
@@ -31,10 +32,8 @@ if TYPE_CHECKING:
 #: Kernels that are compiled concurrently while a graph is prepared: a new request may wait for
 #: these.
 _TOGETHER = 32
-#: Graphs for which that thread has work, at most, before others begin.
+#: Graphs that a thread has to plan or instantiate, at most, before others begin.
 _PLANNED = 2
-#: Layers that a thread plans at once: it takes as long to have one begin as to plan a layer.
-_LAYERS = 4
 #: Graphs whose kernels other processes compile at the same time.
 _WAITING = 96
 #: Graphs that have begun to be made. Which are expected changes with the requests: of more, those
@@ -75,6 +74,8 @@ class Steps(Owner):
         #: Called with each new graph of this rank (those of followers may come after): its objects
         #: live long.
         self.on_graph: Callable[[], None] = _nothing
+        #: Called with each new plan of this rank, whose objects its graph keeps.
+        self.on_plan: Callable[[], None] = _nothing
         self._followers = tuple(followers)
         self._build = build
         self._bound: dict[StepShape, BoundPlan] = {}
@@ -82,6 +83,11 @@ class Steps(Owner):
         self._begun: dict[StepShape, Work[Recorded]] = {}
         self._waits: dict[StepShape, Job[Any]] = {}  # of those that have begun
         self._asked: set[StepShape] = set()
+        #: Closed while a thread that has no time for it would wait for the work of `prepare` in
+        #: others: for the interpreter, or the driver.
+        self.gate = Gate()
+        for steps, _ in self._followers:
+            steps.gate = self.gate
         self._is_closing = False
         self._helper = ThreadPoolExecutor(1, "recording")
         self._waiting = ThreadPoolExecutor(_WAITING, "loading")  # for other processes
@@ -117,8 +123,10 @@ class Steps(Owner):
         if (graph := self._graphs.use(shape)) is not None:
             return graph
         self._waits.pop(shape, None)
-        work = self._begun.pop(shape, None) or self._recording(shape)
-        return self._keep(shape, completed(work))
+        work = self._begun.pop(shape, None)
+        if work is not None:
+            self.gate.open()  # a thread may work for it
+        return self._keep(shape, completed(work or self._recording(shape)))
 
     def _keep(self, shape: StepShape, graph: Recorded) -> Recorded:
         """Keep a new graph beside the device's kernels; plans of those that are forgotten go."""
@@ -174,9 +182,9 @@ class Steps(Owner):
         """Do a small piece of recording a graph that will be needed, well below a millisecond;
         False once there is nothing left to do.
 
-        For a caller with idle time while the device is busy. A thread compiles and loads kernels
-        and has the driver make the graph; calls return at once until it is done (`is_waiting`).
-        Raises DriverError.
+        For a caller with idle time while the device is busy. Threads plan, compile and load kernels
+        and have the driver make the graph; calls return at once until that is done (`is_waiting`).
+        They wait while the ``gate`` is closed. Raises DriverError.
         """
         if self.observer is not None:
             return False
@@ -198,9 +206,15 @@ class Steps(Owner):
         self._begun[shape] = work
         if job is not None:
             self._waits[shape] = job
-            (self._waiting if job.waits else self._helper).submit(job.run)
+            (self._waiting if job.waits else self._helper).submit(self._work, job)
         self._give_up()
         return True
+
+    def _work(self, job: Job[Any]) -> None:
+        """Do a job in a thread for it."""
+        with self.gate.minded():
+            self.gate.wait()
+            job.run()
 
     def _give_up(self) -> None:
         """Give up graphs that have begun, unless a thread works for them."""
@@ -253,7 +267,8 @@ class Steps(Owner):
         self._waiting.submit(self.parts.device.end_compilers)
 
     def wait_for_helper(self) -> None:
-        """Wait until the thread's work is done, or do it here."""
+        """Wait until the threads' work is done, or do it here."""
+        self.gate.open()
         for job in self._waits.values():
             job.run()
         for steps, _ in self._followers:
@@ -276,9 +291,7 @@ class Steps(Owner):
         """
         if shape not in self._bound:
             device = self.parts.device
-            build: Work[Plan] = self._build(self.parts, shape)
-            # To choose products of many rows takes the first layer of a shape 20 ms.
-            plan = yield from build if shape.rows <= MAX_BATCH else elsewhere(build, _LAYERS)
+            plan = yield from elsewhere(self._build(self.parts, shape), self.gate.wait)
             unknown: list[Kernel] = []
             left: list[Kernel] = []
             for kernel in plan.kernels():
@@ -286,6 +299,7 @@ class Steps(Owner):
                 if not device.is_loaded(kernel):
                     unknown.append(kernel)
             self._asked.add(shape)
+            self.on_plan()
             for at in range(0, len(unknown), _TOGETHER):
                 some = unknown[at : at + _TOGETHER]
                 yield (job := Job(partial(self._load_beside, some), device.has_compilers))
@@ -300,9 +314,13 @@ class Steps(Owner):
 
     def _load_beside(self, kernels: Sequence[Kernel]) -> None:
         """Load kernels in a thread of its own, while the device is used."""
-        self.parts.device.compile_beside(kernels)
-        if not self._is_closing:
-            self.parts.device.load_all(kernels)
+        device = self.parts.device
+        device.compile_beside(kernels)
+        # what is compiled takes a call of the driver each, for which launches wait
+        for some in [[of] for of in kernels] if device.has_compilers else [kernels]:
+            with self.gate.turn():
+                if not self._is_closing:
+                    device.load_all(some)
 
     def _load(self, kernels: Sequence[Kernel]) -> None:
         """Load kernels; those that must be compiled are, side by side."""
@@ -312,6 +330,7 @@ class Steps(Owner):
     def close(self) -> None:
         """Free the graphs. Idempotent."""
         self._is_closing = True
+        self.gate.open()
         self.parts.device.end_compilers()  # nothing waits for them any more
         for threads in (self._helper, self._waiting):
             threads.shutdown(cancel_futures=True)
@@ -322,4 +341,4 @@ class Steps(Owner):
 
 
 def _nothing() -> None:
-    """A graph is new, and that is all."""
+    """A graph or a plan is new, and that is all."""

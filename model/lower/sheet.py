@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
 from urdir.driver.memory import Slice
+from urdir.driver.parallel import completed, pieces
 from urdir.model.lower.arena import place
-from urdir.model.lower.lifetimes import Lifetimes, Unplaced
+from urdir.model.lower.lifetimes import Lifetimes, Unplaced, Value
 from urdir.model.lower.registers import Registers
 
 if TYPE_CHECKING:
@@ -44,20 +45,30 @@ class Sheet:
     def append_to(self, plan: Plan) -> None:
         """Give every value a place in the workspace, and append the launches to a plan. Raises
         ModelError where the workspace is too small, LaunchError for an argument that is wrong."""
+        completed(self.placing(plan))
+
+    def placing(self, plan: Plan) -> Generator[None]:
+        """`append_to` in pieces."""
         found = Lifetimes(self.launches, self.work.shared)
+        yield
         places = place(found.lifetimes())
+        yield
         start = self.work.room_for(places.nbytes, plan.name)
         for zeroed, nbytes in found.zeroed.items():
             self.work.check_zeroed(zeroed, nbytes)
         for value, offset in zip(found.values, places.offsets, strict=True):
             value.place = start + offset - value.first
         buffer = self.work.buffer
-        for (kernel, label, args), values in zip(self.launches, found.arguments, strict=True):
+
+        def append(launch: tuple[Unplaced, Sequence[tuple[str, Value]]]) -> None:
+            (kernel, label, args), values = launch
             for name, value in values:
                 part: Slice = args[name]
                 offset, nbytes = value.place + part.offset, value.stop - part.offset
                 args[name] = Slice(buffer, offset, nbytes, part.name)
             plan.launch(kernel, label, **args)
+
+        yield from pieces(zip(self.launches, found.arguments, strict=True), append)
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from urdir.model.lower.repeats import Repeats
 from urdir.model.lower.rows import OutputRows, Rows
 from urdir.model.lower.rule import MOST_OPERATIONS, words_of
 from urdir.model.lower.rules import RULES
-from urdir.model.lower.sheet import Sheet, sheet_of
+from urdir.model.lower.sheet import Sheet
 
 if TYPE_CHECKING:
     from urdir.driver.memory import Slice
@@ -30,28 +30,31 @@ def lowering(
     outputs: OutputRows | None = None,
     fixed: Mapping[Tensor, Slice] | None = None,
 ) -> Generator[None, None, None]:
-    """Append the launches of a graph of these ``rows`` to a plan, in pieces, one a layer; to a
-    sheet, whose registers then go on to what else is appended there.
+    """Append the launches of a graph of these ``rows`` to a plan, in pieces that take well
+    below a millisecond, except the choice of a product; to a sheet, whose registers then go on to
+    what else is appended there.
 
     ``fixed`` are the places of tensors that are read or made outside; ``outputs`` are the rows of
     `Gather`. Raises LaunchError, naming launch and parameter, for a buffer that is null, closed or
     too small; ModelError for an operation that no rule takes.
     """
-    with sheet_of(plan, parts) as sheet:
-        graph = with_adapters(graph, parts.config.adapters)
-        at = Lowering(sheet, parts, rows, graph, outputs, fixed)
-        words = words_of(graph.ops)
-        repeats = Repeats(at)
-        bounds = [*graph.starts, len(graph)]
-        _lower_until(at, words, bounds[0])
-        for index, end in enumerate(bounds[1:]):
-            if not repeats.begin(index):
-                _lower_until(at, words, end)
-                repeats.end()
-            yield
+    sheet = plan if isinstance(plan, Sheet) else Sheet(parts.work)
+    graph = with_adapters(graph, parts.config.adapters)
+    at = Lowering(sheet, parts, rows, graph, outputs, fixed)
+    words = words_of(graph.ops)
+    repeats = Repeats(at)
+    bounds = [*graph.starts, len(graph)]
+    yield from _lower_until(at, words, bounds[0])
+    for index, end in enumerate(bounds[1:]):
+        if not repeats.begin(index):
+            yield from _lower_until(at, words, end)
+            repeats.end()
+        yield
+    if not isinstance(plan, Sheet):
+        yield from sheet.placing(plan)
 
 
-def _lower_until(at: Lowering, words: Sequence[str], end: int) -> None:
+def _lower_until(at: Lowering, words: Sequence[str], end: int) -> Generator[None, None, None]:
     """Lower the operations up to ``end``, and later ones that fuse with them."""
     while at.position < end:
         following = words[at.position : at.position + MOST_OPERATIONS]
@@ -62,6 +65,7 @@ def _lower_until(at: Lowering, words: Sequence[str], end: int) -> None:
         else:
             raise ModelError(f"no rule for {at.ops[at.position]}")
         at.position = at.end
+        yield
 
 
 def lower(

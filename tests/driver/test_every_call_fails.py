@@ -27,7 +27,7 @@ from urdir.driver.execute import record, run
 from urdir.driver.graph import Graph
 from urdir.driver.kernel import Kernel
 from urdir.driver.module import LoadedKernel
-from urdir.driver.operation import Copy, Launch
+from urdir.driver.operation import Launch
 from urdir.driver.plan import Plan
 from urdir.ptxgen.spec import LaunchShape
 
@@ -51,6 +51,11 @@ def make_all(make_kernel: MakeKernel) -> list[Kernel]:
         make_kernel(
             spec_key="cooperative",
             launch_shape=LaunchShape((8, 1, 1), (128, 1, 1), cooperative=True),
+        ),
+        make_kernel(
+            spec_key="waiting",
+            text=text.replace("\n{", "\n{\n    griddepcontrol.wait;", 1),
+            waits_for_dependencies=True,
         ),
     ]
 
@@ -162,20 +167,22 @@ def _called_by_the_package() -> set[str]:
 def test_a_graph_in_which_adding_failed_is_closed(make_kernel: MakeKernel) -> None:
     """It may have a node that no plan knows, or lack edges."""
 
-    def instantiate(graph: Graph, launch: Launch, loaded: LoadedKernel, first: int) -> None:
-        graph.add_kernel(loaded, launch, [first])
-        graph.instantiate()
+    def add(graph: Graph, loaded: LoadedKernel, launch: Launch, first: int) -> None:
+        waits = launch.kernel.waits_for_dependencies
+        graph.add_kernel(loaded, launch, *(([], [first]) if waits else ([first],)))
 
     for name in ("cuGraphKernelNodeSetAttribute", "cuGraphAddDependencies"):
         with Device.open("emulator", api=(api := emulated())) as device:
             x, y = device.allocate(4 * N, "x"), device.allocate(4 * N, "y")
-            kernel = make_all(make_kernel)[1]
+            kernels = make_all(make_kernel)
+            kernel = kernels[1 if "Attribute" in name else -1]
             launch = Launch(kernel, "ramp", {"x": x, "n": N, "y": y, "scale": 1.0})
             graph, loaded = Graph(device, "g"), device.load(kernel)
-            first = graph.add_copy(Copy(y, x, "copy"))
+            other = Launch(kernels[0], "first", {"x": x, "n": N, "y": y, "scale": 1.0})
+            first = graph.add_kernel(device.load(kernels[0]), other)
             api.inject(name)
             with pytest.raises(CudaError, match=name):
-                instantiate(graph, launch, loaded, first)
+                add(graph, loaded, launch, first)
             assert graph.closed
             assert "graph" not in api.live()
 

@@ -27,7 +27,7 @@ from typing import Any
 
 import gguf
 
-from urdir.model.commands.opening import begin_warm_up, load
+from urdir.model.commands.opening import begin_warm_up, go_on_beside_answers, load
 from urdir.model.engine.engine import Engine
 from urdir.model.engine.options import EngineOptions
 from urdir.model.engine.requests.limits import Limits as EngineLimits
@@ -76,6 +76,7 @@ def open_engine(args: argparse.Namespace, post: Any) -> tuple[Engine, Service]:
     with load(wanted) as loading:
         warm_up = begin_warm_up(loading, WARM_UP_SECONDS)
         engine = Engine(loading)
+    go_on_beside_answers(warm_up)
     limits = EngineLimits.for_latency(engine.session.shapes)
     return engine, Service(engine, None, limits, post, warm_up)
 

@@ -47,8 +47,9 @@ class AnswerLoop(Owner):
 
     Answers have tokens; `AnswerText` makes text of them. Without a ``tokenizer`` no token ends one,
     and there are no constraints. If ``choose`` is given, the host samples tokens from logits with
-    it. The loop owns ``clock``, which times the steps for `metrics`. Raises ModelError if the
-    sequences are in use.
+    it. The loop owns ``clock``, which times the steps for `metrics`. ``use_wait`` is work in short
+    pieces for when a turn would wait for the device; it returns False if nothing is left to do
+    now. Raises ModelError if the sequences are in use.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class AnswerLoop(Owner):
         *,
         choose: Choose | None = None,
         clock: StepClock | None = None,
+        use_wait: Callable[[], bool] = lambda: False,
     ) -> None:
         self._tokenizer = tokenizer
         self._session = session
@@ -80,7 +82,7 @@ class AnswerLoop(Owner):
             )
             scheduler.paced = session.paced
             self._answers = answers = OpenAnswers(scheduler, session.adapters)
-            launcher = Launcher(session, scheduler, answers, clock)
+            launcher = Launcher(session, scheduler, answers, clock, use_wait)
             self._launcher = owners.enter_context(launcher)
             choices = (
                 DeviceChoices(session, scheduler)
@@ -162,6 +164,11 @@ class AnswerLoop(Owner):
     def is_idle(self) -> bool:
         """True if no request is open and no step is queued."""
         return not self._answers and not self._launcher
+
+    @property
+    def awaits(self) -> bool:
+        """Whether a request waits for its first token."""
+        return bool(self._answers.awaited)
 
     def turn(self) -> None:
         """Queue the next step, or read the oldest ones that are queued. Raises DriverError and

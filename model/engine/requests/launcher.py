@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from urdir.model.text.matcher import Mask
 
 T = TypeVar("T")
+
+#: Seconds that the host takes from the end of a step until it waits again, about.
+_TURN = 0.002
 
 #: Outputs of a step; each includes those after it.
 _OUTPUTS = (Output.LOGITS, Output.LOGPROBS, Output.SAMPLE, Output.GREEDY)
@@ -58,7 +61,7 @@ class Launcher(Owner):
     """Queues the steps that ``scheduler`` plans for ``answers`` on the device of ``session``.
 
     A ``clock``, which the launcher closes, times what is read; without one a launch takes the host
-    less time.
+    less time. ``use_wait`` is work in pieces for when it would wait for the device.
     """
 
     def __init__(
@@ -67,8 +70,10 @@ class Launcher(Owner):
         scheduler: Scheduler,
         answers: OpenAnswers,
         clock: StepClock | None = None,
+        use_wait: Callable[[], bool] = lambda: False,
     ) -> None:
         self._session = session
+        self._use_wait = use_wait
         self._scheduler = scheduler
         self._answers = answers
         self._ahead: RunAhead[_Launch] = RunAhead(session.parts.device, session.stream)
@@ -154,8 +159,12 @@ class Launcher(Owner):
 
     def wait(self) -> Sequence[StepPlan]:
         """Wait for the oldest launch; its steps. Meanwhile graphs are prepared for answers that
-        continue."""
-        launch = self._ahead.wait(self._expected.prepare)
+        continue, by other threads too unless a first token is awaited."""
+        gate = self._session.steps.gate
+        if not self._answers.awaited:
+            gate.open()
+        launch = self._ahead.wait(self._expected.prepare, self._use_wait)
+        gate.close(_TURN)
         self._note_time(launch)
         if self.clock is not None and launch.span is not None:
             self.clock.read(launch.span)

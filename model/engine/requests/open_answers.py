@@ -23,6 +23,8 @@ class OpenAnswers:
         self._adapters = adapters
         self._answers: dict[int, Answer] = {}
         self._items: dict[Answer, list[Item]] = {}
+        #: Those that have no token yet.
+        self.awaited: set[Answer] = set()
 
     def __len__(self) -> int:
         """The number of open answers."""
@@ -53,11 +55,13 @@ class OpenAnswers:
             self.tell(answer, error)
             return
         self._answers[answer.number] = answer
+        self.awaited.add(answer)
         if (free := answer.free) is not None:
             self._scheduler.hold(answer.number, free)
 
     def tell(self, answer: Answer, item: Item) -> None:
         """Collect an item for delivery."""
+        self.awaited.discard(answer)
         items = self._items.setdefault(answer, [])
         if isinstance(item, Piece) and items and isinstance(last := items[-1], Piece):
             items[-1] = Piece(last.text + item.text, last.choices + item.choices)
@@ -67,6 +71,7 @@ class OpenAnswers:
     def ended(self, answer: Answer) -> None:
         """Remove an answer whose request the scheduler has removed."""
         del self._answers[answer.number]
+        self.awaited.discard(answer)
         self._give_back(answer)
 
     def _give_back(self, answer: Answer) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
@@ -36,10 +37,14 @@ if TYPE_CHECKING:
 
 _Result = TypeVar("_Result")
 
-#: An idle service records graphs for this time, then looks for requests for this time.
-_WORK_SECONDS, _PAUSE_SECONDS = 0.001, 0.0001
+#: An idle service records graphs for this time, then looks for requests for this time; a busy one
+#: between looks at the device.
+_WORK_SECONDS, _PAUSE_SECONDS, _BUSY_SECONDS = 0.001, 0.0001, 0.0002
 #: The same where all that is left waits for other threads, which need the interpreter.
 _LOOK_SECONDS = 0.001
+#: Seconds for which other threads leave off when a request comes, until its first token, at most;
+#: and when the last answer has ended: its reader may ask on.
+_FIRST_SECONDS, _NEXT_SECONDS = 0.025, 0.01
 
 
 class OpenModel(Protocol):
@@ -76,10 +81,12 @@ class Service(Owner):
         self._session = session = engine.session
         limits = limits or Limits.for_latency(session.shapes)
         clock = StepClock(session.parts.device, session.stream)
-        self._loop = AnswerLoop(session, tokenizer, limits, clock=clock)
+        self._warm_up = warm_up = warm_up or WarmUp(session.steps, ())
+        use_wait = partial(warm_up.work, _BUSY_SECONDS)
+        self._loop = AnswerLoop(session, tokenizer, limits, clock=clock, use_wait=use_wait)
+        self._gate = session.steps.gate
         self._tokenizer = tokenizer
         self._post = post
-        self._warm_up = warm_up or WarmUp(session.steps, ())
         self._failure: DriverError | None = None  # of the end
         self._inbox: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._is_closing = False
@@ -104,6 +111,8 @@ class Service(Owner):
 
     def add(self, answer: Answer) -> None:
         """The second half of `submit`, which never waits."""
+        if not self._loop.awaits:  # of more, the later ones wait for the first anyway
+            self._gate.close(_FIRST_SECONDS)
         self._inbox.put(lambda: self._loop.add(answer))
 
     @property
@@ -192,6 +201,7 @@ class Service(Owner):
         is_idle = self._loop.is_idle
         if is_idle:
             self._loop.rest()
+            self._gate.close(_NEXT_SECONDS)
         try:
             work = self._wait() if is_idle else self._inbox.get_nowait()
             while work is not None:
@@ -206,12 +216,13 @@ class Service(Owner):
         run."""
         warm_up = self._warm_up
         if warm_up.left:
-            pause = _PAUSE_SECONDS
+            pause = max(_PAUSE_SECONDS, self._gate.left)
             with Progress("recording graphs") as progress:
                 while warm_up.left:
                     with suppress(Empty):
                         return self._inbox.get(timeout=pause)
                     pause = _PAUSE_SECONDS if warm_up.work(_WORK_SECONDS) else _LOOK_SECONDS
+                    pause = max(pause, self._gate.left)
                     progress.reach(warm_up.recorded, warm_up.recorded + warm_up.left)
         return self._inbox.get()
 

@@ -1,9 +1,9 @@
 """Graphs of likely steps, recorded before a request needs them.
 
 The first step of a shape is recorded when it is needed, which delays all users: by 100 ms with an
-8B model, by 300 ms if kernels have to be compiled (H200). So an idle service records likely graphs
-in short pieces; a new request waits for at most one piece. Those of one user's first request are
-recorded before a service is ready.
+8B model, by 300 ms if kernels have to be compiled (H200). So a service records likely graphs in
+short pieces while it would wait, for requests or for the device; a new request waits for at most
+one piece. Those of one user's first request are recorded before a service is ready.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import logging
 import time
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, islice
 
 from urdir.driver.errors import DriverError
@@ -39,26 +39,26 @@ _LOOK = 0.001
 
 
 def collect_no_graphs(steps: Steps) -> None:
-    """Exclude what lives now from garbage collection (`gc.freeze`), and the objects of graphs of
-    ``steps`` when they are recorded: the collector stops all threads while it scans them. Half a
-    million, of the graphs of a service, took 0.27 s on a core of a cloud Xeon; the 80,000 of a
-    program with an 8B model and few graphs take 28 ms, as long as nine steps of 80 rows. None of
-    them is in a cycle; garbage of that moment would stay, so it is done for `MOST_GRAPHS` graphs
-    at most, and what is garbage before is collected first. Nothing is done on the emulator, whose
-    steps take longer than a collection.
+    """Exclude what lives now from garbage collection (`gc.freeze`), and the objects of plans and
+    graphs of ``steps`` when they are made: the collector stops all threads while it scans them.
+    Half a million, of the graphs of a service, took 0.27 s on a core of a cloud Xeon; the 80,000 of
+    a program with an 8B model and few graphs take 28 ms, as long as nine steps of 80 rows. None of
+    them is in a cycle; garbage of that moment would stay, so it is done twice for each of
+    `MOST_GRAPHS` graphs at most, and what is garbage before is collected first. Nothing is done on
+    the emulator, whose steps take longer than a collection.
     """
     if steps.parts.device.is_emulated:
         return
-    graphs = iter(range(MOST_GRAPHS))
+    times = iter(range(2 * MOST_GRAPHS))
 
     def freeze() -> None:
-        if next(graphs, None) is not None:
+        if next(times, None) is not None:
             gc.freeze()
 
     gc.unfreeze()  # of a model before
     gc.collect()
     gc.freeze()
-    steps.on_graph = freeze
+    steps.on_graph = steps.on_plan = freeze
 
 
 class WarmUp:
@@ -82,6 +82,8 @@ class WarmUp:
         new_rows = {shape.rows: shape for shape in reversed(self._shapes)}.values()
         self._new = dict.fromkeys((*reversed(new_rows), *self._shapes))
         self._begun = time.monotonic()
+        #: Called when all is recorded, or no more will be.
+        self.on_end: Callable[[], None] = lambda: None
         #: Graphs that are recorded.
         self.recorded = 0
 
@@ -101,12 +103,14 @@ class WarmUp:
 
     def work(self, seconds: float) -> bool:
         """Record in small pieces for ``seconds``; False where all that have begun wait for other
-        threads."""
-        end = time.monotonic() + seconds
-        while (shape := self._next) is not None:
+        threads, or something else is in a hurry (`Steps.gate`)."""
+        end, gate = time.monotonic() + seconds, self._steps.gate
+        while not gate.left and (shape := self._next) is not None:
             while self._do(shape) and not self._steps.waits(shape):
                 if time.monotonic() >= end:
                     return True
+                if gate.left:
+                    return False
         return False
 
     @property
@@ -145,6 +149,7 @@ class WarmUp:
             log.exception("no more steps are recorded ahead")
             self._shapes.clear()
         if not self._shapes:
+            self.on_end()
             self._steps.end_compilers()
             seconds = time.monotonic() - self._begun
             log.info("%d graphs recorded after %.1f s", self.recorded, seconds)

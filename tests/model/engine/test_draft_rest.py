@@ -119,7 +119,9 @@ def prepare_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Graphs of expected steps, also of several, are recorded before the next step is read."""
     wait = RunAhead.wait
 
-    def patient(self: RunAhead[Any], use_wait: Callable[[], bool]) -> object:
+    def patient(
+        self: RunAhead[Any], use_wait: Callable[[], bool] = lambda: False, *more: object
+    ) -> object:
         while use_wait():
             pass
         return wait(self)

@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager, nullcontext
 from types import SimpleNamespace
 from typing import Any
 
+from urdir.driver.gate import Gate
 from urdir.model.engine.batch import Batch, ShapeBuckets, StepShape
 from urdir.model.engine.decode_graphs import DecodeGraphs
 from urdir.model.engine.requests.answer_loop import AnswerLoop
@@ -66,6 +67,7 @@ class PaperSteps:
     def __init__(self, shapes: ShapeBuckets, is_recorded: Callable[[StepShape], bool]) -> None:
         self._shapes = shapes
         self.is_recorded = is_recorded
+        self.gate = Gate()
 
     def prepare(self, shape: StepShape) -> bool:
         assert shape.keys in self._shapes.lengths
