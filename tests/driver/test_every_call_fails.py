@@ -183,6 +183,7 @@ def test_a_graph_in_which_adding_failed_is_closed(make_kernel: MakeKernel) -> No
             api.inject(name)
             with pytest.raises(CudaError, match=name):
                 add(graph, loaded, launch, first)
+                graph.instantiate()
             assert graph.closed
             assert "graph" not in api.live()
 
