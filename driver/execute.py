@@ -212,7 +212,7 @@ def recording(
 
 def _graph_of(bound: BoundPlan, programmatic: bool) -> Work[RecordedGraph]:
     needed, waits = yield from waits_of([*bound.plan], bound.device, programmatic)
-    graph = Graph(bound.device, bound.plan.name, early=not any(plain for plain, _ in waits))
+    graph = Graph(bound.device, bound.plan.name)
     try:
         return (yield from _recording(bound, graph, waits, needed))
     except BaseException:

@@ -42,21 +42,19 @@ NODE_NBYTES = 3 << 10
 class Graph(Owned):
     """A graph under construction. Nodes are numbered from 0 and follow nodes already added.
 
-    The driver gets a node's edges with the node, or just after it where some are programmatic; of
-    a graph whose edges are all programmatic, ``early``, in one call when it is instantiated. (With
-    edges of both kinds in such a call steps with drafts gave wrong tokens: H200, driver 580.159.04,
-    2026-11-29.) If the driver fails to add a node or edges, the graph is closed.
+    The driver gets plain edges with the node that waits, and all programmatic ones in one call when
+    the graph is instantiated. If it fails to add a node or edges, the graph is closed.
     """
 
     kind = "graph"
 
-    def __init__(self, device: OpenDevice, name: str, *, early: bool = False) -> None:
+    def __init__(self, device: OpenDevice, name: str) -> None:
         device.context.make_current()
         api = device.api
         super().__init__(device, name, check(api, api.cuGraphCreate(0), f"cuGraphCreate {name!r}"))
         self.nodes: list[Node] = []
         self.edges: list[GraphEdge] = []
-        self._is_early = early
+        self._unconnected: list[GraphEdge] = []  # programmatic edges that the driver lacks
         self._has_entered = False
 
     def add_kernel(
@@ -115,9 +113,7 @@ class Graph(Owned):
         _check_ordered(self.name, operations, self.edges, needed)
         holds = _needed(self.nodes)
         api, what = self._enter(), f"cuGraphInstantiate {self.name!r}, {len(self.nodes)} nodes"
-        if self._is_early:
-            self._connect(api, self.edges)
-            self._is_early = False  # nodes that are added later are connected at once
+        self._connect(api)
         made = check(api, api.cuGraphInstantiate(self.handle, 0), what), holds
         try:
             self._upload(made[0])
@@ -190,31 +186,29 @@ class Graph(Owned):
         the graph is closed: the node may lack an attribute, or edges. Raises LaunchError for an
         edge that the graph cannot have."""
         index = len(self.nodes)
-        edges = [GraphEdge(before, index) for before in after]
-        handles = [self._node(edge.before).handle for edge in edges]
-        if self._is_early and edges:
-            raise LaunchError(f"graph {self.name}: {operation.label} waits for a node plainly")
+        plain = [GraphEdge(before, index) for before in after]
         early = [GraphEdge(before, index, programmatic=True) for before in programmatic]
-        if early:
-            handles = []
-            edges = sorted((*edges, *early), key=lambda edge: edge.before) if edges else early
+        edges = sorted((*plain, *early), key=lambda edge: edge.before)
+        for edge in edges:
+            self._node(edge.before)
         api = self._enter()
         try:
-            self.nodes.append(Node(add(api, handles), operation, loaded))
+            handle = add(api, [self.nodes[edge.before].handle for edge in plain])
         except CudaError:
             self.finish(quiet=True)
             raise
-        if early and not self._is_early:
-            self._connect(api, edges)
+        self.nodes.append(Node(handle, operation, loaded))
+        self._unconnected += early
         self.edges += edges
         return index
 
-    def _connect(self, api: Any, edges: Sequence[GraphEdge]) -> None:
+    def _connect(self, api: Any) -> None:
         try:
-            connect(api, self.handle, self.nodes, edges)
+            connect(api, self.handle, self.nodes, self._unconnected)
         except CudaError:
             self.finish(quiet=True)
             raise
+        self._unconnected = []
 
     def _node(self, index: int) -> Node:
         if not 0 <= index < len(self.nodes):

@@ -118,7 +118,8 @@ def cuGraphAddNode(
 def cuGraphAddDependencies(
     driver: Driver, hGraph: Any, from_: Any, to: Any, edgeData: Any, numDependencies: Any
 ) -> None:
-    """Add edges between nodes."""
+    """Add edges between nodes. All are of the kind of the first, as with a real driver (H200,
+    580.159.04)."""
     graph: Graph = driver.context.graphs[hGraph]
     count = size_t(numDependencies)
     before = expect("from_", from_, cuda.CUgraphNode, count)
@@ -127,7 +128,7 @@ def cuGraphAddDependencies(
     if len(before) != count or len(after) != count:
         raise Refused(_INVALID, f"{count} edges, {len(before)} and {len(after)} nodes")
     nodes = driver.context.nodes
-    pairs = [(nodes[b], nodes[a], k) for b, a, k in zip(before, after, kinds, strict=True)]
+    pairs = [(nodes[b], nodes[a], kinds[0]) for b, a in zip(before, after, strict=True)]
     add_edges(pairs, graph, driver.properties.has_clusters)
 
 

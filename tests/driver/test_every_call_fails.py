@@ -167,9 +167,10 @@ def _called_by_the_package() -> set[str]:
 def test_a_graph_in_which_adding_failed_is_closed(make_kernel: MakeKernel) -> None:
     """It may have a node that no plan knows, or lack edges."""
 
-    def add(graph: Graph, loaded: LoadedKernel, launch: Launch, first: int) -> None:
+    def record(graph: Graph, loaded: LoadedKernel, launch: Launch, first: int) -> None:
         waits = launch.kernel.waits_for_dependencies
         graph.add_kernel(loaded, launch, *(([], [first]) if waits else ([first],)))
+        graph.instantiate()
 
     for name in ("cuGraphKernelNodeSetAttribute", "cuGraphAddDependencies"):
         with Device.open("emulator", api=(api := emulated())) as device:
@@ -182,7 +183,7 @@ def test_a_graph_in_which_adding_failed_is_closed(make_kernel: MakeKernel) -> No
             first = graph.add_kernel(device.load(kernels[0]), other)
             api.inject(name)
             with pytest.raises(CudaError, match=name):
-                add(graph, loaded, launch, first)
+                record(graph, loaded, launch, first)
             assert graph.closed
             assert "graph" not in api.live()
 

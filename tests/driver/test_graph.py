@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import sys
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from urdir.driver import graph as graphs
 from urdir.driver import ranges
 from urdir.driver.bindings import GuardedApi, emulated
 from urdir.driver.device import Device
@@ -22,7 +21,6 @@ from urdir.driver.errors import CudaError, LaunchError, LifetimeError, check
 from urdir.driver.execute import evaluate, record, run
 from urdir.driver.graph import Graph
 from urdir.driver.memory import Arena
-from urdir.driver.node import GraphEdge, Node
 from urdir.driver.operation import Copy, Fill, Launch
 from urdir.driver.plan import Plan
 from urdir.ptxgen.ptx.architecture import number_of
@@ -456,36 +454,38 @@ def test_programmatic_edges_lead_only_to_kernels_that_wait(device: Device, memor
         assert not any(edge.programmatic for edge in recorded.edges)
 
 
-@pytest.mark.parametrize("last", [SHIFT, NO_WAIT])
-def test_edges_of_several_nodes_are_added_together_if_all_are_programmatic(
-    last: Shift, device: Device, memory: Arena, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("wait", [True, False])
+@pytest.mark.parametrize("seed", range(3))
+def test_the_driver_has_the_edges_of_the_graph(
+    seed: int, wait: bool, device: Device, memory: Arena
 ) -> None:
-    """The driver made graphs of calls with edges of both kinds whose kernels began too early."""
+    """Of both kinds, at the same nodes too, whichever comes first."""
     if device.properties.compute_capability < (9, 0):
         pytest.skip("griddepcontrol came with sm_90")
-    calls: list[list[tuple[int, int, bool]]] = []
-    adds = graphs.connect
-
-    def noted(api: Any, graph: Any, nodes: Sequence[Node], edges: Sequence[GraphEdge]) -> None:
-        calls.append([(edge.before, edge.after, edge.programmatic) for edge in edges])
-        adds(api, graph, nodes, edges)
-
-    monkeypatch.setattr(graphs, "connect", noted)
-    plan = Plan("shifts")
-    plan.extend([shift(memory, "a", "b", 1), shift(memory, "b", "c", 10)])
-    plan.extend([shift(memory, "c", "d", 100, last)])
-    with record(plan, device) as graph:
-        edges = [(edge.before, edge.after, edge.programmatic) for edge in graph.edges]
-    early, other = (0, 1, True), (1, 2, last == SHIFT)
-    assert edges == [early, other]
-    assert calls == ([[early, other]] if last == SHIFT else [[early]])
+    rng, last = np.random.default_rng(seed), SHIFT if wait else NO_WAIT
+    with Graph(device, "both kinds") as graph:
+        for number in range(12):
+            launch = shift(memory, "a", "b", 1, SHIFT if number % 4 else last)
+            before = rng.permutation(number)[:3].tolist()
+            early = [of for of in before if of % 2 and launch.kernel.waits_for_dependencies]
+            plain = [of for of in before if of not in early]
+            graph.add_kernel(device.load(launch.kernel), launch, plain, early)
+        graph.instantiate(needed=()).close()
+        found = edges_of(graph)
+        kinds = {kind for _, _, kind in found}
+        assert found == {(edge.before, edge.after, edge.programmatic) for edge in graph.edges}
+    assert kinds == {True, False}
 
 
-def test_a_graph_of_programmatic_edges_has_no_others(device: Device, memory: Arena) -> None:
-    with Graph(device, "early", early=True) as graph:
-        graph.add_fill(Fill(memory["a"], 0, "clear"))
-        with pytest.raises(LaunchError, match="a copy waits for a node plainly"):
-            graph.add_copy(Copy(memory["b"], memory["a"], "a copy"), [0])
+def edges_of(graph: Graph) -> set[tuple[int, int, bool]]:
+    """Edges as the driver tells them: numbers of nodes, and whether they are programmatic."""
+    api = graph.device.api
+    number = {int(node.handle): at for at, node in enumerate(graph.nodes)}
+    count = check(api, api.cuGraphGetEdges(graph.handle, 0), "cuGraphGetEdges")[-1]
+    before, after, data, _ = check(api, api.cuGraphGetEdges(graph.handle, count), "the same")
+    early = api.CUgraphDependencyType.CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC
+    rows = zip(before, after, data, strict=True)
+    return {(number[int(b)], number[int(a)], of.type == early) for b, a, of in rows}
 
 
 @pytest.mark.parametrize(
