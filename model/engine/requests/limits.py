@@ -23,10 +23,10 @@ class Limits:
     A step takes up to ``prompt_rows`` rows of prompts, ``mixed_rows`` beside answers: fewer, so
     that these go on at an even pace. Of a prompt alone it takes what leaves little padding to the
     next of the ``chunks``, if any are given. A segment takes a multiple of ``alignment`` rows, the
-    last of them idle. Where prompts ``walk`` over what is cached, those of a step do so over no more than
-    one sequence may have: graphs stay few. Answers reserve room for ``ahead`` tokens at once.
-    ``queue`` requests may wait, for ``wait_seconds`` at most. Without ``share_prefixes`` every
-    prompt is computed from its first token on. Raises SettingsError.
+    last of them idle. Where prompts ``walk`` over what is cached, those of a step do so over no
+    more than one sequence may have: graphs stay few. Answers reserve room for ``ahead`` tokens at
+    once. ``queue`` requests may wait, for ``wait_seconds`` at most. Without ``share_prefixes``
+    every prompt is computed from its first token on. Raises SettingsError.
     """
 
     prompt_rows: int = 2048
