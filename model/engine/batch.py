@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
@@ -17,6 +17,7 @@ from urdir.model.memory.buckets import (
     COMMON_ROWS,
     FINE_ROWS,
     fine_chunk,
+    first_rows,
     row_bucket,
 )
 from urdir.model.memory.device_state import StepRows
@@ -224,13 +225,29 @@ class ShapeBuckets:
 
     def prompt(self, start: int, end: int, output: Output = Output.NONE) -> tuple[StepShape, int]:
         """The shape of the first prompt step of the tokens from ``start`` to ``end``, and where it
-        ends: not all of them may fit one step, and the ``output`` is that of the last one's step.
-        Rows that are left over are padding.
+        ends: one step may not take all of them (`first`), and the ``output`` is that of the last
+        one's step. Rows that are left over are padding.
         """
-        rows = self._chunk(end - start)
-        if end - start > rows:
-            end, output = start + rows, Output.NONE
+        if (stop := start + self.first(end - start)) < end:
+            end, output = stop, Output.NONE
         return self._of_one_prompt(start, end, end, output), end
+
+    def prompts(self, start: int, end: int, output: Output) -> Iterator[StepShape]:
+        """The shapes of all steps of a prompt alone from ``start`` to ``end``; see `prompt`."""
+        while start < end:
+            shape, start = self.prompt(start, end, output)
+            yield shape
+
+    def first(self, rows: int) -> int:
+        """How many of the ``rows`` that a prompt alone has left its next step takes."""
+        return first_rows(rows, self.chunks)
+
+    @property
+    def first_chunks(self) -> tuple[int, ...]:
+        """Rows of steps that do not end the prompt that they take alone."""
+        whole = self.chunks[-1]
+        shorter = (chunk for chunk in self.chunks[:-1] if self.first(chunk + 1) == chunk)
+        return (*shorter, whole)
 
     def catch_up(self, start: int, end: int) -> tuple[StepShape, int]:
         """The shape of the first step that passes the tokens from ``start`` to ``end`` through the

@@ -85,12 +85,10 @@ class Loading(Owner):
         output = Output.of(request.settings, masked=request.constraint is not None)
         output = Output.LOGITS if self._parts.host_sampling else output
         revised = bool(request.processors) and output is not Output.LOGITS
-        shapes: list[StepShape] = []
-        length = 0
         end = 1 if session.takes_sources else min(len(request.prompt), session.context)
+        shapes: list[StepShape] = []
         with self._opening.timed("graphs"):
-            while length < end:
-                shape, length = session.shapes.prompt(length, end, output)
+            for shape in session.shapes.prompts(0, end, output):
                 chooses = shape.output is not Output.NONE
                 shapes += shape.halves if revised and chooses else (shape,)
             session.steps.record(shapes)

@@ -234,6 +234,9 @@ class _Bench:
         """A prompt and what follows it, a token at least."""
         before, tokens = (drawn_tokens(self.session, n) for n in (test.depth, test.prompt))
         chosen, count = max(1, test.generate), test.prompt + test.generate
+        end = test.depth + test.prompt
+        shapes = self.session.shapes.prompts(test.depth, end, Output.GREEDY)
+        self.session.steps.record([*shapes])  # or a step may run by a graph of more rows
 
         def run() -> float:
             fill(self.session, before, 1)

@@ -30,12 +30,14 @@ class Timing:
 
 def fill(session: Session, tokens: Sequence[int], sequences: int) -> None:
     """Leave ``tokens`` in the cache for each of this many sequences, and nothing in others:
-    requests that begin with these tokens resume from there. They are computed once, then copied."""
+    requests that begin with these tokens resume from there. They are computed once, then copied;
+    the device has done so on return."""
     with EagerSteps(session) as steps:
         steps.feed(tokens)
         steps.process(len(tokens))
         for other in range(1, sequences):
             steps.fork(0, other)
+        session.steps.settled(session.stream)
 
 
 def drawn_tokens(session: Session, count: int) -> list[int]:

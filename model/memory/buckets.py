@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Sequence
 
 #: Rows of a decode step, smallest first; fewer sequences leave padding rows. Products take vectors
 #: by eight, and from 64 on a step takes longer with each eight. A padding row has experts of its
@@ -16,6 +17,10 @@ CHUNKS = (8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
 COARSE_ROWS, COARSE_CHUNKS = (0, 16, 64, 128, 256, 512), (128, 512, 1024, 2048)
 #: The fewest rows that choose a token in a finer shape of such a step (`fine_chunk`).
 FINE_ROWS = 8
+#: A prompt's step takes as much time besides as this many of its rows, and two steps take the place
+#: of one with padding where they take this share less. ms of 128, 512, 1,024 and 1,536 tokens of an
+#: 8B Q4_K_M model on an H200: 4.4, 12.0, 21.8 and 32.9.
+_STEP_ROWS, _LESS = 128, 0.05
 #: Maximum rows of a step with drafts: beyond them one more costs as much as a token gains.
 MOST_DRAFTED = 64
 #: Maximum rows of a prompt step, if memory allows.
@@ -38,6 +43,21 @@ def fine_chunk(rows: int) -> int:
     recorded while steps of coarse ones run: 3 % more at most, or 15 rows."""
     step = max(16, (1 << (rows - 1).bit_length()) // 64)
     return -(-rows // step) * step
+
+
+def first_rows(rows: int, chunks: Sequence[int]) -> int:
+    """How many of the ``rows`` that a prompt alone has left its next step takes, of one of the
+    ``chunks``: all that fit, or fewer where one step with padding takes longer than two."""
+
+    def padded(rows: int) -> int:
+        return chunks[bisect_left(chunks, rows)] + _STEP_ROWS
+
+    if rows >= chunks[-1]:
+        return chunks[-1]
+    firsts = [chunk for chunk in reversed(chunks) if chunk < rows]  # the longest of equal ways
+    first = min(firsts, key=lambda chunk: padded(chunk) + padded(rows - chunk), default=rows)
+    divided = padded(first) + padded(rows - first) if first < rows else 0
+    return first if 0 < divided < padded(rows) * (1 - _LESS) else rows
 
 
 def choosing_rows(sequences: int) -> int:

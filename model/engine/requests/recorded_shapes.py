@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 #: A shape is recorded after this many steps that took a slower one, if as much of the memory for
 #: graphs is left; a step with prompts is slower if more than this share of its rows is padding.
-_OFTEN, _SPARE, _PADDING = 4, 0.25, 0.03
+#: As many further rows of padding count as a step.
+_OFTEN, _SPARE, _PADDING, _MUCH = 4, 0.25, 0.03, 256
 
 
 class RecordedShapes:
@@ -70,7 +71,7 @@ class RecordedShapes:
         more = (replace(shape, rows=n, prompt=n) for n in chunks if n > shape.rows)
         found = next((each for each in more if steps.is_recorded(each)), shape)
         if found is not shape:
-            self._wish(shape)
+            self._wish(shape, 1 + (found.rows - shape.rows) // _MUCH)
         return found
 
     def _with_less_padding(self, plan: StepPlan, coarse: StepShape) -> StepShape:
@@ -86,9 +87,10 @@ class RecordedShapes:
                 self._wish(other)
         return shape
 
-    def _wish(self, shape: StepShape) -> None:
-        """Steps by another shape would be faster: one that comes often is recorded."""
-        self._wishes[shape] += 1
+    def _wish(self, shape: StepShape, times: int = 1) -> None:
+        """Steps by another shape would be faster: one that comes often is recorded. This step
+        counts ``times``."""
+        self._wishes[shape] += times
         if self._wishes[shape] >= _OFTEN and self._session.steps.free_share > _SPARE:
             self.wished = shape
 

@@ -317,7 +317,10 @@ class Scheduler:
         there is no room; how many of these are left. Other rows of the step are of ``planned``
         requests."""
         start = task.stored
-        end = self._storage.cut(task.slot, start, min(start + budget, task.prefill))
+        rows = min(budget, task.prefill - start)
+        if len(self.tasks.running) == 1 and not self.tasks.waiting:
+            rows = self.limits.first(rows)
+        end = self._storage.cut(task.slot, start, start + rows)
         if segments and not self.limits.fit([*(s.end for s in segments.values()), end]):
             return 0
         if not self._room.takes(task, end, planned | segments.keys()):

@@ -237,7 +237,7 @@ def _asking(
             if start + rows <= length:
                 end = Segment(0, start, start + rows, chooses=True)
                 yield shapes.of_batch(Batch((), (end,)), length, output)
-        for rows in shapes.chunks if divided else shapes.chunks[-1:]:
+        for rows in shapes.chunks if divided else shapes.first_chunks:
             if start + rows <= length:
                 before = Segment(0, start, start + rows)
                 yield shapes.of_batch(Batch((), (before,)), length, Output.NONE)

@@ -141,3 +141,16 @@ def test_prompts_are_padded_to_a_graph_until_theirs_is_recorded() -> None:
     prompts = [shape.prompt for shape in session.launched if shape.prompt]
     assert prompts[:4] == [64] * 4
     assert prompts[-1] == 32
+
+
+def test_a_graph_of_many_more_rows_serves_one_prompt() -> None:
+    """Four times as long a step is worth a graph at once: so is 1,024 rows for 20 tokens."""
+    shapes = ShapeBuckets.of(chunks_of(exact=False), 2048, 4, 16)
+    session = PaperSession(shapes, 2048, 4, lambda of: of.prompt in (64, 1024))
+    recorded = RecordedShapes(session)  # type: ignore[arg-type]
+    for tokens, padded, wished in ((40, 64, False), (20, 64, False), (130, 1024, True)):
+        batch = Batch((), (Segment(0, 0, tokens, chooses=True),))
+        plan = StepPlan(batch, (), (), (0,), ())
+        shape = shapes.of_batch(batch, tokens, Output.GREEDY)
+        assert recorded.ready(plan, shape).rows == padded
+        assert (recorded.wished == shape) is wished

@@ -8,9 +8,11 @@ from collections import Counter
 from tests.model.engine.requests.toy_server import Server, answer_to, ask, serve, small_limits
 from tests.model.engine.requests.toy_storage import ToyStorage
 from urdir.model.engine.batch import Batch, Segment
+from urdir.model.engine.requests.limits import Limits
 from urdir.model.engine.requests.request import Finish, Request
 from urdir.model.engine.requests.scheduler import Scheduler
 from urdir.model.engine.requests.step_plan import Chosen, StepPlan
+from urdir.model.memory.buckets import chunks_of
 from urdir.model.memory.walk import Walk
 
 
@@ -148,6 +150,19 @@ def test_equal_answers_reserve_in_different_steps() -> None:
         del steps[first]
     assert len(steps) > 40
     assert max(steps.values()) <= 2
+
+
+def test_a_prompt_alone_takes_two_steps_where_these_are_faster() -> None:
+    """1,100 tokens: 1,024 and 76, rather than one step of 1,536 rows; not beside another one."""
+    limits = Limits(chunks=chunks_of(exact=False))
+    for others, ends in ((0, [1024, 1100]), (1, [1100])):
+        scheduler = Scheduler(ToyStorage(400, 16, 4), slots=4, context=4000, limits=limits)
+        for _ in range(1 + others):
+            scheduler.add(Request(prompt=(1,) * 1100))
+        plans = [plan for plan in (scheduler.plan(), scheduler.plan()) if plan is not None]
+        segments = [plan.batch.segments[0] for plan in plans if 1 in plan.prompts]
+        assert [segment.end for segment in segments] == ends
+        assert [segment.chooses for segment in segments] == [end == 1100 for end in ends]
 
 
 def test_planning_takes_far_less_than_a_step() -> None:
