@@ -124,6 +124,17 @@ class Gemv(TiledSpec):
             return False
         return has_room_ahead(self.cols, self.cluster, self.prologue, self.cut.warps)
 
+    def holds(self, part: TilePart) -> bool:
+        """Whether warps hold the tile that they multiply next in registers, the first one before
+        they wait for earlier launches, and its slot is filled again meanwhile: of types whose units
+        are multiplied together, and where registers have room.
+        """
+        if self.activations != "i16" or self.alone or self.has(Continued):
+            return False
+        tile = ceil_div(part.layout.tile_nbytes, 4 * 32)
+        given = (self.cols, self.cluster, self.prologue, self.cut.warps, tile)
+        return not self.makes_ahead(part) and has_room_ahead(*given)
+
     @property
     def record_nbytes(self) -> int:
         """Bytes of a unit's activations."""
