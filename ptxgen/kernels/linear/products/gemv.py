@@ -127,9 +127,14 @@ class Gemv(TiledSpec):
     def holds(self, part: TilePart) -> bool:
         """Whether warps hold the tile that they multiply next in registers, the first one before
         they wait for earlier launches, and its slot is filled again meanwhile: of types whose units
-        are multiplied together, and where registers have room.
+        are multiplied together, where registers have room, and where all warps have tiles for all
+        slots, as they read one more than they have.
         """
         if self.activations != "i16" or self.alone or self.has(Continued):
+            return False
+        columns, rows = self.cut.columns, self.cut.rows
+        blocks = columns.blocks // (columns.cluster * columns.warps)
+        if blocks * part.warp_tiles * self.pair * rows.passes < self.cut.ring.slots:
             return False
         tile = ceil_div(part.layout.tile_nbytes, 4 * 32)
         given = (self.cols, self.cluster, self.prologue, self.cut.warps, tile)
