@@ -483,10 +483,12 @@ def test_more_copies_of_a_codebook_give_the_same_bits(
 
 
 def test_a_ring_is_filled_a_few_tiles_at_a_time(device: Device) -> None:
-    """Two of eight warps' Q4_K tiles before the wait, which changes no bit."""
+    """Two of eight warps' Q4_K tiles before the wait, which changes no bit. The first one is waited
+    for, as warps hold it then."""
     fields: dict[str, Any] = {"groups": 1, "tiles_each": 3, "shared": 120_000}
     spec, pair = (i16(Q4_K, 48, 4096, stages=stages, **fields) for stages in (4, 2))
-    for each, waits in ((spec, 2), (pair, 0)):
+    for each, waits in ((spec, 2), (pair, 1)):
+        assert all(map(each.holds, each.parts))
         assert (each.cut.ring.slots, each.cut.ring.pace, each.cut.warps) == (
             each.options.stages,
             2,
@@ -627,3 +629,29 @@ def test_the_sanitizer_finds_nothing(name: str, target: str) -> None:
     with Device.open(f"emulator:{target}", api=emulated(target, sanitize=True)) as device:
         for deviation in check_kernel(device, spec, sanitize=False):
             assert deviation.ok, deviation
+
+
+def test_which_warps_hold_tiles() -> None:
+    """The first tile is loaded before the wait; not where a warp has fewer tiles than slots, of
+    which one would never be written, nor where activations come first."""
+    held = i16(Q4_K, 32, 4096, groups=1, tiles_each=2)
+    uneven, alone = (
+        i16(Q4_K, 32, 9 * 256, split=8, groups=1, tiles_each=2),
+        i16(Q4_K, 32, 4096, groups=1, tiles_each=2, alone=True),
+    )
+    assert uneven.cut.ring.slots > 2
+    for spec, wanted in ((held, True), (uneven, False), (alone, False)):
+        before, after = spec.ptx("sm_90").split("griddepcontrol.wait")
+        assert all(spec.holds(part) == wanted for part in spec.parts)
+        assert ("ld.shared.v4.b32 {%low0_0" in before) == wanted
+        assert "ld.shared.v4.b32 {%low0_0" in after
+
+
+@every_format
+def test_held_tiles_give_the_product(device: Device, fmt: Format) -> None:
+    """Of every type, in rings that are filled again: more tiles than slots, in two passes."""
+    spec = i16(fmt, 118, 512, split=2, groups=1, tiles_each=4, per_pass=2, stages=3)
+    assert spec.passes == 2
+    assert all(spec.holds(part) != spec.makes_ahead(part) for part in spec.parts)
+    for deviation in check_kernel(device, spec, seed=8):
+        assert deviation.ok, deviation
