@@ -627,3 +627,41 @@ def test_the_sanitizer_finds_nothing(name: str, target: str) -> None:
     with Device.open(f"emulator:{target}", api=emulated(target, sanitize=True)) as device:
         for deviation in check_kernel(device, spec, sanitize=False):
             assert deviation.ok, deviation
+
+
+def test_which_warps_hold_tiles() -> None:
+    """The first tile is loaded before the wait; not where a warp has fewer tiles than slots, of
+    which one would never be written, nor where activations come first."""
+    held = i16(Q8_0, 32, 4096, groups=1, tiles_each=2, stages=2)
+    uneven, alone = (
+        i16(Q8_0, 48, 9 * 256, split=8, groups=1, tiles_each=3, stages=4, shared=160_000),
+        i16(Q8_0, 32, 4096, groups=1, tiles_each=2, stages=2, alone=True),
+    )
+    assert uneven.cut.ring.slots > 3
+    for spec, wanted in ((held, True), (uneven, False), (alone, False)):
+        before, _ = spec.ptx("sm_90").split("griddepcontrol.wait")
+        assert all((spec.refill(part) == "held") == wanted for part in spec.parts)
+        assert ("ld.shared" in before) == wanted
+
+
+def test_a_slot_is_filled_late() -> None:
+    """Of NVFP4 one of four slots, once activations have been asked for, and all again as soon as
+    their tiles are in registers."""
+    spec = i16(FORMATS["NVFP4"], 48, 4096, groups=1, tiles_each=3, stages=4, shared=120_000)
+    before, after = spec.ptx("sm_90").split("griddepcontrol.wait")
+    assert (spec.cut.ring.slots, before.count("cp.async.commit_group")) == (4, 3)
+    asked, filled, tile = (
+        after.index(text) for text in ("ld.global.v4.f32", "cp.async.commit_group", "ld.shared")
+    )
+    assert asked < filled < tile
+    loaded = after.index("ld.shared.v4.b32 {%low0_0")
+    assert after.index("cp.async.commit_group", loaded) < after.index("mma.sync", loaded)
+
+
+@every_format
+def test_rings_that_are_filled_again(device: Device, fmt: Format) -> None:
+    """More tiles than slots, in two passes, give the product, whenever slots are filled again."""
+    spec = i16(fmt, 118, 512, split=2, groups=1, tiles_each=4, per_pass=2, stages=3)
+    assert spec.passes == 2
+    for deviation in check_kernel(device, spec, seed=8):
+        assert deviation.ok, deviation

@@ -68,11 +68,17 @@ def _of_vectors(count: int, cols: int, cluster: int, warps: int) -> int:
     return 8 * count * ceil_div(ceil_div(cols, TILE_COLS), cluster * warps)
 
 
-def has_room_ahead(cols: int, cluster: int, prologue: Sequence[Prologue], warps: int) -> bool:
-    """Whether a thread has registers for weights of a tile while it has the activations and what
-    the steps load."""
+def has_room_ahead(
+    cols: int,
+    cluster: int,
+    prologue: Sequence[Prologue],
+    warps: int,
+    tile: int = TILE_REGISTERS,
+) -> bool:
+    """Whether a thread has ``tile`` registers for a tile, of weights or as it is, while it has the
+    activations and what the steps load."""
     vectors = 1 + sum(step.vectors for step in prologue)
-    held = _of_vectors(vectors, cols, cluster, warps) + 16 + TILE_REGISTERS
+    held = _of_vectors(vectors, cols, cluster, warps) + 16 + tile
     return held <= most_registers(warps)
 
 
