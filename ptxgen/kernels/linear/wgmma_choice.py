@@ -131,11 +131,12 @@ PAIR_REGISTERS, APART_REGISTERS = 16, 12
 LAUNCH, NEXT, END, CLUSTER, SPLIT = 1.88, 0.23, 0.02, 1.98, 0.256
 #: Bytes in a us: that an SM gets from L2, that memory gives, and an SM gets of these.
 L2_NBYTES, MEMORY_NBYTES, SM_NBYTES_READ = 110e3, 3.57e6, 42e3
-#: CTAs of a cluster of few vectors, and how many clusters of three a device has room for at once,
-#: one CTA an SM. The attention output of qwen3-30b-a3b (2048 x 4096), 64 vectors, in clusters of
-#: three and one split: a step takes 3.889 ms in place of 3.936 with clusters of two and two splits
-#: (two splits of three: 3.937; four, two CTAs an SM: 3.959; 2026-11-29).
-FEW_CLUSTERS, MOST_OF_THREE = (1, 2, 3), 36
+#: Tiles of the columns from which on three CTAs may share few vectors of quantised weights, and how
+#: many such clusters a device has room for at once, one CTA an SM. A step of qwen3-30b-a3b with 64
+#: vectors takes 3.889 ms with the attention output (2048 x 4096) in clusters of three, one split,
+#: in place of 3.936 in clusters of two, two splits; two splits of three 3.937, one of four, two
+#: CTAs an SM, 3.959 (2026-11-29).
+TILES_OF_THREE, MOST_OF_THREE = 16, 36
 #: us that a tile and a vector of it take of a mixture, and us from a CTA's begin to its first
 #: product, and from its last one to its end.
 EXPERT_SHAPES = ((1, 1), (2, 1), (1, 2), (4, 1), (2, 2))
@@ -251,7 +252,7 @@ def _with_cuts(product: GemmWgmma, sms: int) -> Iterator[GemmWgmma]:
     shapes += TALL_SHAPES if FEW < whole <= TALL_MOST else ()
     for vectors in _widths(whole):
         for groups, splits in shapes:
-            for cluster in FEW_CLUSTERS if vectors <= FEW else (1, 2):
+            for cluster in _clusters(product, vectors):
                 way = _deepest(product, groups, splits, cluster, vectors)
                 if way is None:
                     continue
@@ -260,6 +261,12 @@ def _with_cuts(product: GemmWgmma, sms: int) -> Iterator[GemmWgmma]:
                     yield way
                     if _ctas(way) <= sms and vectors > FEW and _together(way) > 1:
                         yield from _alone_on_sm(way)
+
+
+def _clusters(product: GemmWgmma, vectors: int) -> tuple[int, ...]:
+    """CTAs that a cluster may have."""
+    is_long = product.row_tiles >= TILES_OF_THREE and not any(f.is_float for f in product.formats)
+    return (1, 2, 3) if vectors <= FEW and is_long else (1, 2)
 
 
 def _alone_on_sm(way: GemmWgmma) -> Iterator[GemmWgmma]:
