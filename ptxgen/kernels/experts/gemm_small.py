@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ import numpy as np
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.activation import Activation
 from urdir.ptxgen.kernels.experts.gemm import DOWN, UP
-from urdir.ptxgen.kernels.experts.quartets import MAX_WARPS, MIN_SLOTS, SHARERS, QuartetProduct
+from urdir.ptxgen.kernels.experts.quartets import MIN_SLOTS, QuartetProduct
 from urdir.ptxgen.kernels.experts.selection import MAX_EXPERTS, MAX_USED, Selection
 from urdir.ptxgen.kernels.linear.epilogue.activation import Activated, Gated
 from urdir.ptxgen.kernels.linear.epilogue.bias import Bias
@@ -22,7 +22,6 @@ from urdir.ptxgen.kernels.norm import Norm
 from urdir.ptxgen.spec import Access, Array, LaunchShape, Param, Tolerance
 from urdir.ptxgen.weights.formats import FORMATS
 from urdir.ptxgen.weights.grids import with_entries
-from urdir.ptxgen.weights.halves import Halves
 from urdir.ptxgen.weights.layout import TILE_COLS
 
 
@@ -84,20 +83,6 @@ class ExpertsGemmSmall(QuartetProduct):
             )
         if self.most_units * self.ctas >= 2**32 or self.pairs * self.splits * self.rows >= 2**32:
             raise PtxgenError(f"{self.name}: {self.pairs} pairs of {self.rows} rows are too many")
-
-    def with_shared_units(self) -> ExpertsGemmSmall:
-        """With as many warps as can that share units, if their sums leave the rings as they are,
-        and there are registers (`most_warps`): types with scales in f32 have none left."""
-        if self.warps < MAX_WARPS or Halves(self.format).pay_early:
-            return self
-        for sharers in SHARERS:
-            try:
-                shared = replace(self, sharers=sharers)
-            except PtxgenError:
-                continue
-            if (shared.cta_warps, shared.ring_slots) == (self.cta_warps, self.ring_slots):
-                return shared
-        return self
 
     @property
     def params(self) -> tuple[Param, ...]:

@@ -20,8 +20,6 @@ from urdir.ptxgen.weights.tiles import Tile
 QUARTET = 4
 #: Warps of a CTA, at most and at least.
 MAX_WARPS, LEAST_WARPS = 16, 8
-#: Warps that share a unit: gate and up of a CTA have fewer units than warps, or few more.
-SHARERS = (8, 4, 2)
 #: Slots of a warp's ring, at most and at least.
 MAX_SLOTS, MIN_SLOTS = 6, 2
 
