@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -24,9 +23,6 @@ from urdir.ptxgen.kernels.linear.steps import Step
 
 if TYPE_CHECKING:
     from urdir.driver.memory import Slice
-
-#: Warps that share a unit of `ExpertsGemmSmall`: a CTA has fewer bands of gate and up than warps.
-SHARERS = (8, 4, 2)
 
 
 class SharedRead(ExpertProducts):
@@ -127,17 +123,5 @@ def _small_fitted(*steps: Step, **fields: Any) -> ExpertsGemmSmall | None:
         except PtxgenError:
             continue
         if kernel.fits:
-            return _shared(kernel)
+            return kernel
     return None
-
-
-def _shared(kernel: ExpertsGemmSmall) -> ExpertsGemmSmall:
-    """With as many warps as can that share units, if their sums leave rings as they are."""
-    for sharers in SHARERS:
-        try:
-            shared = replace(kernel, sharers=sharers)
-        except PtxgenError:
-            continue
-        if (shared.cta_warps, shared.ring_slots) == (kernel.cta_warps, kernel.ring_slots):
-            return shared
-    return kernel

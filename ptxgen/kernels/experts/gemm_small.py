@@ -76,11 +76,6 @@ class ExpertsGemmSmall(QuartetProduct):
                 f"{self.name}: {self.cta_warps} warps with {MIN_SLOTS} tiles each and the "
                 f"activations of {2 * self.split_blocks} blocks are more than {self.shared} bytes"
             )
-        if self.sharers < 1 or self.cta_warps % self.sharers or self.split_blocks % self.sharers:
-            raise PtxgenError(
-                f"{self.name}: {self.sharers} warps share {self.split_blocks} blocks of a unit, of "
-                f"{self.cta_warps} warps"
-            )
         if self.most_units * self.ctas >= 2**32 or self.pairs * self.splits * self.rows >= 2**32:
             raise PtxgenError(f"{self.name}: {self.pairs} pairs of {self.rows} rows are too many")
 
@@ -101,9 +96,7 @@ class ExpertsGemmSmall(QuartetProduct):
         return LaunchShape(
             grid=(self.ctas, 1, 1),
             block=(32 * self.cta_warps, 1, 1),
-            shared_bytes=with_entries(
-                self.list_at + self.list_nbytes + self.sum_nbytes, self.shared_grids
-            ),
+            shared_bytes=with_entries(self.list_at + self.list_nbytes, self.shared_grids),
             resident=1,
             prefers_shared=True,
         )
@@ -169,14 +162,6 @@ class ExpertsGemmSmall(QuartetProduct):
             "chooses, one row": cls.of(
                 *(q4_k, 5, 3, 48, 512, 1, weighted),
                 **{"down": True, "sms": 3, "selection": Selection(5, 3)},
-            ),
-            "shared units": cls.of(
-                *(q4_k, 40, 4, 80, 1024, 8, rms, Gated()),
-                **{"sms": 3, "warps": 8, "sharers": 4, "selection": Selection(40, 4)},
-            ),
-            "shared units down": cls.of(
-                *(q8, 7, 2, 112, 1504, 5, bias, weighted),
-                **{"down": True, "early": True, "sms": 4, "warps": 9, "sharers": 3},
             ),
             "a part a block": cls.of(mxfp4, 5, 2, 16, 736, 4, bias, down=True, splits=3, sms=9),
         }

@@ -26,15 +26,13 @@ MAX_SLOTS, MIN_SLOTS = 6, 2
 
 @dataclass(frozen=True)
 class QuartetProduct(ExpertsProduct):
-    """The fields of `ExpertsGemmSmall`, and its sizes. ``warps`` of a CTA are its most;
-    ``sharers`` of them have a unit together, each some blocks of it."""
+    """The fields of `ExpertsGemmSmall`, and its sizes. ``warps`` of a CTA are its most."""
 
     down: bool = False
     early: bool = False
     splits: int = 1
     warps: int = MAX_WARPS
     stages: int = MAX_SLOTS
-    sharers: int = 1
     shared: int = SHARED_NBYTES
     sms: int = SMS
 
@@ -47,16 +45,6 @@ class QuartetProduct(ExpertsProduct):
     def split_blocks(self) -> int:
         """Blocks of columns of a split."""
         return self.layout.row_tiles // self.splits
-
-    @property
-    def warp_blocks(self) -> int:
-        """Blocks of a unit that a warp has."""
-        return self.split_blocks // self.sharers
-
-    @property
-    def groups(self) -> int:
-        """Groups of warps with units of their own."""
-        return self.cta_warps // self.sharers
 
     @property
     def slots(self) -> int:
@@ -103,7 +91,7 @@ class QuartetProduct(ExpertsProduct):
     @property
     def grids_at(self) -> int:
         """Where these entries begin in shared memory."""
-        return aligned(self.list_at + self.list_nbytes + self.sum_nbytes)
+        return aligned(self.list_at + self.list_nbytes)
 
     # ---- shared memory: rings, activations, their sums of squares, the quartets ----
 
@@ -142,21 +130,6 @@ class QuartetProduct(ExpertsProduct):
         return 64 + 8 * self.quartets + weights
 
     @property
-    def warp_sums_nbytes(self) -> int:
-        """Bytes of a warp's sums of a unit: a lane has two rows of each matrix."""
-        return 4 * 32 * 2 * self.pair
-
-    @property
-    def sum_nbytes(self) -> int:
-        """Bytes of the sums of warps that share units, of one unit and the next."""
-        return 2 * self.warps * self.warp_sums_nbytes + 16 if self.sharers > 1 else 0
-
-    @property
-    def sums_at(self) -> int:
-        """Where they begin."""
-        return self.list_at + self.list_nbytes + 15 & -16
-
-    @property
     def weights_at(self) -> int:
         """Where the pairs' weights begin."""
         return self.list_at + 64 + 8 * self.quartets
@@ -164,7 +137,7 @@ class QuartetProduct(ExpertsProduct):
     @property
     def ring_nbytes(self) -> int:
         """Bytes that are left for rings."""
-        others = self.activation_nbytes + self.square_nbytes + self.list_nbytes + self.sum_nbytes
+        others = self.activation_nbytes + self.square_nbytes + self.list_nbytes
         return self.shared - with_entries(others, self.shared_grids)
 
     @cached_property
