@@ -54,9 +54,13 @@ class ExpertsSpec(CutOptions, ExpertsShape):
     """
 
     # Read by the macros of linear kernels.
-    tiles_left = 1
     alone = True
     loads_late = False
+
+    @property
+    def tiles_left(self) -> int:
+        """Tiles of a warp to be loaded with which the next launch may start, after the wait."""
+        return 1
 
     def __post_init__(self) -> None:
         if not 1 <= self.used <= min(self.experts, MAX_USED) or self.batch < 1:

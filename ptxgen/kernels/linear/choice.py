@@ -29,8 +29,8 @@ from urdir.ptxgen.weights.layout import TILE_COLS, Layout
 CLUSTERED_TILES = 6
 #: Blocks a row of packed activations up to which each warp has one, and launches of several tiles
 #: an SM have no clusters: nothing is rounded. On an H200 a step of 8 sequences of qwen3-30b-a3b
-#: takes 1.869 ms without clusters of Q, K and V, else 1.905; but without those of the attention
-#: output, of twice as many blocks, 1.925 (2026-11-29).
+#: takes 1.869 ms without clusters of Q, K and V, else 1.905 (in another call 1.825, 1.903); but
+#: without those of the attention output, of twice as many blocks, 1.925 (2026-11-29).
 UNCLUSTERED_BLOCKS = 8
 #: From how many vectors on products without a norm take packed activations. On an H200 a step of 2,
 #: 4 and 8 sequences of an 8B Q4_K_M model takes 1.348, 1.387 and 1.550 ms if the down matrices do

@@ -135,7 +135,8 @@ L2_NBYTES, MEMORY_NBYTES, SM_NBYTES_READ = 110e3, 3.57e6, 42e3
 #: many such clusters a device has room for at once, one CTA an SM. A step of qwen3-30b-a3b with 64
 #: vectors takes 3.889 ms with the attention output (2048 x 4096) in clusters of three, one split,
 #: in place of 3.936 in clusters of two, two splits; two splits of three 3.937, one of four, two
-#: CTAs an SM, 3.959 (2026-11-29).
+#: CTAs an SM, 3.959; in another call 3.560 and 3.592, with 16 vectors 2.719 and 2.736, of
+#: qwen2.5-1.5b 1.201 and 1.237, 0.803 and 0.810 (2026-11-29).
 TILES_OF_THREE, MOST_OF_THREE = 16, 36
 #: us that a tile and a vector of it take of a mixture, and us from a CTA's begin to its first
 #: product, and from its last one to its end.
