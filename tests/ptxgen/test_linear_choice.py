@@ -292,6 +292,9 @@ def test_what_gets_no_cluster() -> None:
     assert cluster_for(H200, tiles=6, blocks=2) == 2
     assert cluster_for(H200, tiles=7, blocks=2) == 1
     assert cluster_for(H200, tiles=1, blocks=1) == 1
+    assert cluster_for(H200, tiles=3, blocks=8, packed=True) == 1
+    assert cluster_for(H200, tiles=1, blocks=8, packed=True) == 2
+    assert cluster_for(H200, tiles=3, blocks=9, packed=True) == 2
     default = replace(H200, cluster=1)
     for limits in (default, T4):
         assert cluster_for(limits, tiles=1, blocks=16) == 1

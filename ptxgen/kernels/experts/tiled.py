@@ -52,7 +52,6 @@ class ExpertsSpec(ExpertsProduct):
     options: CutOptions = field(default_factory=CutOptions)
 
     # Read by the macros of linear kernels.
-    tiles_left = 1
     alone = True
     loads_late = False
 
@@ -60,6 +59,11 @@ class ExpertsSpec(ExpertsProduct):
     def of(cls, *fields: Any, **named: Any) -> Self:
         """See `MainLoop.of`; options of the cut are keywords, too."""
         return super().of(*fields, **CutOptions().within(named))
+
+    @property
+    def tiles_left(self) -> int:
+        """Tiles of a warp to be loaded with which the next launch may start, after the wait."""
+        return 1
 
     def __post_init__(self) -> None:
         if not 1 <= self.used <= min(self.experts, MAX_USED) or self.batch < 1:

@@ -27,6 +27,11 @@ from urdir.ptxgen.weights.layout import TILE_COLS, Layout
 #: Most tiles an SM of a launch in clusters: see `cluster_for`. On an H200 the gate and up matrices
 #: of an 8B model, 14 tiles, are slower in clusters.
 CLUSTERED_TILES = 6
+#: Blocks a row of packed activations up to which each warp has one, and launches of several tiles
+#: an SM have no clusters: nothing is rounded. On an H200 a step of 8 sequences of qwen3-30b-a3b
+#: takes 1.869 ms without clusters of Q, K and V, else 1.905 (in another call 1.825, 1.903); but
+#: without those of the attention output, of twice as many blocks, 1.925 (2026-11-29).
+UNCLUSTERED_BLOCKS = 8
 #: From how many vectors on products without a norm take packed activations. On an H200 a step of 2,
 #: 4 and 8 sequences of an 8B Q4_K_M model takes 1.348, 1.387 and 1.550 ms if the down matrices do
 #: so, else 1.342, 1.400 and 1.648.
@@ -246,8 +251,9 @@ class LinearRequest:
         )
 
 
-def cluster_for(limits: Limits, tiles: int, blocks: int) -> int:
-    """CTAs of a cluster, for several vectors, ``tiles`` an SM and ``blocks`` a row.
+def cluster_for(limits: Limits, tiles: int, blocks: int, packed: bool = False) -> int:
+    """CTAs of a cluster, for several vectors, ``packed`` or not, ``tiles`` an SM and ``blocks`` a
+    row.
 
     With few tiles a block, rounding the block's activations is much of the work. Two CTAs with half
     of the columns and twice the tiles each do half of it. Measured on an H200, 8B Q4_K_M: a step of
@@ -255,6 +261,8 @@ def cluster_for(limits: Limits, tiles: int, blocks: int) -> int:
     the sums do not fit in shared memory. Pairs of SMs always find room. Of clusters of four an H200
     holds 30 at once, and a launch that is cut for 33 takes twice as long.
     """
+    if packed and tiles > 1 and blocks <= UNCLUSTERED_BLOCKS:
+        return 1
     return 2 if limits.cluster > 1 and tiles <= CLUSTERED_TILES and blocks > 1 else 1
 
 
@@ -285,7 +293,7 @@ def choose_linear(request: LinearRequest) -> LinearSpec:
 def _fitted(whole: GemmSmall, limits: Limits) -> GemmSmall:
     """The product in clusters where that is faster."""
     cut = whole.cut
-    cluster = cluster_for(limits, whole.pair * cut.rows.tiles, cut.columns.blocks)
+    cluster = cluster_for(limits, whole.pair * cut.rows.tiles, cut.columns.blocks, whole.packed)
     kernel = replace(whole, options=replace(whole.options, cluster=cluster))
     if kernel.cut.rows.passes == 1:
         return kernel

@@ -117,7 +117,7 @@ MADE, PLANES, MULTIPLIED, FLOATS = (0.245, 0.0033), 0.07, (0.045, 0.00475), (0.3
 #: How much longer tiles take whose registers are handed over where an SM has more than this many.
 HANDED, HANDED_FROM = 1.12, 8
 #: How much longer they take where two CTAs may be on an SM, none on another, by CTAs of a cluster.
-PAIRED = {1: 1.4, 2: 2.0}
+PAIRED = {1: 1.4, 2: 2.0, 3: 2.0}
 #: How much longer a warpgroup takes that has an SM alone, up to `SLICED_MOST` vectors: for each
 #: vector below this many, and at least.
 LONE, LONE_MOST, LONE_LEAST = 0.005, 120, 0.08
@@ -131,6 +131,13 @@ PAIR_REGISTERS, APART_REGISTERS = 16, 12
 LAUNCH, NEXT, END, CLUSTER, SPLIT = 1.88, 0.23, 0.02, 1.98, 0.256
 #: Bytes in a us: that an SM gets from L2, that memory gives, and an SM gets of these.
 L2_NBYTES, MEMORY_NBYTES, SM_NBYTES_READ = 110e3, 3.57e6, 42e3
+#: Tiles of the columns from which on three CTAs may share few vectors of quantised weights, and how
+#: many such clusters a device has room for at once, one CTA an SM. A step of qwen3-30b-a3b with 64
+#: vectors takes 3.889 ms with the attention output (2048 x 4096) in clusters of three, one split,
+#: in place of 3.936 in clusters of two, two splits; two splits of three 3.937, one of four, two
+#: CTAs an SM, 3.959; in another call 3.560 and 3.592, with 16 vectors 2.719 and 2.736, of
+#: qwen2.5-1.5b 1.201 and 1.237, 0.803 and 0.810 (2026-11-29).
+TILES_OF_THREE, MOST_OF_THREE = 16, 36
 #: us that a tile and a vector of it take of a mixture, and us from a CTA's begin to its first
 #: product, and from its last one to its end.
 EXPERT_SHAPES = ((1, 1), (2, 1), (1, 2), (4, 1), (2, 2))
@@ -246,14 +253,21 @@ def _with_cuts(product: GemmWgmma, sms: int) -> Iterator[GemmWgmma]:
     shapes += TALL_SHAPES if FEW < whole <= TALL_MOST else ()
     for vectors in _widths(whole):
         for groups, splits in shapes:
-            for cluster in (1, 2):
+            for cluster in _clusters(product, vectors):
                 way = _deepest(product, groups, splits, cluster, vectors)
                 if way is None:
                     continue
-                if cluster == 1 or _ctas(way) <= sms:
+                most = 3 * MOST_OF_THREE if cluster == 3 else sms
+                if cluster == 1 or _ctas(way) <= min(sms, most):
                     yield way
                     if _ctas(way) <= sms and vectors > FEW and _together(way) > 1:
                         yield from _alone_on_sm(way)
+
+
+def _clusters(product: GemmWgmma, vectors: int) -> tuple[int, ...]:
+    """CTAs that a cluster may have."""
+    is_long = product.row_tiles >= TILES_OF_THREE and not any(f.is_float for f in product.formats)
+    return (1, 2, 3) if vectors <= FEW and is_long else (1, 2)
 
 
 def _alone_on_sm(way: GemmWgmma) -> Iterator[GemmWgmma]:

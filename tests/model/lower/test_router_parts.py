@@ -160,3 +160,17 @@ def test_layers_in_a_graph_read_nothing_too_early(urdir_sanitizer: Device) -> No
     made.compare(last, expected, 1e-3)
     made.check_replays(last, 3)
     made.close()
+
+
+def test_one_row_of_a_graph_chooses_nothing_too_early(urdir_sanitizer: Device) -> None:
+    """Down may start before gate and up have chosen, by complete logits. The emulator finds
+    no race, and replays give what launches one after the other give."""
+    case = Case(Selection(40, 4))
+    made = PartsBench(urdir_sanitizer, 1, False, case.selection.experts)
+    x, last = made.input(HIDDEN, "x"), made.out(HIDDEN, "last")
+    expected = made.layer("0", case, made.input(INNER), x, last)
+    launches = made.run()
+    assert launches[-3:] == ["route_experts", "experts_up", "experts_down"]
+    made.compare(last, expected, 2e-3)
+    made.check_replays(last, 3)
+    made.close()
