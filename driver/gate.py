@@ -58,6 +58,12 @@ class Gate:
         finally:
             self._threads.waits = False
 
+    def work(self, do: Callable[[], None]) -> None:
+        """Do something in this thread, once it is open and while it is."""
+        with self.minded():
+            self.wait()
+            do()
+
     @property
     def _is_minded(self) -> bool:
         return getattr(self._threads, "waits", False)

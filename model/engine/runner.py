@@ -24,6 +24,7 @@ from urdir.model.progress import Progress
 from urdir.ptxgen.kernels.linear.spec import MAX_BATCH
 
 if TYPE_CHECKING:
+    from urdir.driver.device import Device
     from urdir.driver.execute import BoundPlan, Recorded
     from urdir.driver.kernel import Kernel
     from urdir.driver.plan import Plan
@@ -148,7 +149,7 @@ class Steps(Owner):
             steps.record(shapes)
         shapes = [shape for shape in dict.fromkeys(shapes) if shape not in self._bound]
         plans = [completed(self._build(self.parts, shape)) for shape in shapes]
-        self._load([kernel for plan in plans for kernel in plan.kernels()])
+        _load(self.parts.device, [kernel for plan in plans for kernel in plan.kernels()])
         for shape, plan in zip(shapes, plans, strict=True):
             self._bound[shape] = execute.bind(plan, self.parts.device)
             if self.observer is None:
@@ -206,15 +207,9 @@ class Steps(Owner):
         self._begun[shape] = work
         if job is not None:
             self._waits[shape] = job
-            (self._waiting if job.waits else self._helper).submit(self._work, job)
+            (self._waiting if job.waits else self._helper).submit(self.gate.work, job.run)
         self._give_up()
         return True
-
-    def _work(self, job: Job[Any]) -> None:
-        """Do a job in a thread for it."""
-        with self.gate.minded():
-            self.gate.wait()
-            job.run()
 
     def _give_up(self) -> None:
         """Give up graphs that have begun, unless a thread works for them."""
@@ -308,7 +303,7 @@ class Steps(Owner):
                 else:
                     left += some
             if left:
-                self._load(left)
+                _load(device, left)
             self._bound[shape] = yield from execute.binding(plan, device)
         return self._bound[shape]
 
@@ -322,11 +317,6 @@ class Steps(Owner):
                 if not self._is_closing:
                     device.load_all(some)
 
-    def _load(self, kernels: Sequence[Kernel]) -> None:
-        """Load kernels; those that must be compiled are, side by side."""
-        with Progress("compiling") as progress:
-            self.parts.device.load_all(kernels, progress.reach)
-
     def close(self) -> None:
         """Free the graphs. Idempotent."""
         self._is_closing = True
@@ -338,6 +328,12 @@ class Steps(Owner):
         self._waits.clear()
         self._bound.clear()
         self._graphs.close()
+
+
+def _load(device: Device, kernels: Sequence[Kernel]) -> None:
+    """Load kernels; those that must be compiled are, side by side."""
+    with Progress("compiling") as progress:
+        device.load_all(kernels, progress.reach)
 
 
 def _nothing() -> None:
