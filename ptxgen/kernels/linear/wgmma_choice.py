@@ -68,6 +68,7 @@ from dataclasses import replace
 from functools import lru_cache
 
 from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.kernels.linear.epilogue.adapted import Adapted
 from urdir.ptxgen.kernels.linear.packed_parts import Mixture
 from urdir.ptxgen.kernels.linear.products.gemm_wgmma import (
     FEW,
@@ -265,9 +266,9 @@ def _with_cuts(product: GemmWgmma, sms: int) -> Iterator[GemmWgmma]:
 
 
 def _clusters(product: GemmWgmma, vectors: int) -> tuple[int, ...]:
-    """CTAs that a cluster may have."""
+    """CTAs that a cluster may have: of a product with adapters, which may compute A x, two."""
     is_long = product.row_tiles >= TILES_OF_THREE and not any(f.is_float for f in product.formats)
-    return (1, 2, 3) if vectors <= FEW and is_long else (1, 2)
+    return (1, 2, 3) if vectors <= FEW and is_long and not product.has(Adapted) else (1, 2)
 
 
 def _alone_on_sm(way: GemmWgmma) -> Iterator[GemmWgmma]:
