@@ -55,7 +55,7 @@ def check(device: Device, spec: Any, is_alike: bool = True) -> None:
     if "k" in inputs:
         given["v"] = np.ascontiguousarray(inputs["k"][..., layout.value_start :])
     made, wanted = run_kernel(device, spec, inputs), run_kernel(device, apart, given)
-    error = 0 if is_alike else spec.rtol * np.abs(wanted["out"]).max()
+    error = 0 if is_alike else spec.tolerance.rtol * np.abs(wanted["out"]).max()
     np.testing.assert_allclose(made["out"], wanted["out"], rtol=0, atol=error)
     if "k" in inputs:
         assert made["k_cache"].tobytes() == wanted["k_cache"].tobytes()
