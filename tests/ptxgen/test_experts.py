@@ -159,7 +159,7 @@ SCARCE = {("sm_75", "Q3_K"), ("sm_80", "Q6_K"), ("sm_86", "Q3_K"), ("sm_120", "N
         pytest.param(target, fmt, marks=[] if (target, fmt.name) in SCARCE else pytest.mark.full)
         for target in TESTED
         for fmt in FORMATS.values()
-        if not fmt.is_float
+        if fmt.arithmetic == "integers"
     ],
     ids=lambda value: value if isinstance(value, str) else value.name,
 )
