@@ -54,10 +54,10 @@ def first_rows(rows: int, chunks: Sequence[int]) -> int:
 
     if rows >= chunks[-1]:
         return chunks[-1]
-    firsts = [chunk for chunk in reversed(chunks) if chunk < rows]  # the longest of equal ways
-    first = min(firsts, key=lambda chunk: padded(chunk) + padded(rows - chunk), default=rows)
-    divided = padded(first) + padded(rows - first) if first < rows else 0
-    return first if 0 < divided < padded(rows) * (1 - _LESS) else rows
+    firsts = (chunk for chunk in reversed(chunks) if chunk < rows)  # the largest of equal ones
+    ways = {first: padded(first) + padded(rows - first) for first in firsts}
+    first = min(ways, key=ways.__getitem__, default=rows)
+    return first if first in ways and ways[first] < padded(rows) * (1 - _LESS) else rows
 
 
 def choosing_rows(sequences: int) -> int:

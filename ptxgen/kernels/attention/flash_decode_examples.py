@@ -255,7 +255,17 @@ def examples_of_latents(cls: Callable[..., S]) -> dict[str, S]:
     """One key for all heads, whose end is the value, in clusters."""
     latent = partial(KvLayout, value_dim=512, values_in_keys=True)
     turned = OwnToken(Rotation(64, "interleaved", 1.2), latent_norm=QK_NORM)
-    halves = OwnToken(Rotation(64, "half"), latent_norm=QK_NORM)
+    packs = partial(
+        cls,
+        16,
+        latent(16, 1, 80, 576, "bf16", 16, 90),
+        token=OwnToken(Rotation(64, "half"), latent_norm=QK_NORM),
+        most_heads=16,
+        packs=True,
+        ctas=16,
+        cluster=2,
+        least=16,
+    )
     still = OwnToken(latent_norm=QK_NORM)
     return {
         "one tile": cls(8, latent(1, 1, 40, 576, "f16"), token=turned, ctas=1, cluster=2, least=16),
@@ -291,22 +301,6 @@ def examples_of_latents(cls: Callable[..., S]) -> dict[str, S]:
             cluster=2,
             least=16,
         ),
-        "packs": cls(
-            *(16, latent(16, 1, 80, 576, "bf16", 16, 90), 16),
-            token=halves,
-            most_heads=16,
-            packs=True,
-            ctas=16,
-            cluster=2,
-            least=16,
-        ),
-        "packs seven": cls(
-            *(16, latent(16, 1, 80, 576, "bf16", 16, 90), 7),
-            token=halves,
-            most_heads=16,
-            packs=True,
-            ctas=16,
-            cluster=2,
-            least=16,
-        ),
+        "packs": packs(rows=16),
+        "packs seven": packs(rows=7),
     }

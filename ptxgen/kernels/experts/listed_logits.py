@@ -13,17 +13,14 @@ from urdir.ptxgen.kernels.experts.selection import MAX_EXPERTS, MAX_USED
 from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, ceil_div
 
 THREADS = 128
-#: How many tokens further in the list a row begins than the one before, and by how much the numbers
-#: of its experts are turned: rows are in different places, and have different experts there.
-TOKENS_APART, EXPERTS_APART = 1021, 37
 
 
 @dataclass(frozen=True)
 class ListedLogits(KernelSpec):
     """Logits of which the largest ones are those of the ``used`` experts of a list's token.
 
-    Row b has the token (``position`` + `TOKENS_APART` b) modulo ``tokens``, a power of two; its
-    experts are those of the list plus `EXPERTS_APART` b, modulo ``experts``. The first of them has
+    Row b has the token (``position`` + `tokens_apart` b) modulo ``tokens``, a power of two; its
+    experts are those of the list plus `experts_apart` b, modulo ``experts``. The first of them has
     the highest logit, 9; all others of the layer have 0. ``x`` is read as a router does it: what
     follows does not begin before it is there.
     """
@@ -35,6 +32,9 @@ class ListedLogits(KernelSpec):
 
     name = "listed_logits"
     template = ("urdir.templates", "experts/listed_logits.ptx.j2")
+    #: How many tokens further in the list a row begins than the one before, and by how much the
+    #: numbers of its experts are turned: rows are in different places, and have different experts.
+    tokens_apart, experts_apart = 1021, 37
 
     def __post_init__(self) -> None:
         if not 1 <= self.used <= min(self.experts, MAX_USED) or self.experts > MAX_EXPERTS:
@@ -52,16 +52,6 @@ class ListedLogits(KernelSpec):
         return 9 - place / self.used
 
     @property
-    def tokens_apart(self) -> int:
-        """See `TOKENS_APART`."""
-        return TOKENS_APART
-
-    @property
-    def experts_apart(self) -> int:
-        """See `EXPERTS_APART`."""
-        return EXPERTS_APART
-
-    @property
     def params(self) -> tuple[Param, ...]:
         return (
             Param("position", "u32", ("rows",), Access.IN),
@@ -77,8 +67,8 @@ class ListedLogits(KernelSpec):
 
     def reference(self, **inputs: Any) -> dict[str, Array]:
         row = np.arange(self.rows)
-        token = (inputs["position"].astype(np.int64) + TOKENS_APART * row) % self.tokens
-        expert = (inputs["choices"][token] + EXPERTS_APART * row[:, None]) % self.experts
+        token = (inputs["position"].astype(np.int64) + self.tokens_apart * row) % self.tokens
+        expert = (inputs["choices"][token] + self.experts_apart * row[:, None]) % self.experts
         logits = np.zeros((self.rows, self.experts), np.float32)
         values = [[self.logit(place) for place in range(self.used)]]
         np.put_along_axis(logits, expert, np.array(values, np.float32), axis=1)
