@@ -44,10 +44,7 @@ LEFT = {
     "IncrementalAttention": 407,
     "PrefillBlock": 405,
     "DecodeAttention": 384,
-    "DraftedRecurrence": 372,
     "LinearSpec": 359,
-    "ChunkedRecurrence": 358,
-    "PrepareChunks": 355,
     "PrefillWgmma": 353,
     "ExpertsProduct": 346,
 }
