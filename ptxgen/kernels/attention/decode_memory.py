@@ -6,6 +6,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from urdir.ptxgen.kernels.attention.cluster_inbox import ClusterInbox
+from urdir.ptxgen.kernels.attention.decode import DecodeAttention
+from urdir.ptxgen.kernels.attention.head_tiles import LANE_DIMS
+from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
 from urdir.ptxgen.spec import ceil_div
 
 
@@ -24,14 +27,9 @@ class DecodeMemory:
         return self.token_nbytes
 
     @property
-    def queries_end(self) -> int:
-        """End of the fragments."""
-        return self.queries_at + self.queries_nbytes
-
-    @property
     def nbytes(self) -> int:
         """Bytes of all."""
-        return self.queries_end
+        return self.token_nbytes + self.queries_nbytes
 
 
 @dataclass(frozen=True)
@@ -52,7 +50,7 @@ class SplitMemory(DecodeMemory):
     @property
     def parked_at(self) -> int:
         """Start of the warps' present chunks."""
-        return self.queries_end
+        return self.token_nbytes + self.queries_nbytes
 
     @property
     def inbox(self) -> ClusterInbox:
@@ -68,3 +66,16 @@ class SplitMemory(DecodeMemory):
     @property
     def nbytes(self) -> int:
         return self.ring_at + self.ring_nbytes
+
+
+def token_and_queries(spec: DecodeAttention) -> tuple[int, int]:
+    """The sizes of `DecodeMemory`."""
+    tiles, eights = spec.head_tiles, sum(spec.layout.widths) // LANE_DIMS
+    strips = tiles.rows * ceil_div(spec.head_dim, 32)
+    token = eights * eight_nbytes(spec.layout) if spec.appends else 0
+    return token, 512 * strips if tiles.tensor_cores else 0
+
+
+def eight_nbytes(layout: KvLayout) -> int:
+    """Bytes of eight values of a row's new token, and their scale 8 bytes further."""
+    return 32 if any(of.bits == 32 for of in layout.formats) else 16

@@ -26,7 +26,8 @@ class LatentCta:
 
     def __init__(self, spec: FlashDecode, target: Target) -> None:
         layout = spec.layout
-        self.spec, self.target, self.layout, self.tile = spec, target, layout, spec.tile
+        self.spec, self.target, self.layout, self.tile = spec, target, layout, spec.most_heads
+        self.tiles = spec.head_tiles.each
         # a CTA takes one row
         self.rows, self.has_holes = 1, False
         self.half = layout.dtype

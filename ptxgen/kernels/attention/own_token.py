@@ -94,6 +94,12 @@ class OwnToken:
         """Whether norms span all heads of a row."""
         return self.qk_norm_over == "row"
 
+    def norms(self, heads: int) -> int:
+        """Of a row's ``heads`` of q, key and value, those whose norms warps find, one by one."""
+        if not (self.v_norm or (self.qk_norm and not self.norms_rows)):
+            return 0
+        return heads + self.appends + (self.v_norm is not None)
+
     @property
     def weights(self) -> tuple[str, ...]:
         """The norm weights that are parameters."""

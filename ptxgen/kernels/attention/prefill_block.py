@@ -11,6 +11,7 @@ import numpy as np
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
 from urdir.ptxgen.kernels.attention.prefill_wgmma import PrefillWgmma
+from urdir.ptxgen.kernels.attention.random_inputs import attention_inputs
 from urdir.ptxgen.kernels.attention.reference import weighted
 from urdir.ptxgen.kernels.attention.scores import Scores
 from urdir.ptxgen.spec import Access, Array, Param
@@ -116,7 +117,7 @@ def _block_inputs(
     place = position + begin
     seen = np.where(place < first, 0, np.minimum(place - first, length - 1))
     seen[position == IDLE] = IDLE
-    inputs = spec.inputs_at(rng, seen.tolist(), [0] * spec.rows)
+    inputs = attention_inputs(spec, rng, seen.tolist(), [0] * spec.rows)
     inputs |= {"first": np.uint32(first), "length": np.uint32(length)}
     inputs["position"] = position.astype(np.uint32)
     inputs["begin"] = np.full(spec.rows, begin, np.uint32)

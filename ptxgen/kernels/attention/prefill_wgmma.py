@@ -5,9 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
-
-import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.attention.heads_out import HeadsOut
@@ -15,7 +12,7 @@ from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
 from urdir.ptxgen.kernels.attention.kv_types import KvDtype
 from urdir.ptxgen.kernels.attention.prefill_examples import wgmma_examples
 from urdir.ptxgen.kernels.attention.prompt import PromptAttention
-from urdir.ptxgen.spec import Array, LaunchShape, Param, Tolerance, ceil_div
+from urdir.ptxgen.spec import LaunchShape, Param, Tolerance, ceil_div
 from urdir.ptxgen.weights.layout import TILE_COLS
 from urdir.ptxgen.weights.packed import GROUP
 
@@ -126,16 +123,6 @@ class PrefillWgmma(PromptAttention):
     def out(self) -> HeadsOut:
         shape = (self.rows, self.heads, self.value_dim)
         return HeadsOut(*shape, self.packs, groups="packed_groups")
-
-    def inputs_at(
-        self,
-        rng: np.random.Generator,
-        positions: list[int],
-        sequences: list[int],
-        block_table: Array | None = None,
-    ) -> dict[str, Any]:
-        made = super().inputs_at(rng, positions, sequences, block_table)
-        return {"count": np.uint32(self.rows), **made}
 
     @property
     def positions(self) -> int:
