@@ -83,7 +83,7 @@ def one_after_another(device: Device, spec: Spec, inputs: Inputs) -> Inputs:
 def joined(device: Device, spec: Spec, inputs: Inputs) -> Inputs:
     """q and k of the parts that latent attention has."""
     assert spec.token is not None
-    first, second, heads = spec.rotated_dim, spec.value_dim, spec.rows * spec.heads
+    first, second, heads = spec.layout.value_start, spec.value_dim, spec.rows * spec.heads
     norm = Normalise(spec.rows, second, spec.token.latent_norm)
     value = run_kernel(device, norm, {"x": inputs["latent"], "weight": inputs["latent_norm"]})["y"]
     q = (inputs[name].reshape(heads, -1) for name in ("q_rotated", "q_absorbed"))

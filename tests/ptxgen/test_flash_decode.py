@@ -134,8 +134,8 @@ def test_chunks(
     layout = KvLayout(rows, 8, 1 << 15, 128, "f16")
     spec = FlashDecode(32, layout, rows, ctas=ctas, least=least, most=most)
     assert (spec.split.cut.size(keys), spec.split.cut.count(keys)) == (chunk, chunks)
-    assert max(map(spec.split.cut.count, range(1, (1 << 15) + 1))) <= spec.chunks
-    assert spec.split.takers == min(ctas, rows * spec.chunks)
+    assert max(map(spec.split.cut.count, range(1, (1 << 15) + 1))) <= spec.split.chunks
+    assert spec.split.takers == min(ctas, rows * spec.split.chunks)
 
 
 def test_chunks_of_clusters() -> None:

@@ -127,8 +127,8 @@ def block_attention(
     if not PrefillWgmma.serves(layout) or scores != replace(PLAIN, scale=scores.scale):
         return None
     whole = PrefillWgmma(heads, layout, rows, scores)
-    length = room // whole.key_tile * whole.key_tile
-    if whole.parts > 1 or not length or whole.target_on(target) is None:
+    length = room // whole.cta.key_tile * whole.cta.key_tile
+    if whole.cta.parts > 1 or not length or whole.target_on(target) is None:
         return None
     layout = replace(layout, max_len=length)
     return PrefillBlock(heads, layout, rows, scores, tokens=tokens)

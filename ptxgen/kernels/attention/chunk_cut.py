@@ -67,8 +67,8 @@ class KeySplit:
             return ()
         # Chunks that rows lack leave it unchanged: INOUT, not OUT.
         return (
-            Param("partial", "f32", ("rows", "heads", "chunks", "value_dim"), Access.INOUT),
-            Param("softmax", "f32", ("rows", "heads", "chunks", 2), Access.INOUT),
+            Param("partial", "f32", ("rows", "heads", self.chunks, "value_dim"), Access.INOUT),
+            Param("softmax", "f32", ("rows", "heads", self.chunks, 2), Access.INOUT),
             Param("arrived", "u32", ("rows", "heads"), Access.INOUT),
         )
 

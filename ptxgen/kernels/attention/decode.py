@@ -97,11 +97,6 @@ class DecodeAttention(AttentionSpec):
         return self.token is not None and self.token.latent_norm is not None
 
     @property
-    def rotated_dim(self) -> int:
-        """Values of a key before those that are the value: the first part of two."""
-        return self.layout.value_start
-
-    @property
     def waits_for_dependencies(self) -> bool:  # type: ignore[override]
         """Not where the launch just before has chosen the keys and the table is read before the
         wait, as by kernels that append tokens."""
@@ -115,7 +110,7 @@ class DecodeAttention(AttentionSpec):
         if self.token is None:
             return super().input_params
         return (
-            *self.token.head_params(self.layout.token_params),
+            *self.token.head_params(self.layout),
             *self.token.constant_params(self.heads, self.layout.kv_heads),
             # A token of a cache is written, others are preserved: INOUT, not OUT.
             *self.layout.params(Access.INOUT if self.appends else Access.IN),

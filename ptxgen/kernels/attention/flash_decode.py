@@ -102,11 +102,6 @@ class FlashDecode(DecodeAttention):
         return KeySplit(cut, self.rows, self.longest, self.ctas)
 
     @property
-    def chunks(self) -> int:
-        """Maximum number of chunks of a row."""
-        return self.split.chunks
-
-    @property
     def memory(self) -> SplitMemory:
         """The dynamic shared memory of a CTA."""
         tiles = self.head_tiles
@@ -130,7 +125,7 @@ class FlashDecode(DecodeAttention):
     def launch_shape(self) -> LaunchShape:
         return LaunchShape(
             grid=(self.head_tiles.count, self.split.takers * self.cluster, 1),
-            block=(32 * WARPS, 1, 1),
+            block=(32 * self.head_tiles.lanes.warps, 1, 1),
             cluster=(1, self.cluster, 1),
             shared_bytes=self.memory.nbytes,
             prefers_shared=True,
@@ -139,7 +134,7 @@ class FlashDecode(DecodeAttention):
     def reference(self, **inputs: Any) -> dict[str, Array]:
         inputs, caches = appended(self, inputs)
         out = {"out": self.out.of(attend(self, inputs), inputs)} | caches
-        if self.chunks == 1:
+        if self.split.chunks == 1:
             return out
         return out | sums_of_chunks(self, self.split.cut, self.run, inputs)
 
@@ -154,7 +149,7 @@ class FlashDecode(DecodeAttention):
     def bytes_moved(self) -> int:
         """K and V of every row at full length, of as few as rows can share; queries and output, and
         the chunks' sums twice."""
-        parts = 2 * self.chunks * (self.value_dim + 2) if self.chunks > 1 else 0
+        parts = 2 * self.split.chunks * (self.value_dim + 2) if self.split.chunks > 1 else 0
         ends = self.head_dim + self.value_dim + parts
         reads = self.longest * self.layout.pair_nbytes * ceil_div(self.rows, self.run)
         return reads + 4 * self.rows * self.heads * ends

@@ -4,7 +4,7 @@ read."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import ClassVar
 
@@ -63,13 +63,8 @@ class LatentDecode(FlashDecode):
 
     @property
     def launch_shape(self) -> LaunchShape:
-        return LaunchShape(
-            grid=(self.head_tiles.count, self.split.takers * self.cluster, 1),
-            block=(WARPGROUP, 1, 1),
-            cluster=(1, self.cluster, 1),
-            shared_bytes=LatentCta(self, Target.parse("sm_90a")).nbytes,
-            prefers_shared=True,
-        )
+        nbytes = LatentCta(self, Target.parse("sm_90a")).nbytes
+        return replace(super().launch_shape, shared_bytes=nbytes)
 
     def cta(self, target: Target) -> LatentCta:  # type: ignore[override]
         """The template's description of a CTA, which differs from FlashDecode's."""

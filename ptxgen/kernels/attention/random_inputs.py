@@ -191,7 +191,7 @@ def _with_new_tokens(
 
 def _in_parts(spec: DecodeAttention, inputs: dict[str, Any]) -> dict[str, Any]:
     """The same with the parts of q and k."""
-    at, q = spec.rotated_dim, inputs.pop("q")
+    at, q = spec.layout.value_start, inputs.pop("q")
     parts = {"q_rotated": q[..., :at], "q_absorbed": q[..., at:]}
     if spec.appends:
         k = inputs.pop("k")
