@@ -50,6 +50,9 @@ class RecurrentChunks(RecurrentRows):
 
     rule: HeadsRule
 
+    #: Tokens of a chunk.
+    chunk = CHUNK
+
     def __post_init__(self) -> None:
         super().__post_init__()
         rule = self.rule
@@ -74,11 +77,6 @@ class RecurrentChunks(RecurrentRows):
     def targets(self) -> tuple[str, ...]:
         # bulk copies
         return since(90)
-
-    @property
-    def chunk(self) -> int:
-        """Tokens of a chunk."""
-        return CHUNK
 
     # ---- prepared data ----
 

@@ -20,9 +20,6 @@ THREADS = 128
 MAX_LANES, VALUES, MAX_VALUES = 32, 16, 64
 #: Tokens loaded to shared memory at once, and bytes for data with one value per key.
 TILE, TILE_NBYTES = 16, 32768
-#: Neighbouring lanes that compute a token's numbers: the same for every tile, so that bits do not
-#: depend on how a prompt is divided.
-TOKEN_LANES = THREADS // TILE
 
 
 @dataclass(frozen=True)
@@ -30,6 +27,10 @@ class GatedRecurrence(RecurrentRows):
     """The recurrence of a ``rule``, token by token, in f32."""
 
     rule: HeadsRule
+
+    #: Neighbouring lanes that compute a token's numbers: the same for every tile, so that bits do
+    #: not depend on how a prompt is divided.
+    token_lanes = THREADS // TILE
 
     name = "gated_recurrence"
     template = ("urdir.templates", "recurrent/gated_recurrence.ptx.j2")
@@ -78,11 +79,6 @@ class GatedRecurrence(RecurrentRows):
         """Tokens loaded at once."""
         nbytes = (12 if self.rule.channels else 8) * self.rule.key_dim
         return min(TILE, self.rows if self.segments else 1, TILE_NBYTES // nbytes)
-
-    @property
-    def token_lanes(self) -> int:
-        """See `TOKEN_LANES`."""
-        return TOKEN_LANES
 
     @property
     def params(self) -> tuple[Param, ...]:

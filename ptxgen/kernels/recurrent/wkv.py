@@ -50,6 +50,7 @@ class Wkv(RecurrentRows):
     normed: bool = True
     eps: float = 64e-5
 
+    lanes = LANES
     name = "wkv"
     template = ("urdir.templates", "recurrent/wkv.ptx.j2")
 
@@ -94,11 +95,6 @@ class Wkv(RecurrentRows):
     def vectors(self) -> int:
         """Vectors of four keys per lane."""
         return self.dim // (4 * LANES)
-
-    @property
-    def lanes(self) -> int:
-        """See `LANES`."""
-        return LANES
 
     @property
     def launch_shape(self) -> LaunchShape:
