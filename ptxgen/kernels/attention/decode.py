@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from urdir.ptxgen.errors import PtxgenError
-from urdir.ptxgen.kernels.attention.decode_tolerance import decode_tolerance
 from urdir.ptxgen.kernels.attention.head_tiles import MAX_TILE, HeadTiles
 from urdir.ptxgen.kernels.attention.heads_out import HeadsOut
 from urdir.ptxgen.kernels.attention.own_token import OwnToken
@@ -142,9 +141,7 @@ class DecodeAttention(AttentionSpec):
 
     @property
     def tolerance(self) -> Tolerance:
-        multiplies = self.head_tiles.tensor_cores
-        of = decode_tolerance(self.layout, self.scores, self.token, multiplies)
-        return of.rounded_to("f16") if self.packs else of
+        return _tolerance(self).rounded_to("f16") if self.packs else _tolerance(self)
 
     @property
     def longest(self) -> int:
@@ -174,3 +171,25 @@ def _check_token(spec: DecodeAttention) -> None:
             raise PtxgenError("values that are the end of keys are neither normed nor rotated")
     if spec.is_latent and not (layout.values_in_keys and layout.kv_heads == 1):
         raise PtxgenError("a latent vector is the value in the key of a single KV head")
+
+
+def _tolerance(spec: DecodeAttention) -> Tolerance:
+    """Allowed deviation of f32 outputs, relative to the largest.
+
+    The inputs are the cache's own values: the rest is f32 arithmetic and ex2.approx (2^-22
+    relative). On tensor cores queries and weights are the sum of two f16 (2^-22) or two bf16
+    (2^-16); weights times scales of quants are rounded to f16, queries of quants to 2^-16 of the
+    largest of 32 dims. Of weights times scales of heads low parts may be subnormal: an error of
+    2^-25, of weights from 2^4 on times scales. A soft-cap adds the error of tanh (4e-7) times the
+    cap. A rope adds the error of sines (2^-20.5) in every term of a score; a norm or a temperature
+    that of its factor (2^-22), ALiBi that of its slope, times the distance of keys that still
+    matter.
+    """
+    scores, token, rope = spec.scores, spec.token, spec.rope
+    turned = 3e-5 * max(1.0, rope.magnitude) ** 2 if rope else 0.0
+    factor = 1e-5 if token and (token.qk_norm or token.temperature) else 0.0
+    slope = 1e-5 if scores.max_bias else 0.0
+    errors = {"bf16": 4 * 2.0**-16, "s8": 2.0**-11}
+    parts = max(errors.get(of.operand, 0.0) for of in spec.layout.formats)
+    products = parts if spec.head_tiles.tensor_cores else 0.0
+    return Tolerance(rtol=5e-6 + 4e-7 * scores.softcap + turned + factor + slope + products)

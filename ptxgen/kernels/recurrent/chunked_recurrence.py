@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 
 from urdir.ptxgen.kernels.recurrent.chunk_reference import moved_states
-from urdir.ptxgen.kernels.recurrent.chunk_stage import ChunkStage
 from urdir.ptxgen.kernels.recurrent.chunks import MAX_KEYS, RecurrentChunks
 from urdir.ptxgen.kernels.recurrent.prepare_chunks import PrepareChunks
-from urdir.ptxgen.kernels.recurrent.prepared_layout import BLOCK, CHUNK
+from urdir.ptxgen.kernels.recurrent.prepared_layout import BLOCK, CHUNK, ChunkStage
 from urdir.ptxgen.spec import Access, Array, LaunchShape, Param, ceil_div
 
 #: Maximum warps per CTA, of 16 values each, and the number of CTAs above which the maximum is used.
