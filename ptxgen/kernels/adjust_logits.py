@@ -37,6 +37,16 @@ class AdjustLogits(LogitsRows):
 
     name = "adjust_logits"
     template = ("urdir.templates", "adjust_logits.ptx.j2")
+    params = (
+        Param("logits", "f32", ("rows", "n_vocab"), Access.INOUT),
+        Param("raw", "f32", ("rows", "n_vocab"), Access.INOUT),
+        Param("settings", "u32", ("sequences", "settings_words"), Access.IN),
+        Param("tokens", "u32", ("sequences", "max_len"), Access.IN),
+        Param("masks", "u32", ("rows", "mask_words"), Access.IN),
+        Param("masked", "u32", ("rows",), Access.IN),
+        Param("sequence", "u32", ("rows",), Access.IN),
+        Param("position", "u32", ("rows",), Access.IN),
+    )
 
     #: At least one thread per bias of a sequence.
     threads = 512
@@ -55,19 +65,6 @@ class AdjustLogits(LogitsRows):
     def slices(self) -> int:
         """Slices per row."""
         return ceil_div(self.n_vocab, self.width)
-
-    @property
-    def params(self) -> tuple[Param, ...]:
-        return (
-            Param("logits", "f32", ("rows", "n_vocab"), Access.INOUT),
-            Param("raw", "f32", ("rows", "n_vocab"), Access.INOUT),
-            Param("settings", "u32", ("sequences", "settings_words"), Access.IN),
-            Param("tokens", "u32", ("sequences", "max_len"), Access.IN),
-            Param("masks", "u32", ("rows", "mask_words"), Access.IN),
-            Param("masked", "u32", ("rows",), Access.IN),
-            Param("sequence", "u32", ("rows",), Access.IN),
-            Param("position", "u32", ("rows",), Access.IN),
-        )
 
     @property
     def launch_shape(self) -> LaunchShape:

@@ -42,14 +42,11 @@ class LatentDecode(FlashDecode):
     takes_queries_in_parts: ClassVar = True
     name = "latent_decode"
     template = ("urdir.templates", "attention/latent_decode.ptx.j2")
+    targets = ("sm_90a",)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         _check(self)
-
-    @property
-    def targets(self) -> tuple[str, ...]:
-        return ("sm_90a",)
 
     @cached_property
     def head_tiles(self) -> HeadTiles:

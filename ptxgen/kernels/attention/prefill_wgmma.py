@@ -42,6 +42,8 @@ class PrefillWgmma(PromptAttention):
 
     name = "prefill_wgmma"
     template = ("urdir.templates", "attention/prefill_wgmma.ptx.j2")
+    launch_fields = frozenset({"rows"})
+    targets = ("sm_90a",)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -56,10 +58,6 @@ class PrefillWgmma(PromptAttention):
                 f"attention packs parts of heads that are multiples of 32 values, of rows that are "
                 f"multiples of {TILE_COLS}: not {self.heads} heads of {self.value_dim}"
             )
-
-    @property
-    def launch_fields(self) -> frozenset[str]:
-        return frozenset({"rows"})
 
     @property
     def params(self) -> tuple[Param, ...]:
@@ -101,10 +99,6 @@ class PrefillWgmma(PromptAttention):
                 (layout.values.dtype, layout.values_per_head),
             )
         )
-
-    @property
-    def targets(self) -> tuple[str, ...]:
-        return ("sm_90a",)
 
     @property
     def cta(self) -> WgmmaCta:

@@ -27,14 +27,11 @@ class DraftedRecurrence(DraftedStates, GatedRecurrence):
 
     name = "drafted_recurrence"
     template = ("urdir.templates", "recurrent/drafted_recurrence.ptx.j2")
+    brings_values = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.check_rows()
-
-    @property
-    def brings_values(self) -> bool:
-        return True
 
     @property
     def tile(self) -> int:

@@ -34,6 +34,8 @@ class GatedRecurrence(RecurrentRows):
 
     name = "gated_recurrence"
     template = ("urdir.templates", "recurrent/gated_recurrence.ptx.j2")
+    #: exp and softplus are approximated; a state carries errors from token to token
+    tolerance = Tolerance(rtol=1e-5)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -93,11 +95,6 @@ class GatedRecurrence(RecurrentRows):
         return LaunchShape(
             grid=(parts, self.rule.heads, self.segments or self.rows), block=(THREADS, 1, 1)
         )
-
-    @property
-    def tolerance(self) -> Tolerance:
-        # exp and softplus are approximated; a state carries errors from token to token
-        return Tolerance(rtol=1e-5)
 
     def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
         return self.rule.with_decays(super().make_inputs(rng))
