@@ -96,11 +96,6 @@ class Advance(KernelSpec):
         )
 
     @property
-    def loads(self) -> int:
-        """Number of ranks that a lane reads."""
-        return ceil_div(self.slices, 32)
-
-    @property
     def launch_fields(self) -> frozenset[str]:
         return frozenset({"rows"} if self.sampling else ())
 

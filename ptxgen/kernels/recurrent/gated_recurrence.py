@@ -24,7 +24,7 @@ TILE, TILE_NBYTES = 16, 32768
 
 @dataclass(frozen=True)
 class GatedRecurrence(RecurrentRows):
-    """The recurrence of a ``rule``, token by token, in f32."""
+    """Linear attention whose state decays by a ``rule``, token by token, in f32."""
 
     rule: HeadsRule
 

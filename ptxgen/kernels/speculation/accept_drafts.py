@@ -20,7 +20,7 @@ from urdir.ptxgen.kernels.sampling import (
 from urdir.ptxgen.kernels.sampling_limits import INVALID_TOKEN, MOST_END_IDS
 from urdir.ptxgen.kernels.speculation.limits import MOST_DRAFTS
 from urdir.ptxgen.kernels.speculation.spec import DraftedRows
-from urdir.ptxgen.spec import Access, Array, LaunchShape, Param, ceil_div
+from urdir.ptxgen.spec import Access, Array, LaunchShape, Param
 
 
 @dataclass(frozen=True)
@@ -98,11 +98,6 @@ class AcceptDrafts(DraftedRows):
             Param("mailbox", "u32", ("sequences", "slots"), Access.INOUT),
             Param("counts", "u32", ("sequences", "slots"), Access.INOUT),
         )
-
-    @property
-    def loads(self) -> int:
-        """Ranks that a lane looks at."""
-        return ceil_div(self.slices, 32)
 
     @property
     def threshold(self) -> int:
