@@ -10,12 +10,7 @@ import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.logits_rows import LogitsRows
-from urdir.ptxgen.kernels.sampling import (
-    SETTINGS_WORDS,
-    adjust,
-    random_settings,
-    unpack_settings,
-)
+from urdir.ptxgen.kernels.sampling import SETTINGS_WORDS, adjust, random_settings, unpack_settings
 from urdir.ptxgen.spec import Access, Array, LaunchShape, Param, ceil_div
 
 

@@ -16,13 +16,7 @@ from typing import Any
 from urdir.model.families.attention import Attention
 from urdir.model.families.dense import decoder, windowed_mixer
 from urdir.model.families.description import Description
-from urdir.model.families.parts import (
-    GELU,
-    attention,
-    dense,
-    head_dims,
-    rms_norm,
-)
+from urdir.model.families.parts import GELU, attention, dense, head_dims, rms_norm
 from urdir.model.families.reader import Reader
 from urdir.model.families.rope import read_rope, windowed_rope
 from urdir.model.families.windows import optional_window, optional_windows, windowed_layers

@@ -13,14 +13,7 @@ from typing import Any
 
 from urdir.model.families.dense import decoder, mixer, weightless, windowed_mixer
 from urdir.model.families.description import Description
-from urdir.model.families.parts import (
-    attention,
-    dense,
-    head_dims,
-    layer_norm,
-    rms_norm,
-    row_norms,
-)
+from urdir.model.families.parts import attention, dense, head_dims, layer_norm, rms_norm, row_norms
 from urdir.model.families.reader import Reader
 from urdir.model.families.rope import read_rope, unscaled_rope
 from urdir.model.families.windows import optional_window, optional_windows, windowed_layers

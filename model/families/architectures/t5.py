@@ -25,15 +25,7 @@ from urdir.model.families.dense import decoder
 from urdir.model.families.description import Description, SourceText
 from urdir.model.families.feed_forward import Dense
 from urdir.model.families.layers import Block, Branch, LayerConfig
-from urdir.model.families.parts import (
-    GELU,
-    RELU,
-    dense,
-    head_dims,
-    heads,
-    model,
-    rms_norm,
-)
+from urdir.model.families.parts import GELU, RELU, dense, head_dims, heads, model, rms_norm
 from urdir.model.families.reader import Reader
 from urdir.model.families.stored import Normalization, RelativeBias
 

@@ -11,12 +11,7 @@ import numpy as np
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.advance import IDLE, end_ids_at
 from urdir.ptxgen.kernels.argmax import INVALID_RANK, indices, ranks
-from urdir.ptxgen.kernels.sampling import (
-    OFFSETS,
-    SETTINGS_WORDS,
-    pack_settings,
-    unpack_settings,
-)
+from urdir.ptxgen.kernels.sampling import OFFSETS, SETTINGS_WORDS, pack_settings, unpack_settings
 from urdir.ptxgen.kernels.sampling_limits import INVALID_TOKEN, MOST_END_IDS
 from urdir.ptxgen.kernels.speculation.limits import MOST_DRAFTS
 from urdir.ptxgen.kernels.speculation.spec import DraftedRows
