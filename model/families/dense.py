@@ -34,7 +34,7 @@ Pair = tuple[NormName, NormName]
 def decoder(
     file: Reader,
     norm: Norm,
-    mixer: Callable[[int], Attention],
+    mixer: Callable[[int], Network],
     network: Callable[[int], Network],
     *,
     norm_bias: Presence = "absent",
@@ -46,7 +46,8 @@ def decoder(
     more: Callable[[int], dict[str, Any]] = lambda index: {},
     **options: Any,
 ) -> Description:
-    """Describe a model by its attentions and FFNs of each layer, in sequence or ``side_by_side``.
+    """Describe a model by the mixer (attention) and the FFN of each layer, in sequence or
+    ``side_by_side``.
 
     ``norm`` is the kind of every norm; ``more`` gives a layer's further fields of `LayerConfig`,
     ``options`` go to `parts.model`.
@@ -72,7 +73,7 @@ def decoder(
 
 def rms_decoder(
     file: Reader,
-    attends: Callable[[int], Attention],
+    attends: Callable[[int], Network],
     network: Callable[[int], Network],
     **options: Any,
 ) -> Description:
