@@ -24,12 +24,10 @@ MOST_LINES = 300
 LEFT = {
     "GemmWgmma": 649,
     "GemmSmall": 583,
-    "LatentDecode": 580,
     "Gemv": 576,
     "GemmMma": 575,
     "GemmE4m3": 570,
     "GemmBytes": 562,
-    "FlashDecode": 524,
     "ExpertsUp": 523,
     "PackedProduct": 518,
     "ExpertsDown": 511,
@@ -41,14 +39,7 @@ LEFT = {
     "GemvF32": 446,
     "TiledSpec": 444,
     "Gemm": 412,
-    "IncrementalAttention": 407,
-    "PrefillBlock": 405,
-    "DecodeAttention": 384,
-    "DraftedRecurrence": 372,
     "LinearSpec": 359,
-    "ChunkedRecurrence": 358,
-    "PrepareChunks": 355,
-    "PrefillWgmma": 353,
     "ExpertsProduct": 346,
 }
 
