@@ -61,7 +61,7 @@ class StepQueue:
         the `StepShape.halves` of a step. Raises DriverError."""
         parts = (shape,) if revise is None else shape.halves
         for part in parts:
-            self._make_ready(part)
+            self._steps.make_ready(part)
         is_drafted = self._state.drafts is not None
         counts = batch.draft_counts if is_drafted else lasts
         wanted = tuple(zip(batch.decode, counts, strict=True))
@@ -77,19 +77,13 @@ class StepQueue:
         self._write_masks(batch, lasts, masks, given)
         self._rows = ()  # until the steps are queued, device and host may differ
         on_begin()
-        self._run(parts[0])
+        self._steps.launch(parts[0], self._stream)
         for part in parts[1:]:
             if revise is not None:
                 revise()
-            self._run(part)
+            self._steps.launch(part, self._stream)
         steps = 0 if is_drafted else shape.steps
         self._rows = tuple((sequence, at + steps) for sequence, at in wanted)
-
-    def _make_ready(self, part: StepShape) -> None:
-        self._steps.make_ready(part)
-
-    def _run(self, part: StepShape) -> None:
-        self._steps.launch(part, self._stream)
 
     def _write_masks(
         self,

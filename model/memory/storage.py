@@ -62,11 +62,6 @@ class SequenceStorage:
         return self._cache.most_tokens
 
     @property
-    def has_states(self) -> bool:
-        """Whether layers are recurrent."""
-        return bool(self._states.shape.layers)
-
-    @property
     def shared_states(self) -> PrefixStates | None:
         """The cached states of prefixes; None if no layer has any, or each sequence keeps its
         own."""

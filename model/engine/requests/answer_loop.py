@@ -23,13 +23,11 @@ from urdir.model.engine.adapters import AdapterScale, Choice
 from urdir.model.engine.requests.answer import Answer
 from urdir.model.engine.requests.choices import Choose, DeviceChoices, HostChoices
 from urdir.model.engine.requests.device_lost import DeviceLostError
-from urdir.model.engine.requests.expected_steps import in_advance
 from urdir.model.engine.requests.launcher import Launcher
 from urdir.model.engine.requests.limits import Limits
 from urdir.model.engine.requests.metrics import Metrics
 from urdir.model.engine.requests.open_answers import OpenAnswers
 from urdir.model.engine.requests.reader import Reader
-from urdir.model.engine.requests.rehearsal import Rehearsal
 from urdir.model.engine.requests.request import Item, Request
 from urdir.model.engine.requests.scheduler import Scheduler
 from urdir.model.engine.requests.sources import with_source
@@ -86,7 +84,6 @@ class AnswerLoop(Owner):
             self._answers = answers = OpenAnswers(scheduler, session.adapters)
             launcher = Launcher(session, scheduler, answers, clock, use_wait)
             self._launcher = owners.enter_context(launcher)
-            self._rehearsal: Rehearsal | None = None
             choices = (
                 DeviceChoices(session, scheduler)
                 if choose is None
@@ -184,17 +181,6 @@ class AnswerLoop(Owner):
         if launcher and (launcher.is_full or not is_queued):
             for plan in launcher.wait():
                 self._reader.read(plan)
-
-    def rehearse(self, is_over: Callable[[], bool] = lambda: False) -> None:
-        """If nothing is open, do what a first step takes the host, for none, so that the next one
-        takes it less; half of it if that ``is_over`` by then. Raises nothing."""
-        if not self.is_idle or self._lost is not None:
-            return
-        with in_advance():
-            if self._rehearsal is None:
-                made = Rehearsal(self._session, self._scheduler.limits)
-                self._rehearsal = self._owners.enter_context(made)
-            self._rehearsal.run(is_over)
 
     def take_items(self) -> Mapping[Answer, Sequence[Item]]:
         """The items to deliver since the last call."""

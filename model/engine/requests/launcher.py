@@ -19,7 +19,7 @@ from urdir.model.engine.requests.scheduler import Scheduler
 from urdir.model.engine.requests.step_plan import StepPlan
 from urdir.model.engine.run_ahead import FEW, RunAhead
 from urdir.model.engine.step_clock import Span, StepClock
-from urdir.model.engine.step_queue import GivenDrafts, StepQueue
+from urdir.model.engine.step_queue import GivenDrafts
 from urdir.model.owner import Owner
 
 if TYPE_CHECKING:
@@ -61,8 +61,7 @@ class Launcher(Owner):
     """Queues the steps that ``scheduler`` plans for ``answers`` on the device of ``session``.
 
     A ``clock``, which the launcher closes, times what is read; without one a launch takes the host
-    less time. ``use_wait`` is work in pieces for when it would wait for the device. Steps go to
-    ``queue``, by default the session's.
+    less time. ``use_wait`` is work in pieces for when it would wait for the device.
     """
 
     def __init__(
@@ -72,10 +71,8 @@ class Launcher(Owner):
         answers: OpenAnswers,
         clock: StepClock | None = None,
         use_wait: Callable[[], bool] = lambda: False,
-        queue: StepQueue | None = None,
     ) -> None:
         self._session = session
-        self._queue = queue or session.queue
         self._use_wait = use_wait
         self._scheduler = scheduler
         self._answers = answers
@@ -140,7 +137,7 @@ class Launcher(Owner):
                 raise
             for number in plan.members:
                 self._answers.fail(self._answers[number], error)
-            self._queue.forget_rows()
+            session.queue.forget_rows()
             return False
         for number, segment in zip(plan.prompts, plan.batch.segments, strict=True):
             with self._answers.alone(number):
@@ -202,7 +199,7 @@ class Launcher(Owner):
     ) -> Span | None:
         """Queue the steps of a plan; when they begin and end, if that is wanted."""
         rows = shape, plan.batch, plan.positions, masks
-        launch = partial(self._queue.launch, *rows, given=given, revise=revision)
+        launch = partial(self._session.queue.launch, *rows, given=given, revise=revision)
         if self.clock is None:
             launch()
             return None
@@ -216,7 +213,7 @@ class Launcher(Owner):
         start, session = missed.start, self._session
         while start < missed.end:
             shape, end = session.shapes.catch_up(start, missed.end)
-            self._queue.launch(shape, Batch((), (replace(missed, start=start, end=end),)), ())
+            session.queue.launch(shape, Batch((), (replace(missed, start=start, end=end),)), ())
             start = end
 
     def _begin(self, number: int, slot: int) -> None:

@@ -110,11 +110,9 @@ class Service(Owner):
         return self._loop.answer_to(request, deliver)
 
     def expect(self) -> None:
-        """A request is being read: where nothing is open, get ready for it, and have other threads
-        leave off now."""
+        """A request is being read: where nothing is open, other threads leave off now."""
         if self._loop.is_idle:
             self._gate.close(_FIRST_SECONDS)
-            self._inbox.put(self._rehearse)
 
     def add(self, answer: Answer) -> None:
         """The second half of `submit`, which never waits."""
@@ -232,11 +230,6 @@ class Service(Owner):
                     pause = max(pause, self._gate.left)
                     progress.reach(warm_up.recorded, warm_up.recorded + warm_up.left)
         return self._inbox.get()
-
-    def _rehearse(self) -> None:
-        """Get ready for a request, unless there is one."""
-        if self._inbox.empty():
-            self._loop.rehearse(lambda: not self._inbox.empty())
 
     def _hand_over(self) -> None:
         """Deliver all items of a round together."""

@@ -272,8 +272,7 @@ class Desks(Owner):
             desk.flush()
 
     def start(self, engine: Engine) -> None:
-        """Begin to read. What a request needs is done once before: the first time takes longest."""
-        engine.expect()
+        """Begin to read."""
         self._thread = threading.Thread(target=self._run, args=[engine], name="calls", daemon=True)
         self._thread.start()
 

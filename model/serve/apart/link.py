@@ -97,7 +97,7 @@ class EngineLink(Answering[int], asyncio.Protocol):
         return (await self._reply(lambda n: wire.Keep(n, action, name, value, start))).kept
 
     def expect(self) -> None:
-        """A request begins to arrive: while it is read, have the engine get ready for it."""
+        """A request begins to arrive: tell the engine, so that other threads there leave off."""
         if self._model is not None and not self._open and self.lost is None:
             self._send(wire.Expect())
 
