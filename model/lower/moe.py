@@ -133,6 +133,7 @@ def lower_route(at: Lowering, ops: Sequence[Op]) -> bool:
     work, router, rows = at.work, router_layer(at, of), of.x.rows
     extra = {"choice_bias": router.choice_bias, "expert_scale": router.expert_scale}
     chosen = {"expert": work["expert"], "weight": work["expert weight"], **extra}
+    chosen["position"] = rows_of_tensor(at, of.x).position
     matrix, logits = router.matrix, work["router logits"]
     if at.parts.config.random_routing is not None:
         _append_random(at, of, x, chosen)
@@ -331,6 +332,7 @@ def lower_experts(at: Lowering, ops: Sequence[Op]) -> bool:
         layer,
         residual,
         at.place(y),
+        rows_of_tensor(at, of.x).position,
         adapters,
         selection,
         at.parted.get(of.routing),

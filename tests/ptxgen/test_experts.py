@@ -13,6 +13,7 @@ from urdir.driver.device import Device
 from urdir.driver.harness import run_kernel
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.activation import Activation
+from urdir.ptxgen.kernels.advance import IDLE
 from urdir.ptxgen.kernels.experts.choice import most_warps
 from urdir.ptxgen.kernels.experts.combine import CombineExperts
 from urdir.ptxgen.kernels.experts.down import ExpertsDown
@@ -88,7 +89,8 @@ def test_experts_are_different_ones_whatever_the_logits(
     logits = np.full((4, selection.experts), np.nan, np.float32)
     logits[1, 3], logits[2], logits[3] = 1.0, -np.inf, np.inf
     spec = SelectExperts(4, selection)
-    expert = run_kernel(emulator, spec, {"logits": logits})["expert"]
+    position = np.zeros(4, np.uint32)
+    expert = run_kernel(emulator, spec, {"logits": logits, "position": position})["expert"]
     assert all(len(set(row)) == selection.used for row in expert.tolist())
     assert expert.max() < selection.experts
     if selection.groups == 1:
@@ -136,6 +138,26 @@ SHARING = {
     "one of two": [[2, row] for row in (0, 1, 3, 4, 5)],
     "in two quartets": [[4, 0]] * 5 + [[0, 1], [1, 3]],
 }
+
+
+@pytest.mark.parametrize("padding", [[1], [0, 3, 4], [0, 1, 2, 3, 4]], ids=["one", "some", "all"])
+@pytest.mark.parametrize("chooses", [False, True], ids=["chosen", "chooses"])
+@pytest.mark.parametrize("down", [False, True], ids=["up", "down"])
+def test_padding_rows_multiply_nothing(
+    emulator: Device, down: bool, chooses: bool, padding: list[int]
+) -> None:
+    """Their results are left as they are, and those of others have the same bits as without."""
+    selection = Selection(6, 2, "softmax_selected") if chooses else None
+    more: dict[str, Any] = {"down": down, "sms": 3, "selection": selection}
+    spec = ExpertsGemmSmall.of(Q8, 6, 2, 32, 288, 5, *([Weighted()] if down else []), **more)
+    inputs = spec.make_inputs(np.random.default_rng(2))
+    expected = run_kernel(emulator, spec, inputs)["y"]
+    name, none = ("position", IDLE) if chooses else ("expert", 6)
+    inputs[name][padding] = none
+    y = run_kernel(emulator, spec, inputs)["y"]
+    assert np.isnan(y[padding]).all()
+    real = np.delete(np.arange(5), padding)
+    np.testing.assert_array_equal(y[real], expected[real])
 
 
 @pytest.mark.parametrize("down", [False, True], ids=["up", "down"])

@@ -39,7 +39,7 @@ class MixtureCall:
     """A mixture to compute: y = residual + the weighted sum of the chosen experts for x after the
     ``norm``, all (rows, hidden) f32; y is another buffer. Labels of launches begin with ``label``.
     ``selection``: by which the products choose the experts, None if they are chosen; ``parted``: by
-    the parts of logits. ``begins``: the norm of y that is begun, for products that take packed
+    the parts of logits. ``position`` (rows,) u32: padding rows choose none. ``begins``: the norm of y that is begun, for products that take packed
     vectors, few ones in that ``order``. ``factored``: the factors of the ``norm`` are in the
     register "router factor".
     """
@@ -50,6 +50,7 @@ class MixtureCall:
     norm: NormLayer | None
     residual: Slice | None
     y: Slice
+    position: Slice
     adapters: CallAdapters | None = None
     selection: Selection | None = None
     parted: Parted | None = None
@@ -166,7 +167,7 @@ class ExpertProducts:
         label, x = f"{call.label}.combine", self.work["expert out"]
         given = {} if residual is None else {"residual": residual}
         given |= {} if begins is None else begins.arguments
-        self.at.plan.launch(kernel, label, x=x, y=call.y, **given)
+        self.at.plan.launch(kernel, label, x=x, y=call.y, position=call.position, **given)
 
 
 def mixture_products(mixture: MixtureLayer, apart: bool = False) -> list[Product]:

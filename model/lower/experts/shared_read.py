@@ -81,7 +81,11 @@ class SharedRead(ExpertProducts):
             **self.choice(call),
             x=x,
             y=y,
-            **without_none(weight=weight, norm=None if norm is None else norm.weight),
+            **without_none(
+                weight=weight,
+                norm=None if norm is None else norm.weight,
+                position=call.position if kernel.skips_padding else None,
+            ),
             **product.arguments,
         )
         return kernel.slots

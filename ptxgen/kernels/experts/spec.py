@@ -84,6 +84,11 @@ class ExpertsProduct(MainLoop):
         nbytes = (self.layout.nbytes,)
         return tuple(Param(name, "u8", nbytes, Access.IN) for name in self.matrices)
 
+    @property
+    def skips_padding(self) -> bool:
+        """Whether rows that choose here have a ``position``: padding rows choose none."""
+        return False
+
     def check_selection(self) -> None:
         """Raise PtxgenError for a selection of others."""
         of = self.selection
@@ -105,7 +110,10 @@ class ExpertsProduct(MainLoop):
             return (Param("expert", "u32", ("batch", "used"), Access.IN),)
         if self.logit_parts is not None:
             return self.logit_parts.params(self.experts)
-        return (Param("logits", "f32", ("batch", "experts"), Access.IN),)
+        logits = Param("logits", "f32", ("batch", "experts"), Access.IN)
+        if not self.skips_padding:
+            return (logits,)
+        return (logits, Param("position", "u32", ("batch",), Access.IN))
 
     def params_of(self, *kinds: type[Step]) -> tuple[Param, ...]:
         """The parameters of the steps of these kinds, in their order."""
@@ -126,6 +134,8 @@ class ExpertsProduct(MainLoop):
                 continue
             if p.dtype == "u8":
                 inputs[p.name] = random_weights(self.layout, rng, 0.5 / self.cols**0.5)
+            elif p.name == "position":
+                inputs[p.name] = np.arange(self.batch, dtype=np.uint32)
             elif p.name == "expert":
                 inputs[p.name] = random_choice(rng, self.batch, self.experts, self.used)
             else:
