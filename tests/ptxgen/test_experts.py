@@ -24,12 +24,15 @@ from urdir.ptxgen.kernels.experts.logits import RouterLogits
 from urdir.ptxgen.kernels.experts.route import RouteExperts
 from urdir.ptxgen.kernels.experts.select import SelectExperts
 from urdir.ptxgen.kernels.experts.selection import Selection
+from urdir.ptxgen.kernels.experts.spec import ExpertsProduct
 from urdir.ptxgen.kernels.experts.up import ExpertsUp
 from urdir.ptxgen.kernels.linear.epilogue.activation import Activated, Gated
 from urdir.ptxgen.kernels.linear.epilogue.bias import Bias
+from urdir.ptxgen.kernels.linear.epilogue.residual import Residual
 from urdir.ptxgen.kernels.linear.epilogue.weighted import Weighted
 from urdir.ptxgen.kernels.linear.pack import Pack
 from urdir.ptxgen.kernels.linear.prologue.norm import Normed
+from urdir.ptxgen.kernels.linear.steps import Epilogue
 from urdir.ptxgen.kernels.norm import Norm
 from urdir.ptxgen.kernels.pairs import most_places, most_tiles
 from urdir.ptxgen.ptx.architecture import ARCHITECTURES, number_of
@@ -142,22 +145,32 @@ SHARING = {
 
 @pytest.mark.parametrize("padding", [[1], [0, 3, 4], [0, 1, 2, 3, 4]], ids=["one", "some", "all"])
 @pytest.mark.parametrize("chooses", [False, True], ids=["chosen", "chooses"])
-@pytest.mark.parametrize("down", [False, True], ids=["up", "down"])
+@pytest.mark.parametrize("kind", ["gemm_small up", "gemm_small down", "up", "down", "down early"])
 def test_padding_rows_multiply_nothing(
-    emulator: Device, down: bool, chooses: bool, padding: list[int]
+    emulator: Device, kind: str, chooses: bool, padding: list[int]
 ) -> None:
-    """Their results are left as they are, and those of others have the same bits as without."""
+    """Their results are left as they are, or are the residual alone. Those of others have the same
+    bits as without padding."""
     selection = Selection(6, 2, "softmax_selected") if chooses else None
-    more: dict[str, Any] = {"down": down, "sms": 3, "selection": selection}
-    spec = ExpertsGemmSmall.of(Q8, 6, 2, 32, 288, 5, *([Weighted()] if down else []), **more)
+    down, together = "down" in kind, "gemm_small" in kind
+    more: dict[str, Any] = {"batch": 5, "selection": selection, "sms": 3}
+    steps: list[Epilogue] = [Bias(), *([Weighted()] if down else [])]
+    if together:
+        spec: ExpertsProduct = ExpertsGemmSmall.of(Q8, 6, 2, 48, 288, *steps, down=down, **more)
+    elif down:
+        more["early"] = "early" in kind
+        spec = ExpertsDown.of(Q8, 6, 2, 48, 288, *steps, Residual(), **more)
+    else:
+        spec = ExpertsUp.of(Q8, 6, 2, 48, 288, *steps, **more)
     inputs = spec.make_inputs(np.random.default_rng(2))
     expected = run_kernel(emulator, spec, inputs)["y"]
-    name, none = ("position", IDLE) if chooses else ("expert", 6)
-    inputs[name][padding] = none
-    y = run_kernel(emulator, spec, inputs)["y"]
-    assert np.isnan(y[padding]).all()
+    assert np.isfinite(expected).all()
+    inputs["position"][padding] = IDLE
     real = np.delete(np.arange(5), padding)
+    y = run_kernel(emulator, spec, inputs)["y"]
     np.testing.assert_array_equal(y[real], expected[real])
+    alone = kind.startswith("down")
+    np.testing.assert_array_equal(y[padding], inputs["residual"][padding] if alone else np.nan)
 
 
 @pytest.mark.parametrize("down", [False, True], ids=["up", "down"])

@@ -142,6 +142,10 @@ class ExpertProducts:
             return dict(call.parted.arguments)
         return {"logits": self.work["router logits"]}
 
+    def positions(self, call: MixtureCall) -> dict[str, Slice]:
+        """Those of the rows, by which several know padding."""
+        return {"position": call.position} if self.rows > 1 else {}
+
     def append_activated(self, call: MixtureCall, multiply: Multiply) -> None:
         """``work["expert gate"]`` = f(gate x) * up x, without a gate f(up x), for each pair of a
         row and its experts."""

@@ -79,13 +79,10 @@ class SharedRead(ExpertProducts):
             kernel,
             label,
             **self.choice(call),
+            **self.positions(call),
             x=x,
             y=y,
-            **without_none(
-                weight=weight,
-                norm=None if norm is None else norm.weight,
-                position=call.position if kernel.skips_padding else None,
-            ),
+            **without_none(weight=weight, norm=None if norm is None else norm.weight),
             **product.arguments,
         )
         return kernel.slots

@@ -49,8 +49,7 @@ class ExpertsGemmSmall(ExpertsProduct):
     ``warps`` of a CTA and ``stages`` of a ring are the most, in ``shared`` bytes; there are
     ``sms``.
 
-    Padding rows, whose ``position`` is `IDLE`, choose none, and experts from number ``experts`` on
-    are none: the results of such pairs are left as they are.
+    Results of padding rows are left as they are.
 
     Activations are rounded as in `GemmSmall`, and tiles multiplied in the same way. A pair's result
     has the same bits whatever other pairs there are.
@@ -104,10 +103,6 @@ class ExpertsGemmSmall(ExpertsProduct):
     def tile(self) -> Tile:
         """A tile of the matrices in shared memory."""
         return Tile(self.layout)
-
-    @property
-    def skips_padding(self) -> bool:
-        return self.selection is not None
 
     @property
     def split_blocks(self) -> int:

@@ -86,8 +86,9 @@ class ExpertsProduct(MainLoop):
 
     @property
     def skips_padding(self) -> bool:
-        """Whether rows that choose here have a ``position``: padding rows choose none."""
-        return False
+        """Whether rows have a ``position``: those with `IDLE` are padding, and have no experts. One
+        row alone is never padding."""
+        return self.batch > 1
 
     def check_selection(self) -> None:
         """Raise PtxgenError for a selection of others."""
@@ -106,14 +107,14 @@ class ExpertsProduct(MainLoop):
     @property
     def choice_params(self) -> tuple[Param, ...]:
         """Parameters by which a row has its experts."""
-        if self.selection is None:
-            return (Param("expert", "u32", ("batch", "used"), Access.IN),)
         if self.logit_parts is not None:
             return self.logit_parts.params(self.experts)
-        logits = Param("logits", "f32", ("batch", "experts"), Access.IN)
+        chosen = Param("expert", "u32", ("batch", "used"), Access.IN)
+        if self.selection is not None:
+            chosen = Param("logits", "f32", ("batch", "experts"), Access.IN)
         if not self.skips_padding:
-            return (logits,)
-        return (logits, Param("position", "u32", ("batch",), Access.IN))
+            return (chosen,)
+        return (chosen, Param("position", "u32", ("batch",), Access.IN))
 
     def params_of(self, *kinds: type[Step]) -> tuple[Param, ...]:
         """The parameters of the steps of these kinds, in their order."""

@@ -27,6 +27,8 @@ class ExpertsUp(ExpertsSpec):
     With a ``selection`` x is that of its router, too: it is read before the wait, unless logits
     come in parts, from the launch that makes x.
 
+    Results of padding rows are left as they are.
+
     ``in_turn``: there is no ``expert``, row b has number b % experts: heads with matrices of their
     own.
     """
@@ -46,6 +48,10 @@ class ExpertsUp(ExpertsSpec):
             raise PtxgenError(
                 "experts_up: experts in turn, and weighted input, are not chosen here"
             )
+
+    @property
+    def skips_padding(self) -> bool:
+        return super().skips_padding and not self.in_turn
 
     @property
     def tiles_left(self) -> int:
