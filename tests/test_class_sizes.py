@@ -30,13 +30,13 @@ LEFT = {
     "GemmE4m3": 570,
     "GemmBytes": 562,
     "FlashDecode": 524,
-    "ExpertsUp": 523,
+    "ExpertsUp": 515,
     "PackedProduct": 518,
-    "ExpertsDown": 511,
-    "ExpertsGemmSmall": 491,
-    "ExpertsSpec": 478,
+    "ExpertsDown": 503,
+    "ExpertsGemmSmall": 483,
+    "ExpertsSpec": 470,
     "Rings": 470,
-    "ExpertsGemm": 451,
+    "ExpertsGemm": 443,
     "PackedTiling": 448,
     "GemvF32": 446,
     "TiledSpec": 444,
@@ -49,7 +49,7 @@ LEFT = {
     "ChunkedRecurrence": 358,
     "PrepareChunks": 355,
     "PrefillWgmma": 353,
-    "ExpertsProduct": 346,
+    "ExpertsProduct": 338,
 }
 
 

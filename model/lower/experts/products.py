@@ -39,9 +39,9 @@ class MixtureCall:
     """A mixture to compute: y = residual + the weighted sum of the chosen experts for x after the
     ``norm``, all (rows, hidden) f32; y is another buffer. Labels of launches begin with ``label``.
     ``selection``: by which the products choose the experts, None if they are chosen; ``parted``: by
-    the parts of logits. ``position`` (rows,) u32: padding rows choose none. ``begins``: the norm of y that is begun, for products that take packed
-    vectors, few ones in that ``order``. ``factored``: the factors of the ``norm`` are in the
-    register "router factor".
+    the parts of logits. ``position`` (rows,) u32: padding rows have no experts. ``begins``: the
+    norm of y that is begun, for products that take packed vectors, few ones in that ``order``.
+    ``factored``: the factors of the ``norm`` are in the register "router factor".
     """
 
     label: str

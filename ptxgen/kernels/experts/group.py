@@ -91,7 +91,7 @@ class GroupExperts(KernelSpec):
         return grouped(inputs["expert"], self.experts, self.tile, self.align)
 
     def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
-        """Some experts are chosen by most rows, some by none; of several rows the second has none."""
+        """Some experts are chosen by most rows, some by none; the second row has none."""
         expert = random_choice(rng, self.rows, self.experts, self.used)
         expert[1:2] = self.experts
         return {"expert": expert}

@@ -32,8 +32,8 @@ def selection_params(selection: Selection) -> list[Param]:
 def without_padding(
     selection: Selection, inputs: Mapping[str, Any], logits: Array
 ) -> dict[str, Array]:
-    """``expert`` and ``weight`` (rows, used) for the logits (rows, experts) and other ``inputs`` of a
-    kernel that selects: padding rows choose none."""
+    """``expert`` and ``weight`` (rows, used) for the logits (rows, experts) and other ``inputs`` of
+    a kernel that selects: padding rows choose none."""
     extra = inputs.get("choice_bias"), inputs.get("expert_scale")
     expert, weight = selection(logits, *extra)
     idle = inputs["position"] == IDLE
@@ -54,10 +54,10 @@ class SelectExperts(KernelSpec):
     from those of ``splits`` of its columns, which are added up: (splits, rows, experts).
 
     See `Selection`. Padding rows, whose ``position`` is `IDLE`, have none: their expert is number
-    ``experts``, beyond the last one, with weights of 0. Whatever the logits are, the chosen experts are different ones; NaN counts as
-    the lowest. ``cols``: logits are those of rows of this many columns before an RMSNorm with
-    ``eps``, and ``squares`` (splits, rows) has the sums of the squares; ``factor`` (rows,) is what
-    the norm multiplies the rows with.
+    ``experts``, beyond the last one, with weights of 0. Whatever the logits are, the chosen experts
+    are different ones; NaN counts as the lowest. ``cols``: logits are those of rows of this many
+    columns before an RMSNorm with ``eps``, and ``squares`` (splits, rows) has the sums of the
+    squares; ``factor`` (rows,) is what the norm multiplies the rows with.
     """
 
     rows: int

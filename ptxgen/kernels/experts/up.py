@@ -50,10 +50,6 @@ class ExpertsUp(ExpertsSpec):
             )
 
     @property
-    def skips_padding(self) -> bool:
-        return super().skips_padding and not self.in_turn
-
-    @property
     def tiles_left(self) -> int:
         """All of them where one row chooses by logits: the next launch, which chooses as well, does
         so meanwhile. A step of qwen3-30b-a3b on an H200 takes 949 us so, else 966 (2026-11-29)."""
