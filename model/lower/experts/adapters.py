@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from urdir.model.families.adapters import AdapterRoom
 from urdir.model.families.stored import Linear
-from urdir.model.graph.experts import Experts
-from urdir.model.lower.adapters import SLOTS
+from urdir.model.graph.experts import Experts, Route
+from urdir.model.lower.adapters import SLOTS, rows_of_tensor
 from urdir.model.lower.lowering import Lowering
 from urdir.model.lower.rows import Rows
 from urdir.ptxgen.kernels.linear.lora_expand import LoraExpand
@@ -110,3 +110,11 @@ class ExpertAdapters:
                 weight=at.work["expert weight"] if last else None,
                 y=y,
             )
+
+
+def known_positions(at: Lowering, of: Route | Experts) -> Slice:
+    """The positions of the rows, by which mixtures know padding. Adapters of experts go over the
+    pairs of all rows: for these sequences stand in place of positions, and no row is padding."""
+    rows, readers = rows_of_tensor(at, of.x), [of] if isinstance(of, Experts) else at.readers(of.y)
+    adapted = any(isinstance(op, Experts) and op.room is not None for op in readers)
+    return rows.sequence if adapted else rows.position

@@ -51,8 +51,7 @@ class PlaceExperts(KernelSpec):
     ``gathers``: the pairs may choose more experts than there are slots, and all chosen experts are
     to be copied to one place. Experts beyond the slots have the number ``slots`` in the list; the
     first blank is how many chosen experts had a slot, and a second list, behind `most_copies`
-    entries of the first one, has these. ``slot`` is then the expert, of padding rows number
-    ``experts``.
+    entries of the first one, has these. ``slot`` is then the expert.
 
     Raises PtxgenError for fewer slots than pairs unless it ``gathers``.
     """
@@ -198,8 +197,7 @@ class PlaceExperts(KernelSpec):
         copies[0] = len(missing)
         rest[:3] += np.array([1, len(some), copies[0]], np.uint32)
         np.add.at(chosen, experts[active], np.uint32(1))
-        slot = np.where(active, experts, self.experts) if self.gathers else held[experts] - 1
-        slot = slot.reshape(self.rows, self.used)
+        slot = (experts if self.gathers else held[experts] - 1).reshape(self.rows, self.used)
         return {"state": state, "copies": copies, "slot": slot.astype(np.uint32), **weights}
 
     def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:

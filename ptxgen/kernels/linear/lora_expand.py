@@ -16,7 +16,6 @@ from urdir.ptxgen.kernels.linear.epilogue.adapted import (
     element_dtype,
     random_slots,
 )
-from urdir.ptxgen.kernels.pairs import NO_PAIR
 from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, Tolerance, ceil_div
 
 #: Rows of a CTA: a thread has one.
@@ -31,7 +30,6 @@ class LoraExpand(KernelSpec):
     ``lora`` (batch, used, count * rank) f32 has the a at ``place`` (`LoraShrink`), ``lora_slot``
     (batch,) u32 the slots of rows from 1 on, 0 for none, ``expert`` (batch, used) u32 the experts.
     If ``ordered``, y (pairs, rows) is in the ``order`` (batch, used) u32 of pairs (`GroupExperts`).
-    Nothing is added for pairs without an expert: their number is from ``experts`` on.
     B is ``lora_b`` (slots, experts, rows, rank); of 1 expert there is no ``expert``.
     """
 
@@ -89,18 +87,15 @@ class LoraExpand(KernelSpec):
         low = inputs["lora"].astype(np.float64)[..., first : first + self.rank]
         y = inputs["y"].astype(np.float64).copy()
         order = inputs["order"].reshape(-1) if self.ordered else np.arange(self.batch * self.used)
-        places = {pair: place for place, pair in enumerate(order.tolist())}
+        places = np.argsort(order).reshape(self.batch, self.used)
         for row, slot in enumerate(inputs["lora_slot"]):
             for number in range(self.used) if slot else ():
                 expert = inputs["expert"][row, number] if self.experts > 1 else 0
-                if expert >= self.experts:
-                    continue
                 b = inputs["lora_b"][slot - 1, expert].astype(np.float64)
                 if self.summed:
                     y[row] += float(inputs["weight"][row, number]) * (b @ low[row, number])
                 else:
-                    place = places[self.used * row + number]
-                    y.reshape(-1, self.rows)[place] += b @ low[row, number]
+                    y.reshape(-1, self.rows)[places[row, number]] += b @ low[row, number]
         return {"y": y.astype(np.float32)}
 
     def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
@@ -110,16 +105,13 @@ class LoraExpand(KernelSpec):
             values = rng.standard_normal(self.shape_of(p))
             inputs[p.name] = values.astype(dtype if p.name == "lora_b" else np.float32)
         inputs["lora_slot"] = random_slots(self.batch, self.slots, rng)
+        if self.ordered:
+            order = rng.permutation(self.batch * self.used).astype(np.uint32)
+            inputs["order"] = order.reshape(self.batch, self.used)
         if self.experts == 1:
             return inputs
         chosen = [rng.permutation(self.experts)[: self.used] for _ in range(self.batch)]
         inputs["expert"] = np.array(chosen, np.uint32)
-        inputs["expert"][1:2] = self.experts
-        if self.ordered:
-            listed = np.flatnonzero(inputs["expert"] < self.experts)
-            inputs["order"] = np.full(inputs["expert"].size, NO_PAIR, np.uint32)
-            inputs["order"][: len(listed)] = rng.permutation(listed)
-            inputs["order"] = inputs["order"].reshape(inputs["expert"].shape)
         return inputs
 
     @classmethod

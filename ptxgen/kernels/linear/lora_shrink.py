@@ -36,7 +36,7 @@ class LoraShrink(RowThreads, KernelSpec):
     With ``experts`` each pair of a row and one of the ``used`` ones in ``expert`` (batch, used) u32
     is multiplied with the A of its expert: ``lora`` is (batch, used, ...), A (slots, experts, rank,
     cols), and x (batch, used, cols) if ``by_pair``: in the ``order`` (batch, used) u32 of pairs if
-    ``ordered`` (`GroupExperts`), and of pairs that are not listed ``lora`` stays as it is.
+    ``ordered`` (`GroupExperts`).
 
     With ``outs``, the rows of the products, the B of each matrix, ``lora_b<m>`` (slots, outs,
     rank), are requested for the L2 cache, once for all rows with the same adapter: they come while
