@@ -414,6 +414,30 @@ def test_padding_rows_have_no_experts(bench: ExpertsBench, case: str) -> None:
     np.testing.assert_array_equal(bench.values(y)[padding], xs[padding])
 
 
+@pytest.mark.parametrize(
+    ("rows", "exact", "together"), [(3, False, False), (5, False, True), (12, True, False)]
+)
+def test_padding_rows_are_as_others_where_products_are_apart(bench: ExpertsBench) -> None:
+    """The activation, a launch of its own, reads the products of all rows."""
+    router, _, _ = bench.experts(1, HIDDEN, bias=False, fmt="F32")
+    gate, _, _ = bench.experts(WIDTH, HIDDEN, bias=False, fmt="Q4_0")
+    up, _, _ = bench.experts(WIDTH, HIDDEN, bias=False)
+    down, _, _ = bench.experts(HIDDEN, WIDTH, bias=False)
+    x, _ = bench.input(HIDDEN)
+    y, silu, chosen = (
+        bench.out(HIDDEN),
+        Activation("silu"),
+        router_of(router, Selection(EXPERTS, 2)),
+    )
+    bench.mixture("ffn", chosen, (gate, up, down), x, y, activation=silu)
+    bench.position.upload(np.full(bench.rows, IDLE, np.uint32))
+    bench.run()
+    expected = bench.values(y)
+    bench.position.upload(np.zeros(bench.rows, np.uint32))
+    bench.run()
+    np.testing.assert_array_equal(bench.values(y), expected)
+
+
 def append_route(made: ExpertsBench, router: Router, x: Tensor, norm: Any = None) -> None:
     """A router alone, of a norm of its own where there is one."""
     if norm is not None:
