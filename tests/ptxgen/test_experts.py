@@ -147,7 +147,7 @@ SHARING = {
 @pytest.mark.parametrize("chooses", [False, True], ids=["chosen", "chooses"])
 @pytest.mark.parametrize("kind", ["gemm_small up", "gemm_small down", "up", "down", "down early"])
 def test_padding_rows_multiply_nothing(
-    emulator: Device, kind: str, chooses: bool, padding: list[int]
+    device: Device, kind: str, chooses: bool, padding: list[int]
 ) -> None:
     """Their results are left as they are, or are the residual alone. Those of others have the same
     bits as without padding."""
@@ -163,11 +163,11 @@ def test_padding_rows_multiply_nothing(
     else:
         spec = ExpertsUp.of(Q8, 6, 2, 48, 288, *steps, **more)
     inputs = spec.make_inputs(np.random.default_rng(2))
-    expected = run_kernel(emulator, spec, inputs)["y"]
+    expected = run_kernel(device, spec, inputs)["y"]
     assert np.isfinite(expected).all()
     inputs["position"][padding] = IDLE
     real = np.delete(np.arange(5), padding)
-    y = run_kernel(emulator, spec, inputs)["y"]
+    y = run_kernel(device, spec, inputs)["y"]
     np.testing.assert_array_equal(y[real], expected[real])
     alone = kind.startswith("down")
     np.testing.assert_array_equal(y[padding], inputs["residual"][padding] if alone else np.nan)
