@@ -52,6 +52,7 @@ class PerRow(ExpertProducts):
             kernel,
             f"{call.label}_down",
             **self.choice(call),
+            **self.positions(call),
             x=self.work["expert gate"],
             y=call.y,
             **without_none(
@@ -98,6 +99,7 @@ class PerRow(ExpertProducts):
             kernel,
             label,
             **self.choice(call),
+            **self.positions(call),
             x=call.x,
             y=y,
             **without_none(weight=weight),

@@ -39,9 +39,9 @@ class MixtureCall:
     """A mixture to compute: y = residual + the weighted sum of the chosen experts for x after the
     ``norm``, all (rows, hidden) f32; y is another buffer. Labels of launches begin with ``label``.
     ``selection``: by which the products choose the experts, None if they are chosen; ``parted``: by
-    the parts of logits. ``begins``: the norm of y that is begun, for products that take packed
-    vectors, few ones in that ``order``. ``factored``: the factors of the ``norm`` are in the
-    register "router factor".
+    the parts of logits. ``position`` (rows,) u32: padding rows have no experts. ``begins``: the
+    norm of y that is begun, for products that take packed vectors, few ones in that ``order``.
+    ``factored``: the factors of the ``norm`` are in the register "router factor".
     """
 
     label: str
@@ -50,6 +50,7 @@ class MixtureCall:
     norm: NormLayer | None
     residual: Slice | None
     y: Slice
+    position: Slice
     adapters: CallAdapters | None = None
     selection: Selection | None = None
     parted: Parted | None = None
@@ -141,6 +142,10 @@ class ExpertProducts:
             return dict(call.parted.arguments)
         return {"logits": self.work["router logits"]}
 
+    def positions(self, call: MixtureCall) -> dict[str, Slice]:
+        """Those of the rows, by which several know padding."""
+        return {"position": call.position} if self.rows > 1 else {}
+
     def append_activated(self, call: MixtureCall, multiply: Multiply) -> None:
         """``work["expert gate"]`` = f(gate x) * up x, without a gate f(up x), for each pair of a
         row and its experts."""
@@ -166,7 +171,7 @@ class ExpertProducts:
         label, x = f"{call.label}.combine", self.work["expert out"]
         given = {} if residual is None else {"residual": residual}
         given |= {} if begins is None else begins.arguments
-        self.at.plan.launch(kernel, label, x=x, y=call.y, **given)
+        self.at.plan.launch(kernel, label, x=x, y=call.y, position=call.position, **given)
 
 
 def mixture_products(mixture: MixtureLayer, apart: bool = False) -> list[Product]:

@@ -79,6 +79,7 @@ class SharedRead(ExpertProducts):
             kernel,
             label,
             **self.choice(call),
+            **self.positions(call),
             x=x,
             y=y,
             **without_none(weight=weight, norm=None if norm is None else norm.weight),

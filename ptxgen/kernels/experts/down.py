@@ -20,7 +20,7 @@ from urdir.ptxgen.spec import Access, Array, Param
 @dataclass(frozen=True)
 class ExpertsDown(ExpertsSpec):
     """y[b] = sum over slots s of D x[b, s] after `Bias` and `Weighted`, D of the expert that row b
-    has there; then `Residual`.
+    has there; then `Residual`, which is all of a padding row.
 
     The experts' matrices stand side by side: one product with ``used`` times ``cols`` columns.
     ``early``: the experts were chosen before the launch before this one, which waited for that. The

@@ -11,6 +11,7 @@ import numpy as np
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.advance import IDLE
 from urdir.ptxgen.kernels.experts.parts import TAKEN, LogitParts
+from urdir.ptxgen.kernels.experts.select import random_positions
 from urdir.ptxgen.kernels.experts.selection import MAX_EXPERTS, Selection
 from urdir.ptxgen.kernels.pairs import random_choice
 from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, Tolerance
@@ -212,8 +213,7 @@ class PlaceExperts(KernelSpec):
 
     def _random_choice(self, rng: np.random.Generator) -> dict[str, Array]:
         """That of some rows; of several the second is a padding row."""
-        position = rng.integers(0, 100, self.rows).astype(np.uint32)
-        position[1:2] = IDLE
+        position = random_positions(self.rows, rng)
         if self.logit_parts is not None:
             bias = {"router_bias": rng.standard_normal(self.experts).astype(np.float32)}
             made = self.logit_parts.make_inputs(self.experts, rng)

@@ -84,28 +84,17 @@ class ExpertsProduct(MainLoop):
         nbytes = (self.layout.nbytes,)
         return tuple(Param(name, "u8", nbytes, Access.IN) for name in self.matrices)
 
-    def check_selection(self) -> None:
-        """Raise PtxgenError for a selection of others."""
-        of = self.selection
-        if of is not None and (of.experts, of.used) != (self.experts, self.used):
-            raise PtxgenError(f"{self.name}: {self.used} of {self.experts} experts, not {of}")
-        if of is not None and not of.is_plain:
-            raise PtxgenError(f"{self.name}: a warp does not choose by {of}")
-        if self.logit_parts is not None and (
-            of is None or self.batch > 1 or self.experts not in TAKEN
-        ):
-            raise PtxgenError(
-                f"{self.name}: parts of logits are for one row that chooses among {TAKEN} experts"
-            )
-
     @property
     def choice_params(self) -> tuple[Param, ...]:
-        """Parameters by which a row has its experts."""
-        if self.selection is None:
-            return (Param("expert", "u32", ("batch", "used"), Access.IN),)
+        """Parameters by which a row has its experts, and of several rows their ``position``: those
+        with `IDLE` are padding, and have none."""
         if self.logit_parts is not None:
             return self.logit_parts.params(self.experts)
-        return (Param("logits", "f32", ("batch", "experts"), Access.IN),)
+        chosen = Param("expert", "u32", ("batch", "used"), Access.IN)
+        if self.selection is not None:
+            chosen = Param("logits", "f32", ("batch", "experts"), Access.IN)
+        position = Param("position", "u32", ("batch",), Access.IN)
+        return (chosen, position) if self.batch > 1 else (chosen,)
 
     def params_of(self, *kinds: type[Step]) -> tuple[Param, ...]:
         """The parameters of the steps of these kinds, in their order."""
@@ -126,6 +115,8 @@ class ExpertsProduct(MainLoop):
                 continue
             if p.dtype == "u8":
                 inputs[p.name] = random_weights(self.layout, rng, 0.5 / self.cols**0.5)
+            elif p.name == "position":
+                inputs[p.name] = np.arange(self.batch, dtype=np.uint32)
             elif p.name == "expert":
                 inputs[p.name] = random_choice(rng, self.batch, self.experts, self.used)
             else:
@@ -134,3 +125,16 @@ class ExpertsProduct(MainLoop):
 
     def flops(self) -> int:
         return 2 * self.pairs * self.rows * self.cols * self.pair
+
+
+def check_selection(spec: ExpertsProduct) -> None:
+    """Raise PtxgenError for a selection of others."""
+    of = spec.selection
+    if of is not None and (of.experts, of.used) != (spec.experts, spec.used):
+        raise PtxgenError(f"{spec.name}: {spec.used} of {spec.experts} experts, not {of}")
+    if of is not None and not of.is_plain:
+        raise PtxgenError(f"{spec.name}: a warp does not choose by {of}")
+    if spec.logit_parts is not None and (of is None or spec.batch > 1 or spec.experts not in TAKEN):
+        raise PtxgenError(
+            f"{spec.name}: parts of logits are for one row that chooses among {TAKEN} experts"
+        )

@@ -27,6 +27,8 @@ class ExpertsUp(ExpertsSpec):
     With a ``selection`` x is that of its router, too: it is read before the wait, unless logits
     come in parts, from the launch that makes x.
 
+    Results of padding rows are left as they are.
+
     ``in_turn``: there is no ``expert``, row b has number b % experts: heads with matrices of their
     own.
     """

@@ -23,7 +23,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, suppress
 from dataclasses import MISSING, fields, replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, cast
 
 import httpx
@@ -707,7 +706,7 @@ def test_calls_are_whole_and_in_order_however_late_they_are_read() -> None:
 
 def test_what_is_unsent_follows() -> None:
     """Whichever thread sent it; nothing is sent once all is closed."""
-    engine: Any = None  # there are no calls
+    engine: Any = None  # no calls
     ours, theirs = socket.socketpair()
     rounds = [wire.Round([wire.Update(number, tuple(range(100_000)))]) for number in range(20)]
     with theirs, Desks(Store(0, 0.0)) as desks:
