@@ -59,14 +59,16 @@ class ExpertsDown(ExpertsSpec):
 
     def reference(self, **inputs: Any) -> dict[str, Array]:
         inputs = with_choice(self, inputs)
-        experts, (weights,) = inputs["expert"], matrices_of(self, inputs)
-        y = np.einsum("bsrc,bsc->bsr", weights[experts], inputs["x"].astype(np.float64))
+        experts = inputs["expert"]
+        places, held = self.in_slots(inputs, experts)
+        (weights,) = matrices_of(self, inputs | held)
+        y = np.einsum("bsrc,bsc->bsr", weights[places], inputs["x"].astype(np.float64))
         flat, pairs = experts.reshape(-1), np.arange(self.pairs)
         of_slots = [step for step in self.epilogue if not isinstance(step, Residual)]
         y = ended(self, y.reshape(-1, self.rows), flat, pairs, inputs, of_slots)
         y = y.reshape(self.batch, self.used, self.rows).sum(axis=1)
         after = [step for step in self.epilogue if isinstance(step, Residual)]
-        return {"y": ended(self, y, flat, pairs, inputs, after).astype(np.float32)}
+        return {"y": ended(self, y, flat, pairs, inputs, after).astype(np.float32), **held}
 
     @classmethod
     def examples(cls) -> Mapping[str, ExpertsDown]:

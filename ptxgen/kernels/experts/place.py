@@ -11,7 +11,7 @@ import numpy as np
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.advance import IDLE
 from urdir.ptxgen.kernels.experts.parts import TAKEN, LogitParts
-from urdir.ptxgen.kernels.experts.selection import MAX_EXPERTS, Selection
+from urdir.ptxgen.kernels.experts.selection import MAX_EXPERTS, MAX_USED, Selection
 from urdir.ptxgen.kernels.pairs import random_choice
 from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, Tolerance
 
@@ -38,7 +38,8 @@ class PlaceExperts(KernelSpec):
 
     ``state`` (u32) has for every expert its slot + 1 (0: none), for every slot its expert + 1, for
     every expert its stamp, the number of the launch, how many pairs there were, how many copies, a
-    blank; for every expert, how many pairs have chosen it. Zeros are an empty cache.
+    blank; for every expert, how many pairs have chosen it; what one row has chosen, see
+    `SettleExperts`. Zeros are an empty cache.
     Pairs of padding rows, whose ``position`` is `IDLE`, choose nothing: they get what another pair
     has, and are not counted.
     With a plain ``selection`` experts are chosen by ``logits`` here, as products choose them, and
@@ -164,7 +165,7 @@ class PlaceExperts(KernelSpec):
             expert, weight = self.selection(logits)
             inputs["expert"], weights["weight"] = expert, weight.astype(np.float32)
         state = inputs["state"].copy()
-        held, holder, stamp, rest, chosen = parts_of(state, self.experts, self.slots)
+        held, holder, stamp, rest, chosen, _ = parts_of(state, self.experts, self.slots)
         now = rest[0] + 1
         experts = np.minimum(inputs["expert"], self.experts - 1).ravel()
         active = np.repeat(inputs["position"] != IDLE, self.used)
@@ -260,7 +261,7 @@ class PlaceExperts(KernelSpec):
 
 def state_words(experts: int, slots: int) -> int:
     """Words of the state of a cache."""
-    return 3 * experts + slots + 4
+    return 3 * experts + slots + 4 + MAX_USED
 
 
 def copies_words(most: int, gathers: bool = False) -> int:
@@ -270,4 +271,4 @@ def copies_words(most: int, gathers: bool = False) -> int:
 
 def parts_of(state: Array, experts: int, slots: int) -> list[Array]:
     """Views of the parts of a state, see `PlaceExperts`."""
-    return np.split(state, np.cumsum([experts, slots, experts, 4]))
+    return np.split(state, np.cumsum([experts, slots, experts, 4, experts]))

@@ -53,6 +53,11 @@ class ExpertsProduct(MainLoop):
         return Layout(self.format, self.experts * self.rows, self.cols)
 
     @property
+    def held_layout(self) -> Layout:
+        """How the matrices that are multiplied lie in memory."""
+        return self.layout
+
+    @property
     def parts(self) -> tuple[Part, ...]:
         return (Part(0, self.layout, 0, 1),)
 

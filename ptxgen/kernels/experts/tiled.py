@@ -8,8 +8,8 @@ from functools import cached_property
 from typing import Any, Self
 
 from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.kernels.experts.held import HeldExperts
 from urdir.ptxgen.kernels.experts.selection import MAX_USED
-from urdir.ptxgen.kernels.experts.spec import ExpertsProduct
 from urdir.ptxgen.kernels.linear.cut import (
     MIN_SLOTS,
     WARPS,
@@ -39,7 +39,7 @@ EVEN_WARPS = 12
 
 
 @dataclass(frozen=True)
-class ExpertsSpec(ExpertsProduct):
+class ExpertsSpec(HeldExperts):
     """A kernel whose rows read, or choose, their experts on the device; ``activations`` are those
     of `Gemv`.
 
@@ -72,6 +72,7 @@ class ExpertsSpec(ExpertsProduct):
                 f"1 to {MAX_USED} of them, for at least one row"
             )
         self.check_selection()
+        self.check_slots()
         if self.activations == "i16" and self.format.arithmetic != "integers":
             raise PtxgenError(f"{self.name}: 16-bit activations are for quantised weights only")
         if self.options.cluster != 1 or self.options.fill:
@@ -205,7 +206,7 @@ class ExpertsSpec(ExpertsProduct):
 
     def bytes_moved(self) -> int:
         """Those of the chosen experts, each read for each row, and of the activations."""
-        matrices = sum(p.dtype == "u8" for p in self.params)
+        matrices = len(self.matrices)
         chosen = self.pairs * self.layout.tiles_nbytes // self.experts
         rest = sum(self.nbytes(p) for p in self.params if p.dtype != "u8")
         return matrices * chosen + rest

@@ -10,6 +10,7 @@ import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.experts.examples import up_examples
+from urdir.ptxgen.kernels.experts.place import parts_of
 from urdir.ptxgen.kernels.experts.reference import ended, matrices_of, with_choice
 from urdir.ptxgen.kernels.experts.tiled import ExpertsSpec
 from urdir.ptxgen.kernels.linear.epilogue.activation import Activated, Gated
@@ -46,15 +47,24 @@ class ExpertsUp(ExpertsSpec):
             raise PtxgenError(
                 "experts_up: experts in turn, and weighted input, are not chosen here"
             )
+        if self.slots and self.in_turn:
+            raise PtxgenError("experts_up: experts in turn have no slots")
 
     @property
     def tiles_left(self) -> int:
         """All of them where one row chooses by logits: the next launch, which chooses as well, does
         so meanwhile. A step of qwen3-30b-a3b on an H200 takes 949 us so, else 966 (2026-11-29)."""
-        chooses = self.batch == 1 and self.selection is not None and self.logit_parts is None
         rows = self.cut.rows
         every = self.cut.columns.warp_blocks * rows.tiles * rows.passes * self.pair
-        return every if chooses else super().tiles_left
+        return every if self.starts_next and not self.slots else super().tiles_left
+
+    @property
+    def starts_next(self) -> bool:
+        """Whether the next launch may start before any weights are loaded, with slots after what
+        they lack."""
+        return self.batch == 1 and self.selection is not None and self.logit_parts is None
+
+    state_access = Access.INOUT
 
     @property
     def grid_rows(self) -> int:
@@ -80,11 +90,16 @@ class ExpertsUp(ExpertsSpec):
         experts = np.arange(self.batch)[:, None] % self.experts
         if not self.in_turn:
             experts = with_choice(self, inputs)["expert"]
-        products = [np.einsum("bsrc,bc->bsr", m[experts], x) for m in matrices_of(self, inputs)]
+        places, held = self.in_slots(inputs, experts)
+        matrices = matrices_of(self, inputs | held)
+        products = [np.einsum("bsrc,bc->bsr", m[places], x) for m in matrices]
         y = np.stack([product.reshape(-1, self.rows) for product in products])
         y = y if self.gated else y[0]
         y = ended(self, y, experts.reshape(-1), np.arange(self.pairs), inputs, self.epilogue)
-        return {"y": y.astype(np.float32).reshape(self.batch, self.used, self.rows)}
+        if self.slots:
+            held["state"] = inputs["state"].copy()
+            parts_of(held["state"], self.experts, self.slots)[-1][: self.used] = experts[0]
+        return {"y": y.astype(np.float32).reshape(self.batch, self.used, self.rows), **held}
 
     @classmethod
     def examples(cls) -> Mapping[str, ExpertsUp]:
