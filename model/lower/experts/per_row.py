@@ -45,8 +45,8 @@ class PerRow(ExpertProducts):
             self._append_up(label, call, product, to)
 
         self.append_activated(call, multiply)
-        residual, down = call.residual, mixture_products(call.mixture)[-1]
-        kernel = self.down(call)
+        residual, mixture = call.residual, call.mixture
+        kernel, down = self.down(call), mixture_products(mixture)[-1]
         weighted = down.weighted and call.selection is None
         self.at.plan.launch(
             kernel,
@@ -55,7 +55,9 @@ class PerRow(ExpertProducts):
             x=self.work["expert gate"],
             y=call.y,
             **without_none(
-                weight=self.work["expert weight"] if weighted else None, residual=residual
+                weight=self.work["expert weight"] if weighted else None,
+                residual=residual,
+                state=mixture.state,
             ),
             **down.arguments,
         )
@@ -66,7 +68,7 @@ class PerRow(ExpertProducts):
         return self._fitted(
             ExpertsDown,
             self.rows == 1,
-            mixture.held,
+            mixture.numbered,
             mixture.selection.used,
             down.matrix,
             *down.epilogue,
@@ -75,22 +77,23 @@ class PerRow(ExpertProducts):
             early=True,  # the products before it have waited for the router
             selection=call.selection,
             logit_parts=call.logit_parts,
+            slots=mixture.looked_up,
         )
 
     def _append_up(self, label: str, call: MixtureCall, product: Product, y: Slice) -> None:
-        norm, selection, matrix = call.norm, call.mixture.selection, product.matrix
+        norm, mixture, matrix = call.norm, call.mixture, product.matrix
         steps = (*([Normed(norm.norm)] if norm is not None else []), *product.epilogue)
-        experts, used = call.mixture.held, selection.used
         kernel = self._fitted(
             ExpertsUp,
             self.rows > 1,
-            experts,
-            used,
+            mixture.numbered,
+            mixture.selection.used,
             matrix,
             *steps,
             batch=self.rows,
             selection=call.selection,
             logit_parts=call.logit_parts,
+            slots=mixture.looked_up,
         )
         weight = self.work["expert weight"] if product.weighted else None
         norms = {} if norm is None else without_none(norm=norm.weight, norm_bias=norm.bias)
@@ -100,7 +103,7 @@ class PerRow(ExpertProducts):
             **self.choice(call),
             x=call.x,
             y=y,
-            **without_none(weight=weight),
+            **without_none(weight=weight, state=mixture.state),
             **norms,
             **product.arguments,
         )
@@ -132,7 +135,8 @@ class PerRow(ExpertProducts):
         """The kernel for the matrices of all experts, with the ``larger`` share of an SM or the
         smaller one."""
         rounding = "f32" if self.at.exact or matrix.format.arithmetic != "integers" else "i16"
-        shape = (matrix.format, experts, used, matrix.rows // experts, matrix.cols)
+        rows = matrix.rows // (fields.get("slots") or experts)
+        shape = (matrix.format, experts, used, rows, matrix.cols)
         fields |= {"activations": rounding, "sms": self.at.limits.sms}
         found: _Kernel = _fitted(
             kind,  # type: ignore[arg-type]  # mypy takes no class for hashable

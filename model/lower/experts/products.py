@@ -26,6 +26,7 @@ from urdir.ptxgen.weights.packed_few import Order
 
 if TYPE_CHECKING:
     from urdir.driver.memory import Slice
+    from urdir.driver.pinned import PinnedBuffer
     from urdir.model.lower.registers import Registers
 
 # One object for equal kernels, with its cached properties.
@@ -100,14 +101,15 @@ class Product:
         return (*weighted, *bias, *([self.nonlinearity] if self.nonlinearity else []))
 
     @property
-    def arguments(self) -> dict[str, Slice]:
+    def arguments(self) -> dict[str, Slice | PinnedBuffer]:
         """The matrices and their biases, by parameter name."""
+        first: dict[str, Slice | PinnedBuffer]
         first = without_none(weights=self.matrix.data, bias=self.matrix.bias)
-        return (
-            first
-            if self.up is None
-            else first | without_none(up=self.up.data, up_bias=self.up.bias)
-        )
+        first |= without_none(weights_source=self.matrix.source)
+        if self.up is None:
+            return first
+        up = self.up
+        return first | without_none(up=up.data, up_bias=up.bias, up_source=up.source)
 
 
 class CallAdapters(Protocol):
