@@ -124,9 +124,7 @@ def _append_gather(
     at.launch(fetch, f"{label}.gather", copies=copies, **arguments)
 
 
-def _held(
-    mixture: MixtureLayer, of: Experts, cache: ExpertCache, **fields: Any
-) -> MixtureLayer:
+def _held(mixture: MixtureLayer, of: Experts, cache: ExpertCache, **fields: Any) -> MixtureLayer:
     """The mixture of the experts in the slots; products that look them up there have a state."""
 
     def matrix(whole: Matrix, of: Linear) -> Matrix:

@@ -83,7 +83,8 @@ def up_examples(cls: type[S]) -> dict[str, S]:
             slots=4,
         ),
         "slots of the chosen": cls.of(
-            *(q5_1, 61, 5, 80, 608, Activated(Activation("relu2"))), slots=17, sms=10
+            *(q5_1, 61, 5, 80, 608, Activated(Activation("relu2"))),
+            **{"slots": 17, "sms": 10, "split": 2, "groups": 1},
         ),
         "slots for all": cls.of(q8, 3, 3, 16, 64, Weighted(), slots=3),
     }
@@ -144,7 +145,8 @@ def down_examples(cls: type[S]) -> dict[str, S]:
             **i16,
         ),
         "slots of the chosen": cls.of(
-            *(q5_1, 61, 5, 80, 608, Bias(), weighted), early=True, slots=17, sms=2
+            *(q5_1, 61, 5, 80, 608, Bias(), weighted),
+            **{"early": True, "slots": 17, "sms": 2, "split": 2, "groups": 1},
         ),
         "slots for all": cls.of(f16, 3, 3, 32, 96, adds, slots=3),
     }

@@ -36,6 +36,8 @@ MAX_REGISTERS = 232
 #: with 12 and 48 blocks, takes 1,064 us in place of 1,115 with six and eight warps, one of
 #: qwen3-30b-a3b, with 24 blocks of down, 1,086 in place of 1,098 (2026-11-29).
 EVEN_WARPS = 12
+#: Vectors of each matrix that a thread has in flight when it copies an expert, at most.
+MOST_VECTORS = 8
 
 
 @dataclass(frozen=True)
@@ -183,6 +185,15 @@ class ExpertsSpec(HeldExperts):
     def part(self) -> TilePart:
         """The one matrix that such a product is of."""
         return self.cut.rows.parts[0]
+
+    @property
+    def copy_rounds(self) -> tuple[int, int]:
+        """In how many rounds a CTA copies its part of an expert to a slot, and how many vectors of
+        16 bytes of each matrix a thread has in flight in a round."""
+        bands = min(self.cut.rows.tiles, self.bands)
+        vectors = ceil_div(bands * self.layout.band_nbytes, 16 * 32 * self.cut.warps)
+        rounds = ceil_div(vectors, MOST_VECTORS)
+        return rounds, ceil_div(vectors, rounds)
 
     @property
     def launch_shape(self) -> LaunchShape:
