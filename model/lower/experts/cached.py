@@ -81,9 +81,9 @@ def append_settled(plan: Sheet, first: int) -> None:
     looked up there and copied."""
     looked_up: dict[SettleExperts, dict[int, Slice]] = {}
     for kernel, _, args in plan.launches[first:]:
-        if isinstance(kernel, ExpertsUp) and kernel.slots:
+        if isinstance(kernel, ExpertsUp) and (held := kernel.held) is not None:
             state = args["state"]
-            one = _settle(1, kernel.used, kernel.experts, kernel.slots)
+            one = _settle(1, held.used, held.experts, held.slots)
             looked_up.setdefault(one, {})[state.offset] = state
     for one, states in looked_up.items():
         every = [*states.values()]

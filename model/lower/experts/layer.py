@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from urdir.model.memory.weights import Matrix
 from urdir.ptxgen.kernels.activation import Activation
+from urdir.ptxgen.kernels.experts.held import Held
 from urdir.ptxgen.kernels.experts.selection import Selection
 
 if TYPE_CHECKING:
@@ -56,9 +57,10 @@ class MixtureLayer:
         return self.held if self.state is None else self.selection.experts
 
     @property
-    def looked_up(self) -> int:
-        """How many slots products look their experts up in."""
-        return 0 if self.state is None else self.slots
+    def cache(self) -> Held | None:
+        """Where products look experts up, if they do."""
+        experts, used = self.selection.experts, self.selection.used
+        return None if self.state is None else Held(experts, used, self.slots)
 
     @property
     def width(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -15,6 +16,7 @@ from urdir.model.lower.experts.products import (
 from urdir.model.memory.weights import Matrix
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.experts.down import ExpertsDown
+from urdir.ptxgen.kernels.experts.held import Held
 from urdir.ptxgen.kernels.experts.tiled import ExpertsSpec
 from urdir.ptxgen.kernels.experts.up import ExpertsUp
 from urdir.ptxgen.kernels.linear.epilogue.residual import Residual
@@ -77,7 +79,7 @@ class PerRow(ExpertProducts):
             early=True,  # the products before it have waited for the router
             selection=call.selection,
             logit_parts=call.logit_parts,
-            slots=mixture.looked_up,
+            held=mixture.cache,
         )
 
     def _append_up(self, label: str, call: MixtureCall, product: Product, y: Slice) -> None:
@@ -93,7 +95,7 @@ class PerRow(ExpertProducts):
             batch=self.rows,
             selection=call.selection,
             logit_parts=call.logit_parts,
-            slots=mixture.looked_up,
+            held=None if mixture.cache is None else replace(mixture.cache, tells=True),
         )
         weight = self.work["expert weight"] if product.weighted else None
         norms = {} if norm is None else without_none(norm=norm.weight, norm_bias=norm.bias)
@@ -135,7 +137,8 @@ class PerRow(ExpertProducts):
         """The kernel for the matrices of all experts, with the ``larger`` share of an SM or the
         smaller one."""
         rounding = "f32" if self.at.exact or matrix.format.arithmetic != "integers" else "i16"
-        rows = matrix.rows // (fields.get("slots") or experts)
+        held: Held | None = fields.get("held")
+        rows = matrix.rows // (experts if held is None else held.slots)
         shape = (matrix.format, experts, used, rows, matrix.cols)
         fields |= {"activations": rounding, "sms": self.at.limits.sms}
         found: _Kernel = _fitted(

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from urdir.ptxgen.kernels.experts.examples import down_examples
-from urdir.ptxgen.kernels.experts.reference import ended, matrices_of, with_choice
+from urdir.ptxgen.kernels.experts.reference import ended, found, with_choice
 from urdir.ptxgen.kernels.experts.tiled import ExpertsSpec
 from urdir.ptxgen.kernels.linear.epilogue.bias import Bias
 from urdir.ptxgen.kernels.linear.epilogue.residual import Residual
@@ -60,8 +60,7 @@ class ExpertsDown(ExpertsSpec):
     def reference(self, **inputs: Any) -> dict[str, Array]:
         inputs = with_choice(self, inputs)
         experts = inputs["expert"]
-        places, held = self.in_slots(inputs, experts)
-        (weights,) = matrices_of(self, inputs | held)
+        places, (weights,), held = found(self, inputs, experts)
         y = np.einsum("bsrc,bsc->bsr", weights[places], inputs["x"].astype(np.float64))
         flat, pairs = experts.reshape(-1), np.arange(self.pairs)
         of_slots = [step for step in self.epilogue if not isinstance(step, Residual)]

@@ -2,96 +2,104 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
-from urdir.ptxgen.kernels.experts.place import CREDIT, PlaceExperts, state_words
-from urdir.ptxgen.kernels.experts.spec import ExpertsProduct
-from urdir.ptxgen.spec import Access, Array, Param
+from urdir.ptxgen.kernels.experts.place import CREDIT, PlaceExperts, parts_of, state_words
+from urdir.ptxgen.spec import Access, Array, Param, ceil_div
 from urdir.ptxgen.weights.layout import Layout, random_weights
 
+if TYPE_CHECKING:
+    from urdir.ptxgen.kernels.experts.spec import ExpertsProduct
+    from urdir.ptxgen.kernels.experts.tiled import ExpertsSpec
 
-@dataclass(frozen=True)
-class HeldExperts(ExpertsProduct):
-    """With ``slots`` the matrices have this many of the experts, which one row looks up in the
-    ``state`` of a cache (`PlaceExperts`). What is missing the launch copies from the matrices of
-    all experts, which may be host memory that the device has mapped, to the slots that
+#: Vectors of each matrix that a thread has in flight when it copies an expert, at most.
+MOST_VECTORS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """The matrices of a product are in the ``slots`` of a cache, where one row looks its ``used``
+    of ``experts`` up, in the ``state`` (`PlaceExperts`). What is missing the launch copies from the
+    matrices of all experts, which may be host memory that the device has mapped, to the slots that
     `PlaceExperts` would choose. The state stays as it is until `SettleExperts` takes in what was
-    chosen: all launches of a row find the same.
+    chosen: all launches of a row find the same. One that ``tells`` leaves the choice there.
+
+    Raises PtxgenError for fewer slots than experts that are used.
     """
 
-    slots: int = field(default=0, kw_only=True)
+    experts: int
+    used: int
+    slots: int
+    tells: bool = False
 
-    #: A product that leaves there what was chosen writes it.
-    state_access: ClassVar[Access] = Access.IN
-
-    def check_slots(self) -> None:
-        """Raise PtxgenError for slots that are too few, or for several rows."""
-        if not self.slots:
-            return
-        if self.batch > 1 or not self.used <= self.slots <= self.experts:
-            raise PtxgenError(
-                f"{self.name}: {self.slots} slots for {self.batch} x {self.used} of {self.experts} "
-                "experts: for one row, at least as many as it uses"
-            )
-        if self.layout.band_nbytes % 16:
-            raise PtxgenError(f"{self.name}: bands of {self.layout.band_nbytes} bytes in slots")
+    def __post_init__(self) -> None:
+        _ = self.place  # refuses other sizes
 
     @property
-    def held_layout(self) -> Layout:
-        """How the matrices that are multiplied lie in memory, as one."""
-        return replace(self.layout, rows=(self.slots or self.experts) * self.rows)
-
-    @property
-    def state_words(self) -> int:
-        """Words of the state of the cache."""
-        return state_words(self.experts, self.slots)
+    def place(self) -> PlaceExperts:
+        """What looking up amounts to."""
+        return PlaceExperts(1, self.used, self.experts, self.slots)
 
     @property
     def credit(self) -> int:
         """See `CREDIT`."""
         return CREDIT
 
-    @property
-    def weight_params(self) -> tuple[Param, ...]:
-        """The matrices; with slots those of all experts, too, and the cache's state."""
-        if not self.slots:
-            return super().weight_params
-        held, every = (self.held_layout.nbytes,), (self.layout.nbytes,)
+    def check(self, spec: ExpertsProduct) -> None:
+        """Raise PtxgenError for a product that does not look up."""
+        if spec.batch > 1 or (spec.experts, spec.used) != (self.experts, self.used):
+            raise PtxgenError(
+                f"{spec.name}: {spec.batch} x {spec.used} of {spec.experts} experts look up as one "
+                f"row with {self.used} of {self.experts}"
+            )
+        if spec.layout.band_nbytes % 16:
+            raise PtxgenError(f"{spec.name}: bands of {spec.layout.band_nbytes} bytes in slots")
+
+    def layout(self, spec: ExpertsProduct) -> Layout:
+        """How the matrices in the slots lie in memory, as one."""
+        return replace(spec.layout, rows=self.slots * spec.rows)
+
+    def params(self, spec: ExpertsProduct) -> tuple[Param, ...]:
+        """The matrices in the slots, those of all experts, and the state."""
+        held, every = (self.layout(spec).nbytes,), (spec.layout.nbytes,)
+        words = (state_words(self.experts, self.slots),)
         return (
-            *(Param(name, "u8", held, Access.INOUT) for name in self.matrices),
-            *(Param(f"{name}_source", "u8", every, Access.IN) for name in self.matrices),
-            Param("state", "u32", ("state_words",), self.state_access),
+            *(Param(name, "u8", held, Access.INOUT) for name in spec.matrices),
+            *(Param(f"{name}_source", "u8", every, Access.IN) for name in spec.matrices),
+            Param("state", "u32", words, Access.INOUT if self.tells else Access.IN),
         )
 
-    def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
-        """Of a cache that has some of the experts, in other matrices than the sources have."""
-        inputs = super().make_inputs(rng)
-        if self.slots:
-            inputs["state"] = self._place.make_inputs(rng)["state"]
-            for name in self.matrices:
-                inputs[name] = random_weights(self.held_layout, rng, 0.5 / self.cols**0.5)
-        return inputs
+    def make_inputs(self, spec: ExpertsProduct, rng: np.random.Generator) -> dict[str, Any]:
+        """A cache that has some of the experts, in other matrices than the sources have."""
+        size = 0.5 / spec.cols**0.5
+        slots = {name: random_weights(self.layout(spec), rng, size) for name in spec.matrices}
+        return {**slots, "state": self.place.make_inputs(rng)["state"]}
 
-    @property
-    def _place(self) -> PlaceExperts:
-        return PlaceExperts(1, self.used, self.experts, self.slots)
-
-    def in_slots(self, inputs: dict[str, Any], experts: Array) -> tuple[Array, dict[str, Array]]:
-        """Where the matrices of ``experts`` (batch, used) are, the same without slots; and the
-        matrices after what was missing is copied to its slots."""
-        if not self.slots:
-            return experts, {}
+    def find(
+        self, spec: ExpertsProduct, inputs: dict[str, Any], experts: Array
+    ) -> tuple[Array, dict[str, Array]]:
+        """The slots of ``experts`` (1, used), and the matrices after what was missing is copied."""
         position, state = np.zeros(1, np.uint32), inputs["state"]
-        placed = self._place.reference(expert=experts, position=position, state=state)
-        copies, nbytes = placed["copies"], self.layout.tiles_nbytes // self.experts
-        found = {}
-        for name in self.matrices:
-            held = found[name] = inputs[name].copy()
+        placed = self.place.reference(expert=experts, position=position, state=state)
+        copies, nbytes = placed["copies"], spec.layout.tiles_nbytes // self.experts
+        found = {name: inputs[name].copy() for name in spec.matrices}
+        for name, held in found.items():
             for expert, slot in copies[4 : 4 + 2 * copies[0]].reshape(-1, 2).tolist():
                 source = inputs[f"{name}_source"][expert * nbytes :][:nbytes]
                 held[slot * nbytes :][:nbytes] = source
+        if self.tells:
+            told = found["state"] = state.copy()
+            parts_of(told, self.experts, self.slots)[-1][: self.used] = experts[0]
         return placed["slot"], found
+
+    def copy_rounds(self, spec: ExpertsSpec) -> tuple[int, int]:
+        """In how many rounds a CTA copies its part of an expert, and how many vectors of 16 bytes
+        of each matrix a thread has in flight in a round."""
+        bands = min(spec.cut.rows.tiles, spec.bands)
+        vectors = ceil_div(bands * spec.layout.band_nbytes, 16 * 32 * spec.cut.warps)
+        rounds = ceil_div(vectors, MOST_VECTORS)
+        return rounds, ceil_div(vectors, rounds)

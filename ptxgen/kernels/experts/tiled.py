@@ -8,8 +8,8 @@ from functools import cached_property
 from typing import Any, Self
 
 from urdir.ptxgen.errors import PtxgenError
-from urdir.ptxgen.kernels.experts.held import HeldExperts
 from urdir.ptxgen.kernels.experts.selection import MAX_USED
+from urdir.ptxgen.kernels.experts.spec import ExpertsProduct, check_choice
 from urdir.ptxgen.kernels.linear.cut import (
     MIN_SLOTS,
     WARPS,
@@ -36,12 +36,10 @@ MAX_REGISTERS = 232
 #: with 12 and 48 blocks, takes 1,064 us in place of 1,115 with six and eight warps, one of
 #: qwen3-30b-a3b, with 24 blocks of down, 1,086 in place of 1,098 (2026-11-29).
 EVEN_WARPS = 12
-#: Vectors of each matrix that a thread has in flight when it copies an expert, at most.
-MOST_VECTORS = 8
 
 
 @dataclass(frozen=True)
-class ExpertsSpec(HeldExperts):
+class ExpertsSpec(ExpertsProduct):
     """A kernel whose rows read, or choose, their experts on the device; ``activations`` are those
     of `Gemv`.
 
@@ -73,8 +71,7 @@ class ExpertsSpec(HeldExperts):
                 f"{self.name}: {self.used} of {self.experts} experts for {self.batch} rows: "
                 f"1 to {MAX_USED} of them, for at least one row"
             )
-        self.check_selection()
-        self.check_slots()
+        check_choice(self)
         if self.activations == "i16" and self.format.arithmetic != "integers":
             raise PtxgenError(f"{self.name}: 16-bit activations are for quantised weights only")
         if self.options.cluster != 1 or self.options.fill:
@@ -185,15 +182,6 @@ class ExpertsSpec(HeldExperts):
     def part(self) -> TilePart:
         """The one matrix that such a product is of."""
         return self.cut.rows.parts[0]
-
-    @property
-    def copy_rounds(self) -> tuple[int, int]:
-        """In how many rounds a CTA copies its part of an expert to a slot, and how many vectors of
-        16 bytes of each matrix a thread has in flight in a round."""
-        bands = min(self.cut.rows.tiles, self.bands)
-        vectors = ceil_div(bands * self.layout.band_nbytes, 16 * 32 * self.cut.warps)
-        rounds = ceil_div(vectors, MOST_VECTORS)
-        return rounds, ceil_div(vectors, rounds)
 
     @property
     def launch_shape(self) -> LaunchShape:

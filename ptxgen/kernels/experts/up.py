@@ -10,8 +10,7 @@ import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.experts.examples import up_examples
-from urdir.ptxgen.kernels.experts.place import parts_of
-from urdir.ptxgen.kernels.experts.reference import ended, matrices_of, with_choice
+from urdir.ptxgen.kernels.experts.reference import ended, found, with_choice
 from urdir.ptxgen.kernels.experts.tiled import ExpertsSpec
 from urdir.ptxgen.kernels.linear.epilogue.activation import Activated, Gated
 from urdir.ptxgen.kernels.linear.epilogue.bias import Bias
@@ -41,14 +40,12 @@ class ExpertsUp(ExpertsSpec):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.in_turn and (self.used > 1 or self.weighted):
-            raise PtxgenError("experts_up: experts in turn are one a row, without weights")
+        if self.in_turn and (self.used > 1 or self.weighted or self.held):
+            raise PtxgenError("experts_up: experts in turn are one a row, without weights or slots")
         if self.selection is not None and (self.in_turn or self.weighted):
             raise PtxgenError(
                 "experts_up: experts in turn, and weighted input, are not chosen here"
             )
-        if self.slots and self.in_turn:
-            raise PtxgenError("experts_up: experts in turn have no slots")
 
     @property
     def tiles_left(self) -> int:
@@ -56,15 +53,13 @@ class ExpertsUp(ExpertsSpec):
         so meanwhile. A step of qwen3-30b-a3b on an H200 takes 949 us so, else 966 (2026-11-29)."""
         rows = self.cut.rows
         every = self.cut.columns.warp_blocks * rows.tiles * rows.passes * self.pair
-        return every if self.starts_next and not self.slots else super().tiles_left
+        return every if self.starts_next and not self.held else super().tiles_left
 
     @property
     def starts_next(self) -> bool:
         """Whether the next launch may start before any weights are loaded, with slots after what
         they lack."""
         return self.batch == 1 and self.selection is not None and self.logit_parts is None
-
-    state_access = Access.INOUT
 
     @property
     def grid_rows(self) -> int:
@@ -90,15 +85,11 @@ class ExpertsUp(ExpertsSpec):
         experts = np.arange(self.batch)[:, None] % self.experts
         if not self.in_turn:
             experts = with_choice(self, inputs)["expert"]
-        places, held = self.in_slots(inputs, experts)
-        matrices = matrices_of(self, inputs | held)
+        places, matrices, held = found(self, inputs, experts)
         products = [np.einsum("bsrc,bc->bsr", m[places], x) for m in matrices]
         y = np.stack([product.reshape(-1, self.rows) for product in products])
         y = y if self.gated else y[0]
         y = ended(self, y, experts.reshape(-1), np.arange(self.pairs), inputs, self.epilogue)
-        if self.slots:
-            held["state"] = inputs["state"].copy()
-            parts_of(held["state"], self.experts, self.slots)[-1][: self.used] = experts[0]
         return {"y": y.astype(np.float32).reshape(self.batch, self.used, self.rows), **held}
 
     @classmethod
