@@ -90,11 +90,6 @@ class ExpertCache:
         """Bytes of an expert."""
         return sum(part.nbytes for part in self.parts.values())
 
-    @property
-    def has_sources(self) -> bool:
-        """Whether all parts lie in host memory, from where products may read them."""
-        return all(isinstance(part.source, PinnedBuffer) for part in self.parts.values())
-
     def arguments(self) -> Iterator[PinnedBuffer | Slice]:
         """All its memory, in the same order for mixtures that are alike."""
         yield self.state

@@ -71,7 +71,8 @@ class Matrix:
     """A weight matrix (rows, cols) in its repacked layout; ``bias`` (rows,) f32 or None. With
     ``is_partial`` it has some of the columns: its product is one of several ranks' addends.
     ``scales`` of its rows, where many vectors are multiplied with it as bytes (`eights`). Slots of
-    a cache of experts get those that they lack from ``source``."""
+    a cache of experts get those that they lack from ``source``; ``held_bias`` is what they have of
+    the bias."""
 
     layout: Layout
     data: Slice
@@ -79,6 +80,7 @@ class Matrix:
     is_partial: bool = False
     scales: Slice | None = None
     source: PinnedBuffer | None = None
+    held_bias: Slice | None = None
 
     @property
     def format(self) -> Format:

@@ -44,7 +44,7 @@ def through_cache(at: Lowering, of: Experts, call: MixtureCall, cache: ExpertCac
     of its cache, of more with the streamed ones, where the chosen experts are gathered. Of many
     pairs it is as it was: all experts are streamed."""
     rows, used = of.x.rows, of.selection.used
-    if rows == 1 and used <= cache.slots and cache.has_sources:
+    if rows == 1 and used <= cache.slots and cache.reader is None:
         return replace(call, mixture=_held(call.mixture, of, cache, state=cache.state))
     gathers = at.takes_gemm(rows) or rows * used > min(cache.slots, MAX_HELD)
     if gathers and (
@@ -128,12 +128,13 @@ def _held(mixture: MixtureLayer, of: Experts, cache: ExpertCache, **fields: Any)
     """The mixture of the experts in the slots; products that look them up there have a state."""
 
     def matrix(whole: Matrix, of: Linear) -> Matrix:
+        part, layout = cache.parts[of.matrix], cache.layouts[of.matrix]
         bias = None if of.bias is None else cache.parts[of.bias].target
-        part = cache.parts[of.matrix]
-        source = part.source if "state" in fields else None
-        assert not isinstance(source, InFile | Slice)
-        layout = cache.layouts[of.matrix]
-        return replace(whole, layout=layout, data=part.target, bias=bias, source=source)
+        held = replace(whole, layout=layout, data=part.target)
+        if "state" not in fields:
+            return replace(held, bias=bias)
+        assert not isinstance(part.source, InFile | Slice)  # `ExpertCache.reader`
+        return replace(held, source=part.source, held_bias=bias)
 
     gate = None if mixture.gate is None or of.gate is None else matrix(mixture.gate, of.gate)
     up, down = matrix(mixture.up, of.up), matrix(mixture.down, of.down)

@@ -103,13 +103,12 @@ class Product:
     @property
     def arguments(self) -> dict[str, Slice | PinnedBuffer]:
         """The matrices and their biases, by parameter name."""
-        first: dict[str, Slice | PinnedBuffer]
-        first = without_none(weights=self.matrix.data, bias=self.matrix.bias)
-        first |= without_none(weights_source=self.matrix.source)
-        if self.up is None:
-            return first
-        up = self.up
-        return first | without_none(up=up.data, up_bias=up.bias, up_source=up.source)
+        found: dict[str, Slice | PinnedBuffer] = {}
+        for name, bias, of in (("weights", "bias", self.matrix), ("up", "up_bias", self.up)):
+            if of is not None:
+                given = {name: of.data, f"{name}_source": of.source}
+                found |= without_none(**given, **{bias: of.bias, f"{bias}_held": of.held_bias})
+        return found
 
 
 class CallAdapters(Protocol):

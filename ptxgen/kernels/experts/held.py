@@ -9,6 +9,7 @@ import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.experts.place import CREDIT, PlaceExperts, parts_of, state_words
+from urdir.ptxgen.kernels.linear.epilogue.bias import Bias
 from urdir.ptxgen.spec import Access, Array, Param, ceil_div
 from urdir.ptxgen.weights.layout import Layout, random_weights
 
@@ -63,13 +64,23 @@ class Held:
         """How the matrices in the slots lie in memory, as one."""
         return replace(spec.layout, rows=self.slots * spec.rows)
 
+    @staticmethod
+    def biases(spec: ExpertsProduct) -> tuple[str, ...]:
+        """The biases of all experts: the same are kept in slots, for products with the experts
+        there."""
+        return tuple(param.name for param in spec.params_of(Bias))
+
     def params(self, spec: ExpertsProduct) -> tuple[Param, ...]:
-        """The matrices in the slots, those of all experts, and the state."""
+        """The matrices and biases in the slots, the matrices of all experts, and the state."""
         held, every = (self.layout(spec).nbytes,), (spec.layout.nbytes,)
         words = (state_words(self.experts, self.slots),)
         return (
             *(Param(name, "u8", held, Access.INOUT) for name in spec.matrices),
             *(Param(f"{name}_source", "u8", every, Access.IN) for name in spec.matrices),
+            *(
+                Param(f"{name}_held", "f32", (self.slots, spec.rows), Access.INOUT)
+                for name in self.biases(spec)
+            ),
             Param("state", "u32", words, Access.INOUT if self.tells else Access.IN),
         )
 
@@ -82,15 +93,20 @@ class Held:
     def find(
         self, spec: ExpertsProduct, inputs: dict[str, Any], experts: Array
     ) -> tuple[Array, dict[str, Array]]:
-        """The slots of ``experts`` (1, used), and the matrices after what was missing is copied."""
+        """The slots of ``experts`` (1, used), and what is in slots after what was missing is
+        copied."""
         position, state = np.zeros(1, np.uint32), inputs["state"]
         placed = self.place.reference(expert=experts, position=position, state=state)
         copies, nbytes = placed["copies"], spec.layout.tiles_nbytes // self.experts
+        missing, slots = copies[4 : 4 + 2 * copies[0]].reshape(-1, 2).T
         found = {name: inputs[name].copy() for name in spec.matrices}
         for name, held in found.items():
-            for expert, slot in copies[4 : 4 + 2 * copies[0]].reshape(-1, 2).tolist():
+            for expert, slot in zip(missing.tolist(), slots.tolist(), strict=True):
                 source = inputs[f"{name}_source"][expert * nbytes :][:nbytes]
                 held[slot * nbytes :][:nbytes] = source
+        for name in self.biases(spec):
+            kept = found[f"{name}_held"] = inputs[f"{name}_held"].copy()
+            kept[slots] = inputs[name][missing]
         if self.tells:
             told = found["state"] = state.copy()
             parts_of(told, self.experts, self.slots)[-1][: self.used] = experts[0]
