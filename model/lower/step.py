@@ -51,7 +51,7 @@ def lowering(
             yield from _lower_until(at, words, end)
             repeats.end()
         yield
-    append_settled(sheet, first)
+    append_settled(at, first)
     if not isinstance(plan, Sheet):
         yield from sheet.placing(plan)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from urdir.driver.memory import Slice
 from urdir.model.families.stored import Linear
@@ -22,9 +22,6 @@ from urdir.ptxgen.kernels.experts.fetch import FetchExperts
 from urdir.ptxgen.kernels.experts.place import MAX_PAIRS, PlaceExperts
 from urdir.ptxgen.kernels.experts.settle import MAX_CACHES, SettleExperts
 from urdir.ptxgen.kernels.experts.up import ExpertsUp
-
-if TYPE_CHECKING:
-    from urdir.model.lower.sheet import Sheet
 
 #: The register with the slot of each pair's expert, or where experts are gathered its number.
 SLOT = "expert slot"
@@ -76,21 +73,23 @@ def through_cache(at: Lowering, of: Experts, call: MixtureCall, cache: ExpertCac
     return replace(call, mixture=held, selection=None, parted=None)
 
 
-def append_settled(plan: Sheet, first: int) -> None:
+def append_settled(at: Lowering, first: int) -> None:
     """Append the launches after which caches have what products from launch ``first`` on have
-    looked up there and copied."""
+    looked up there and copied. They run beside those that follow, up to what moves the row on."""
     looked_up: dict[SettleExperts, dict[int, Slice]] = {}
-    for kernel, _, args in plan.launches[first:]:
+    for kernel, _, args in at.plan.launches[first:]:
         if isinstance(kernel, ExpertsUp) and (held := kernel.held) is not None:
             state = args["state"]
             one = _settle(1, held.used, held.experts, held.slots)
             looked_up.setdefault(one, {})[state.offset] = state
+    rows = at.rows if at.outputs is None or at.outputs.rows.count > 1 else at.outputs.rows
     for one, states in looked_up.items():
         every = [*states.values()]
         for start in range(0, len(every), MAX_CACHES):
             some = every[start : start + MAX_CACHES]
             kernel = _settle(len(some), one.used, one.experts, one.slots)
-            plan.launch(kernel, "settle", **{f"state{i}": of for i, of in enumerate(some)})
+            given = {f"state{i}": of for i, of in enumerate(some)}
+            at.launch(kernel, "settle", position=rows.position, **given)
 
 
 def _append_fetch(

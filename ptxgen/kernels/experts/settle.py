@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.kernels.advance import IDLE
 from urdir.ptxgen.kernels.experts.place import CREDIT, PlaceExperts, parts_of, state_words
 from urdir.ptxgen.kernels.pairs import random_choice
 from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param
@@ -20,7 +21,8 @@ MAX_CACHES = 128
 @dataclass(frozen=True)
 class SettleExperts(KernelSpec):
     """The ``caches`` of several layers take in the ``used`` experts that `ExpertsUp` has left in
-    the state of each, and looked up there: `PlaceExperts` would make the same of them.
+    the state of each, and looked up there: `PlaceExperts` would make the same of them. Those of a
+    padding row, whose ``position`` is `IDLE`, are in slots, too, but they are not counted.
 
     Raises PtxgenError for fewer slots than experts that are used.
     """
@@ -55,25 +57,38 @@ class SettleExperts(KernelSpec):
 
     @property
     def params(self) -> tuple[Param, ...]:
-        numbers = range(self.caches)
-        return tuple(Param(f"state{i}", "u32", ("words",), Access.INOUT) for i in numbers)
+        states = (f"state{number}" for number in range(self.caches))
+        return (
+            Param("position", "u32", (1,), Access.IN),
+            *(Param(name, "u32", ("words",), Access.INOUT) for name in states),
+        )
+
+    @property
+    def idle(self) -> int:
+        """The position of a padding row."""
+        return IDLE
 
     @property
     def launch_shape(self) -> LaunchShape:
         return LaunchShape(grid=(self.caches, 1, 1), block=(32, 1, 1))
 
     def reference(self, **inputs: Any) -> dict[str, Array]:
-        position, found = np.zeros(1, np.uint32), {}
-        for name, state in inputs.items():
-            chosen = parts_of(state, self.experts, self.slots)[-1][None, : self.used]
-            placed = self.place.reference(expert=chosen, position=position, state=state)
-            found[name] = placed["state"]
+        (position,), found = inputs.pop("position"), {}
+        for name, before in inputs.items():
+            parts = parts_of(before, self.experts, self.slots)
+            chosen = {"expert": parts[-1][None, : self.used], "position": np.zeros(1, np.uint32)}
+            after = found[name] = self.place.reference(state=before, **chosen)["state"]
+            if position == IDLE:
+                rest, counts = parts_of(after, self.experts, self.slots)[3:5]
+                rest[1:], counts[:] = parts[3][1:], parts[4]
         return found
 
     def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
-        """Caches after some launches, and a choice that some of them have."""
-        inputs = {}
-        for param in self.params:
+        """Caches after some launches, and a choice that some of them have; of two caches, one has a
+        padding row."""
+        idle = IDLE if self.caches == 2 else 7
+        inputs: dict[str, Any] = {"position": np.array([idle], np.uint32)}
+        for param in self.params[1:]:
             state = inputs[param.name] = self.place.make_inputs(rng)["state"]
             chosen = random_choice(rng, 1, self.experts, self.used)
             parts_of(state, self.experts, self.slots)[-1][: self.used] = chosen[0]

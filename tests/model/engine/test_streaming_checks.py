@@ -150,7 +150,7 @@ def test_what_reads_a_slot_starts_after_its_transfer(
     """Kernels read weights before they wait for others: programmatic edges would be too early for
     those that a kernel gathers into a slot."""
     with (
-        opened(device, reference_file("gpt-oss-moe"), placement) as weights,
+        opened(device, reference_file("gpt-oss-moe"), ALL_CACHED) as weights,
         Session(device, weights, SessionSettings(context=32)) as session,
     ):
         graph = session.steps.graph(StepShape(8, 32, Output.GREEDY, prompt=8))
