@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -14,11 +14,47 @@ from urdir.ptxgen.spec import Access, Array, Param, ceil_div
 from urdir.ptxgen.weights.layout import Layout, random_weights
 
 if TYPE_CHECKING:
-    from urdir.ptxgen.kernels.experts.spec import ExpertsProduct
-    from urdir.ptxgen.kernels.experts.tiled import ExpertsSpec
+    from urdir.ptxgen.kernels.linear.steps import Step
 
 #: Vectors of each matrix that a thread has in flight when it copies an expert, at most.
 MOST_VECTORS = 8
+
+
+class Product(Protocol):
+    """What matters of a product with experts (`ExpertsProduct`)."""
+
+    name: str
+
+    @property
+    def batch(self) -> int:
+        """Rows that choose."""
+
+    @property
+    def experts(self) -> int:
+        """Experts that they choose from."""
+
+    @property
+    def used(self) -> int:
+        """Experts of a row."""
+
+    @property
+    def rows(self) -> int:
+        """Rows of an expert's matrix."""
+
+    @property
+    def cols(self) -> int:
+        """Columns of it."""
+
+    @property
+    def layout(self) -> Layout:
+        """How the matrices of all experts lie in memory."""
+
+    @property
+    def matrices(self) -> tuple[str, ...]:
+        """Their parameters."""
+
+    def params_of(self, *kinds: type[Step]) -> tuple[Param, ...]:
+        """The parameters of some steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +86,7 @@ class Held:
         """See `CREDIT`."""
         return CREDIT
 
-    def check(self, spec: ExpertsProduct) -> None:
+    def check(self, spec: Product) -> None:
         """Raise PtxgenError for a product that does not look up."""
         if spec.batch > 1 or (spec.experts, spec.used) != (self.experts, self.used):
             raise PtxgenError(
@@ -60,17 +96,17 @@ class Held:
         if spec.layout.band_nbytes % 16:
             raise PtxgenError(f"{spec.name}: bands of {spec.layout.band_nbytes} bytes in slots")
 
-    def layout(self, spec: ExpertsProduct) -> Layout:
+    def layout(self, spec: Product) -> Layout:
         """How the matrices in the slots lie in memory, as one."""
         return replace(spec.layout, rows=self.slots * spec.rows)
 
     @staticmethod
-    def biases(spec: ExpertsProduct) -> tuple[str, ...]:
+    def biases(spec: Product) -> tuple[str, ...]:
         """The biases of all experts: the same are kept in slots, for products with the experts
         there."""
         return tuple(param.name for param in spec.params_of(Bias))
 
-    def params(self, spec: ExpertsProduct) -> tuple[Param, ...]:
+    def params(self, spec: Product) -> tuple[Param, ...]:
         """The matrices and biases in the slots, the matrices of all experts, and the state."""
         held, every = (self.layout(spec).nbytes,), (spec.layout.nbytes,)
         words = (state_words(self.experts, self.slots),)
@@ -84,14 +120,14 @@ class Held:
             Param("state", "u32", words, Access.INOUT if self.tells else Access.IN),
         )
 
-    def make_inputs(self, spec: ExpertsProduct, rng: np.random.Generator) -> dict[str, Any]:
+    def make_inputs(self, spec: Product, rng: np.random.Generator) -> dict[str, Any]:
         """A cache that has some of the experts, in other matrices than the sources have."""
         size = 0.5 / spec.cols**0.5
         slots = {name: random_weights(self.layout(spec), rng, size) for name in spec.matrices}
         return {**slots, "state": self.place.make_inputs(rng)["state"]}
 
     def find(
-        self, spec: ExpertsProduct, inputs: dict[str, Any], experts: Array
+        self, spec: Product, inputs: dict[str, Any], experts: Array
     ) -> tuple[Array, dict[str, Array]]:
         """The slots of ``experts`` (1, used), and what is in slots after what was missing is
         copied."""
@@ -112,10 +148,10 @@ class Held:
             parts_of(told, self.experts, self.slots)[-1][: self.used] = experts[0]
         return placed["slot"], found
 
-    def copy_rounds(self, spec: ExpertsSpec) -> tuple[int, int]:
-        """In how many rounds a CTA copies its part of an expert, and how many vectors of 16 bytes
-        of each matrix a thread has in flight in a round."""
-        bands = min(spec.cut.rows.tiles, spec.bands)
-        vectors = ceil_div(bands * spec.layout.band_nbytes, 16 * 32 * spec.cut.warps)
+    @staticmethod
+    def copy_rounds(nbytes: int, threads: int) -> tuple[int, int]:
+        """In how many rounds a CTA copies its part of an expert, ``nbytes`` of each matrix, and how
+        many vectors of 16 bytes of each a thread has in flight in a round."""
+        vectors = ceil_div(nbytes, 16 * threads)
         rounds = ceil_div(vectors, MOST_VECTORS)
         return rounds, ceil_div(vectors, rounds)
