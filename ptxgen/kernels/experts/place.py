@@ -18,11 +18,15 @@ from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, Tol
 #: Pairs of rows and experts of a launch, at most.
 MAX_PAIRS = 512
 #: See `PlaceExperts`. Experts of a layer that are copied for a token, of 8 of 128, with 32 and 64
-#: slots (simulated): with the locality of traces (`memory.local_choices`) 1.73, 0.31, of the least
-#: recently used slots 1.51, 0.29, if the future were known 0.74, 0.16; if some experts are also
-#: popular in each text, as in these traces, 1.29, 0.37, of least recently used slots 1.37, 0.39; of
-#: independent choices, where the more popular half have 90 %, 3.25, 1.08 and 4.13, 1.46. With a
-#: credit of 32 that halves for each 32 of the distance 2.03, 0.43; 1.36, 0.40; 3.03, 1.03.
+#: slots (simulated), with the locality of traces (`memory.local_choices`), and of independent
+#: choices of which the more popular half have 90 %:
+#:     the credit less the distance         1.60, 0.292; 4.56, 1.29
+#:     less half of it                      1.72, 0.305; 4.54, 1.17
+#:     16 or 32, less the distance          1.62, 0.290; 4.57, 1.51 and 1.57, 0.291; 4.56, 1.29
+#:     none: the least recently used slots  1.50, 0.282; 4.85, 2.01
+#: If some experts are also popular in each text, all of these are within 4 %. If the future were
+#: known, 0.74, 0.16 with locality: its choices are drawn by recency, so that nothing else that is
+#: known before finds more than the last line.
 CREDIT = 24
 
 
@@ -176,7 +180,7 @@ class PlaceExperts(KernelSpec):
         used = np.unique(experts)
         late = np.maximum(stamp[used], now)
         apart = late - np.minimum(stamp[used], now)
-        stamp[used] = late + CREDIT - np.minimum(apart // 2, CREDIT)
+        stamp[used] = late + CREDIT - np.minimum(apart, CREDIT)
         taken = {*found.tolist()}
         copies = np.zeros(4 * self.list_vectors, np.uint32)
         if self.gathers:
