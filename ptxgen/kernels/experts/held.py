@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from urdir.ptxgen.kernels.linear.steps import Step
 
 #: Vectors of each matrix that a thread has in flight when it copies an expert, at most.
-MOST_VECTORS = 8
+MOST_VECTORS = 4
 
 
 class Product(Protocol):

@@ -51,15 +51,10 @@ class ExpertsUp(ExpertsSpec):
     def tiles_left(self) -> int:
         """All of them where one row chooses by logits: the next launch, which chooses as well, does
         so meanwhile. A step of qwen3-30b-a3b on an H200 takes 949 us so, else 966 (2026-11-29)."""
+        chooses = self.batch == 1 and self.selection is not None and self.logit_parts is None
         rows = self.cut.rows
         every = self.cut.columns.warp_blocks * rows.tiles * rows.passes * self.pair
-        return every if self.starts_next and not self.held else super().tiles_left
-
-    @property
-    def starts_next(self) -> bool:
-        """Whether the next launch may start before any weights are loaded, with slots after what
-        they lack."""
-        return self.batch == 1 and self.selection is not None and self.logit_parts is None
+        return every if chooses else super().tiles_left
 
     @property
     def grid_rows(self) -> int:
