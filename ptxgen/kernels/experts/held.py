@@ -149,9 +149,10 @@ class Held:
         return placed["slot"], found
 
     @staticmethod
-    def copy_rounds(nbytes: int, threads: int) -> tuple[int, int]:
+    def copy_rounds(nbytes: int, threads: int, few: bool) -> tuple[int, int]:
         """In how many rounds a CTA copies its part of an expert, ``nbytes`` of each matrix, and how
-        many vectors of 16 bytes of each a thread has in flight in a round."""
+        many vectors of 16 bytes of each a thread has in flight in a round: one if it is to have a
+        ``few``."""
         vectors = ceil_div(nbytes, 16 * threads)
-        rounds = ceil_div(vectors, MOST_VECTORS)
+        rounds = ceil_div(vectors, 1 if few else MOST_VECTORS)
         return rounds, ceil_div(vectors, rounds)
