@@ -20,10 +20,12 @@ from urdir.ptxgen.kernels.experts.down import ExpertsDown
 from urdir.ptxgen.kernels.experts.gemm import TILES, ExpertsGemm, tile_height
 from urdir.ptxgen.kernels.experts.gemm_small import ExpertsGemmSmall
 from urdir.ptxgen.kernels.experts.group import GroupExperts
+from urdir.ptxgen.kernels.experts.held import Held
 from urdir.ptxgen.kernels.experts.logits import RouterLogits
 from urdir.ptxgen.kernels.experts.route import RouteExperts
 from urdir.ptxgen.kernels.experts.select import SelectExperts
 from urdir.ptxgen.kernels.experts.selection import Selection
+from urdir.ptxgen.kernels.experts.settle import SettleExperts
 from urdir.ptxgen.kernels.experts.spec import ExpertsProduct
 from urdir.ptxgen.kernels.experts.up import ExpertsUp
 from urdir.ptxgen.kernels.linear.epilogue.activation import Activated, Gated
@@ -269,6 +271,12 @@ def test_a_row_has_the_same_bits_whatever_its_neighbours(emulator: Device, down:
         (ExpertsDown, {"epilogue": (Gated(),)}, "takes no gated"),
         (ExpertsUp, {"cols": 65536, "shared": 20000}, "more than 20000 bytes"),
         (ExpertsDown, {"split": 2}, "split is 2 of 1 blocks"),
+        (ExpertsUp, {"held": Held(2, 1, 1), "batch": 2}, "2 x 1 of 2 experts look up as one row"),
+        (ExpertsDown, {"held": Held(3, 1, 1)}, "look up as one row with 1 of 3"),
+        (ExpertsUp, {"held": Held(2, 1, 1), "in_turn": True}, "without weights or slots"),
+        (Held, {"experts": 8, "used": 3, "slots": 2}, "2 slots for 1 x 3"),
+        (SettleExperts, {"caches": 129, "used": 1, "experts": 2, "slots": 1}, "129 caches"),
+        (SettleExperts, {"caches": 1, "used": 3, "experts": 8, "slots": 2}, "2 slots for 1 x 3"),
         (ExpertsGemm, {"batch": 9, "height": 17}, "tiles of 17 pairs"),
         (ExpertsGemm, {"batch": 9, "height": 16, "rows": 8}, "a multiple of 16 rows"),
         (ExpertsGemm, GATED | {"down": True}, "takes no gated"),

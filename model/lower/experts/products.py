@@ -26,6 +26,7 @@ from urdir.ptxgen.weights.packed_few import Order
 
 if TYPE_CHECKING:
     from urdir.driver.memory import Slice
+    from urdir.driver.pinned import PinnedBuffer
     from urdir.model.lower.registers import Registers
 
 # One object for equal kernels, with its cached properties.
@@ -101,14 +102,14 @@ class Product:
         return (*weighted, *bias, *([self.nonlinearity] if self.nonlinearity else []))
 
     @property
-    def arguments(self) -> dict[str, Slice]:
+    def arguments(self) -> dict[str, Slice | PinnedBuffer]:
         """The matrices and their biases, by parameter name."""
-        first = without_none(weights=self.matrix.data, bias=self.matrix.bias)
-        return (
-            first
-            if self.up is None
-            else first | without_none(up=self.up.data, up_bias=self.up.bias)
-        )
+        found: dict[str, Slice | PinnedBuffer] = {}
+        for name, bias, of in (("weights", "bias", self.matrix), ("up", "up_bias", self.up)):
+            if of is not None:
+                given = {name: of.data, f"{name}_source": of.source}
+                found |= without_none(**given, **{bias: of.bias, f"{bias}_held": of.held_bias})
+        return found
 
 
 class CallAdapters(Protocol):

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.kernels.experts.held import Held
 from urdir.ptxgen.kernels.experts.parts import TAKEN, LogitParts
 from urdir.ptxgen.kernels.experts.selection import Selection
 from urdir.ptxgen.kernels.linear.product import MainLoop
@@ -27,6 +28,7 @@ class ExpertsProduct(MainLoop):
     the steps of a ``prologue`` and an ``epilogue``. Biases are (experts, rows). Rows read their
     experts from ``expert`` (batch, used) u32 on the device, or choose them by a plain ``selection``
     from ``logits`` (batch, experts) f32, each warp for itself; one row from their ``logit_parts``.
+    The matrices may be ``held`` by a cache.
 
     Raises PtxgenError for matrices whose rows are not whole bands of tiles.
     """
@@ -41,6 +43,7 @@ class ExpertsProduct(MainLoop):
     epilogue: tuple[Epilogue, ...] = field(default=(), kw_only=True)
     selection: Selection | None = field(default=None, kw_only=True)
     logit_parts: LogitParts | None = field(default=None, kw_only=True)
+    held: Held | None = field(default=None, kw_only=True)
 
     @cached_property
     def layout(self) -> Layout:
@@ -81,6 +84,8 @@ class ExpertsProduct(MainLoop):
     @property
     def weight_params(self) -> tuple[Param, ...]:
         """The matrices."""
+        if self.held is not None:
+            return self.held.params(self)
         nbytes = (self.layout.nbytes,)
         return tuple(Param(name, "u8", nbytes, Access.IN) for name in self.matrices)
 
@@ -105,7 +110,7 @@ class ExpertsProduct(MainLoop):
     def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
         """Small weights, so that activations are curved at the sums; most rows choose some experts,
         and no row some others."""
-        inputs: dict[str, Any] = {}
+        inputs = {} if self.held is None else self.held.make_inputs(self, rng)
         if self.logit_parts is not None:
             inputs |= self.logit_parts.make_inputs(self.experts, rng)
         elif self.selection is not None:
@@ -127,14 +132,16 @@ class ExpertsProduct(MainLoop):
         return 2 * self.pairs * self.rows * self.cols * self.pair
 
 
-def check_selection(spec: ExpertsProduct) -> None:
-    """Raise PtxgenError for a selection of others."""
-    of = spec.selection
-    if of is not None and (of.experts, of.used) != (spec.experts, spec.used):
-        raise PtxgenError(f"{spec.name}: {spec.used} of {spec.experts} experts, not {of}")
-    if of is not None and not of.is_plain:
-        raise PtxgenError(f"{spec.name}: a warp does not choose by {of}")
-    if spec.logit_parts is not None and (of is None or spec.batch > 1 or spec.experts not in TAKEN):
+def check_choice(of: ExpertsProduct) -> None:
+    """Raise PtxgenError for a selection, or a cache, of others."""
+    by, sizes = of.selection, (of.experts, of.used)
+    if by is not None and (by.experts, by.used) != sizes:
+        raise PtxgenError(f"{of.name}: {of.used} of {of.experts} experts, not {by}")
+    if by is not None and not by.is_plain:
+        raise PtxgenError(f"{of.name}: a warp does not choose by {by}")
+    if of.logit_parts is not None and (by is None or of.batch > 1 or of.experts not in TAKEN):
         raise PtxgenError(
-            f"{spec.name}: parts of logits are for one row that chooses among {TAKEN} experts"
+            f"{of.name}: parts of logits are for one row that chooses among {TAKEN} experts"
         )
+    if of.held is not None:
+        of.held.check(of)
