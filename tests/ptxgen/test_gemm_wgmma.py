@@ -206,8 +206,9 @@ def test_a_pair_has_the_same_bits_among_any_others(device: Device) -> None:
 def test_a_pair_has_the_same_bits_in_a_tile_of_any_width(device: Device) -> None:
     """The loops of 8, 16 and 32 vectors, of the last with a group of vectors that no copy fills."""
     rows, cut = 40, WgmmaCut(2, 32, weight_stages=2, x_stages=2, x_slices=2)
-    spec = GemmWgmma.of(FORMATS["Q6_K"], 32, 768, rows, cut, Weighted(), mixture=Mixture(3, 1, 32))
-    assert spec.widths == (32, 16, 8)
+    mixture = Mixture(3, 1, 32)
+    assert mixture.widths == (32, 16, 8)
+    spec = GemmWgmma.of(FORMATS["Q6_K"], 32, 768, rows, cut, Weighted(), mixture=mixture)
     rng = np.random.default_rng(6)
     inputs = spec.make_inputs(rng)
     values = rng.standard_normal((rows, spec.cols))

@@ -26,7 +26,7 @@ from urdir.ptxgen.kernels.linear.products.rings import Rings
 from urdir.ptxgen.kernels.linear.prologue.norm import BegunNorm, begun
 from urdir.ptxgen.kernels.norm import Norm
 from urdir.ptxgen.ptx.architecture import SM_REGISTERS
-from urdir.ptxgen.spec import LaunchShape, ceil_div
+from urdir.ptxgen.spec import LaunchShape
 from urdir.ptxgen.weights.formats import FORMATS
 from urdir.ptxgen.weights.packed import GROUP, GROUP_NBYTES, TILE_SLICES
 
@@ -38,8 +38,6 @@ OTHER_REGISTERS = 52
 SLICE_REGISTERS = 28
 #: Vectors up to which a tile is of few.
 FEW = 64
-#: Of the vectors of a tile of a mixture, those that products take.
-PARTS = (1, 2, 4)
 #: The steps after a product whose CTAs take turns, and the rows of an f32 y that a lane stores.
 TURN_STEPS = (Bias, Gated, *ELEMENTWISE, Residual, Bounded, PackedVectors, Heads)
 LANE_ROWS = 4
@@ -193,14 +191,6 @@ class GemmWgmma(PackedProduct, Rings):
         """
         floats = any(fmt.is_float for fmt in self.formats)
         return self.cut.may_overlap and (self.takes_turns or not floats)
-
-    @property
-    def widths(self) -> tuple[int, ...]:
-        """How many vectors products take, widest first. A mixture's tile that has fewer pairs takes
-        the narrowest that holds them: each has a loop of its own."""
-        groups = self.cut.vectors // GROUP
-        parts = (1,) if self.mixture is None else PARTS
-        return tuple(dict.fromkeys(GROUP * ceil_div(groups, part) for part in parts))
 
     @cached_property
     def runs(self) -> tuple[PackedPart | PackedRun, ...]:
