@@ -297,20 +297,21 @@ def test_many_rows_have_fewer_warps_each(
 
 
 @pytest.mark.parametrize(
-    ("dtype", "heads", "target", "warps"),
+    ("dtype", "heads", "dims", "target", "warps"),
     [
-        ("f16", 32, "sm_90a", 16),
-        ("bf16", 16, "sm_89", 16),
-        ("f32", 32, "sm_90a", 8),  # no room for keys in flight
-        ("q8_0", 32, "sm_90a", 8),  # tensor cores multiply
-        ("f16", 264, "sm_90a", 8),  # two heads a CTA
-        ("f16", 32, "", 8),
+        ("f16", 32, 128, "sm_90a", 16),
+        ("bf16", 16, 256, "sm_89", 16),
+        ("f32", 32, 128, "sm_90a", 8),  # no room for keys in flight
+        ("q8_0", 32, 128, "sm_90a", 8),  # tensor cores multiply
+        ("f16", 264, 128, "sm_90a", 8),  # two heads a CTA
+        ("f16", 32, 64, "sm_90a", 8),  # a warp has four keys at a time
+        ("f16", 32, 128, "", 8),
     ],
 )
 def test_one_head_of_one_row_has_more_warps(
-    dtype: KvDtype, heads: int, target: str, warps: int
+    dtype: KvDtype, heads: int, dims: int, target: str, warps: int
 ) -> None:
-    layout, token = KvLayout(1, 8, 256, 128, dtype), OwnToken()
+    layout, token = KvLayout(1, 8, 256, dims, dtype), OwnToken()
     spec = decode_attention(heads, layout, 256, 132, target=target, token=token)
     assert isinstance(spec, IncrementalAttention)
     assert spec.warps == warps

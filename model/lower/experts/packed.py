@@ -20,7 +20,7 @@ from urdir.ptxgen.kernels.linear.packed_parts import Mixture
 from urdir.ptxgen.kernels.linear.products.gemm_wgmma import GemmWgmma
 from urdir.ptxgen.kernels.linear.steps import Epilogue
 from urdir.ptxgen.kernels.linear.wgmma_choice import any_cut, choose_wgmma
-from urdir.ptxgen.spec import KernelSpec, ceil_div
+from urdir.ptxgen.spec import KernelSpec
 from urdir.ptxgen.weights.packed import GROUP
 
 if TYPE_CHECKING:
@@ -28,9 +28,10 @@ if TYPE_CHECKING:
     from urdir.model.lower.registers import Registers
     from urdir.model.lower.sheet import Sheet
 
-#: Pairs of a tile, at least, if there are as many rows: these choose alike, and products of tiles
-#: with fewer pairs take fewer vectors. On an H200 a step of qwen3-30b-a3b takes 3.75 ms with tiles
-#: of 32 pairs and 4.14 with 16 for 64 rows, 3.08 and 3.19 for 32, 2.67 and 2.79 for 24.
+#: Pairs of a tile, at least, from as many pairs as experts on: rows of a step choose alike, and
+#: products of tiles with few pairs take few vectors. On an H200 a step of qwen3-30b-a3b takes 3.75
+#: ms with them and 4.14 without for 64 rows, 3.08 and 3.19 for 32, 2.67 and 2.79 for 24, and as
+#: long with either for 16.
 _LEAST_HEIGHT = 32
 # One object for equal kernels, with its cached properties.
 _group = lru_cache(maxsize=64)(GroupExperts)
@@ -72,8 +73,9 @@ class PackedExperts:
 
     def _tiles(self, mixture: MixtureLayer) -> Mixture:
         experts, used = mixture.selection.experts, mixture.selection.used
-        least = min(_LEAST_HEIGHT, GROUP * ceil_div(self.rows, GROUP))
-        height = max(tile_height(self.rows, experts, used), least)
+        height = tile_height(self.rows, experts, used)
+        if self.rows * used >= experts:
+            height = max(height, _LEAST_HEIGHT)
         return Mixture(experts, used, height)
 
     def _append_lists(

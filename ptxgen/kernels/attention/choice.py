@@ -46,6 +46,8 @@ ONE_RING_NBYTES, NARROW = 85 << 10, 128
 RUN, WIDER_RUN = 4, 2
 #: CTAs of eight warps, with narrow heads, that an SM holds.
 CTAS_PER_SM = 2
+#: Lanes of a key from which on a single head of one row has twice the warps.
+WIDE_LANES = 16
 #: Heads with norms of CTAs with half the warps, at most: more take another round.
 MOST_NORMS = 6
 #: Minimum keys of a chunk, and for several rows the approximate number (see `FlashDecode`). 32 rows
@@ -345,11 +347,12 @@ def _spread(spec: IncrementalAttention, sm_count: int) -> IncrementalAttention:
 
 
 def _widened(spec: IncrementalAttention, target: str) -> IncrementalAttention:
-    """The kernel of one row with twice the warps per CTA, if these have one head, and room for keys
-    in flight: each warp then has half the keys. A step of qwen3-30b-a3b (one row, up to 128 keys)
-    on an H200 takes 953.5 us with 16 warps, 959.4 with eight, 980 with four (2026-11-29); at 32
-    keys 946.9 with either."""
-    if not target or spec.tile > 1 or spec.suits_tensor_cores or not spec.appends:
+    """The kernel of one row with twice the warps per CTA, if these have one head, of as many dims
+    that a warp has few keys at a time, and room for keys in flight: each warp then has half the
+    keys. A step of qwen3-30b-a3b (one row, up to 128 keys) on an H200 takes 953.5 us with 16 warps,
+    959.4 with eight, 980 with four (2026-11-29); up to 64 keys 946.7 and 946.9."""
+    is_single = spec.tile == 1 and spec.lanes.count >= WIDE_LANES and not spec.suits_tensor_cores
+    if not target or not is_single or not spec.appends:
         return spec
     wide = replace(spec, warps=2 * spec.warps)
     cta = wide.cta(Target.parse(target))
