@@ -9,12 +9,15 @@ from typing import ClassVar, Protocol
 import numpy as np
 
 from urdir.ptxgen.kernels.pairs import grouped, most_places, most_tiles, random_choice
-from urdir.ptxgen.spec import Array
+from urdir.ptxgen.spec import Array, ceil_div
 from urdir.ptxgen.weights.fields import Plane
 from urdir.ptxgen.weights.formats import Format
 from urdir.ptxgen.weights.halves import Halves
 from urdir.ptxgen.weights.layout import Layout
 from urdir.ptxgen.weights.packed import GROUP
+
+#: Of the vectors of a tile of a mixture, those that products take.
+PARTS = (1, 2, 4)
 
 
 class PackedCut(Protocol):
@@ -182,6 +185,13 @@ class Mixture:
     experts: int
     used: int
     height: int
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """How many vectors products of a tile take, widest first: one that has fewer pairs takes
+        the narrowest that holds them. Each has a loop of its own."""
+        groups = self.height // GROUP
+        return tuple(dict.fromkeys(GROUP * ceil_div(groups, part) for part in PARTS))
 
     def lists(self, rows: int, rng: np.random.Generator) -> dict[str, Array]:
         """The lists of as many rows that choose at random."""
