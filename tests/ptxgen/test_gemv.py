@@ -26,6 +26,7 @@ from urdir.ptxgen.kernels.linear.prologue.norm import Normed
 from urdir.ptxgen.kernels.linear.steps import Step
 from urdir.ptxgen.kernels.norm import Norm
 from urdir.ptxgen.weights.formats import FORMATS, Bytes, Format, random_blocks
+from urdir.ptxgen.weights.grids import ENTRIES, FIELDS_ENTRIES
 from urdir.ptxgen.weights.layout import recoded
 
 RMS = Norm("rms", 1e-5)
@@ -480,6 +481,34 @@ def test_more_copies_of_a_codebook_give_the_same_bits(
         assert deviation.ok, deviation
     for name, outputs in before.items():
         np.testing.assert_array_equal(found[name], outputs)
+
+
+@pytest.mark.parametrize(("name", "other", "warps"), [("IQ1_S", "IQ1_M", 8), ("IQ1_M", "IQ1_M", 3)])
+def test_entries_of_two_bits_a_weight_give_the_same_bits(
+    device: Device, name: str, other: str, warps: int
+) -> None:
+    """Of types that share a codebook, where shared memory has room. Three warps store some of the
+    entries in a last, partial round."""
+    fields: dict[str, Any] = {"others": ((FORMATS[other], 18),), "split": warps, "groups": 1}
+    few, many = (
+        i16(FORMATS[name], 33, 2304, Normed(RMS), shared=shared, **fields)
+        for shared in (60_000, 150_000)
+    )
+    assert (few.grid_entries, many.grid_entries) == (ENTRIES, FIELDS_ENTRIES)
+    inputs = many.make_inputs(np.random.default_rng(21))
+    found, before = (run_kernel(device, each, inputs) for each in (many, few))
+    for deviation in compare(many, found, many.reference(**inputs)):
+        assert deviation.ok, deviation
+    for name, outputs in before.items():
+        np.testing.assert_array_equal(found[name], outputs)
+
+
+def test_types_with_different_codebooks_have_entries_of_32_bits() -> None:
+    """Each its own, or one has none."""
+    for other in ("IQ2_XS", "Q4_K"):
+        others = ((FORMATS[other], 18),)
+        spec = i16(FORMATS["IQ1_S"], 33, 768, others=others, shared=150_000)
+        assert spec.grid_entries < FIELDS_ENTRIES
 
 
 def test_a_ring_is_filled_a_few_tiles_at_a_time(device: Device) -> None:

@@ -29,6 +29,7 @@ from urdir.ptxgen.kernels.linear.products.gemv_room import (
     footprint,
     grid_entries,
     has_room_ahead,
+    holds,
     most_registers,
 )
 from urdir.ptxgen.kernels.linear.products.tiled import TiledSpec
@@ -44,9 +45,6 @@ from urdir.ptxgen.kernels.linear.prologue.sum import (
 from urdir.ptxgen.spec import Tolerance, ceil_div
 from urdir.ptxgen.weights.formats import Format
 from urdir.ptxgen.weights.layout import TILE_COLS
-
-#: Types of which a warp holds the tile that it multiplies next in registers (`Gemv.refill`).
-HELD = frozenset({"Q8_0", "IQ2_XS"})
 
 
 @dataclass(frozen=True)
@@ -133,16 +131,16 @@ class Gemv(TiledSpec):
         it is in registers; or the tile multiplied next is held in registers, the first one from
         before the wait for earlier launches, and its slot is filled again meanwhile.
 
-        Tokens/s of 8B models, an H200: NVFP4 792.9, 798.7 and 791.4; Q4_K_M 776.3, 777.6 and 770.9;
-        Q8_0 488.3, 492.0 and 500.0, IQ2_XS 872.8, 863.5 and 880.3. Tiles are held only where
-        registers have room and all warps have tiles for all slots: they read one more than they
-        have.
+        Tokens/s of 8B models, an H200: NVFP4 792.9, 798.7, 791.4; Q4_K_M 776.3, 777.6, 770.9; Q8_0
+        488.3, 492.0, 500.0; IQ2_XS 872.8, 863.5, 880.3; IQ1_S 995.8, 986.2, 1,003.9. Held only if
+        registers have room and all warps have tiles for all slots: they read one more than these.
         """
         if self.activations != "i16":
             return "multiplied"
         if part.layout.format.has_e4m3_factors:
             return "fetched"
-        return "held" if part.layout.format.name in HELD and self._can_hold(part) else "multiplied"
+        held = holds(part.layout.format, self.grid_entries) and self._can_hold(part)
+        return "held" if held else "multiplied"
 
     def _can_hold(self, part: TilePart) -> bool:
         if self.alone or self.has(Continued):

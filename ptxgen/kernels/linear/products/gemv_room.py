@@ -11,7 +11,7 @@ from urdir.ptxgen.kernels.linear.prologue.sum import DeferredAdd
 from urdir.ptxgen.kernels.linear.steps import Prologue, find
 from urdir.ptxgen.spec import ceil_div
 from urdir.ptxgen.weights.formats import Format
-from urdir.ptxgen.weights.grids import ENTRIES, entries_nbytes
+from urdir.ptxgen.weights.grids import ENTRIES, FIELDS_ENTRIES, entries_nbytes
 from urdir.ptxgen.weights.layout import TILE_COLS, TILE_ROWS, TILE_UNITS, Layout
 
 #: With fewer warps `GemvF32` is faster: each warp has too many activations to round.
@@ -25,7 +25,7 @@ GRID_ENTRIES = 8192
 RECORD_NBYTES = {"f32": 144, "i16": 80, "f16": 128}
 #: Registers of a thread with its weights of a tile, a byte each.
 TILE_REGISTERS = TILE_ROWS * TILE_COLS // 32 // 4
-#: Bytes that warps leave for partial sums beside f16 activations, which are large.
+#: Bytes that warps leave for partial sums beside f16 activations or `Grid.fields`, which are large.
 LEAST_PARTIALS_NBYTES = 4096
 
 Activations = Literal["f32", "i16", "f16"]
@@ -82,6 +82,13 @@ def has_room_ahead(
     return held <= most_registers(warps)
 
 
+def holds(fmt: Format, entries: int) -> bool:
+    """Whether a warp holds the tile that it multiplies next in registers (`Gemv.refill`), of a type
+    with that many entries of its codebook in shared memory."""
+    fields = fmt.grid is not None and fmt.grid.has_fields(entries)
+    return fields or fmt.name in ("Q8_0", "IQ2_XS")
+
+
 def most_registers(warps: int) -> int:
     """Registers of a thread, at most, if an SM has room for two CTAs of this many warps."""
     return min(MAX_REGISTERS, 1024 // warps)
@@ -94,8 +101,9 @@ def footprint(
     activations: Activations,
     shared: int,
 ) -> Footprint:
-    """Each CTA has the activations of its blocks, and of codebooks `GRID_ENTRIES` if all warps
-    have room beside these, else the least."""
+    """Each CTA has the activations of its blocks, and of codebooks the most for which all warps
+    have room beside these: `Grid.fields` if all types may have them, `GRID_ENTRIES`, or the
+    least."""
     cta_blocks = ceil_div(ceil_div(cols, TILE_COLS), cluster)
     formats = tuple(formats)
     room = Footprint(
@@ -112,6 +120,9 @@ def footprint(
         replace(room, tables=entries_nbytes(formats, entries))
         for entries in (ENTRIES, GRID_ENTRIES)
     )
+    if all(fmt.grid is not None and fmt.grid.has_fields(FIELDS_ENTRIES) for fmt in formats):
+        fields = entries_nbytes(formats, FIELDS_ENTRIES)
+        most = replace(room, tables=fields, least_partials=LEAST_PARTIALS_NBYTES)
     return most if most.most_warps(shared) == WARPS else least
 
 
@@ -121,4 +132,6 @@ def grid_entries(
     """Entries of a codebook in the shared memory that `footprint` gives it, at most."""
     formats = tuple(formats)
     tables = footprint(formats, cols, cluster, activations, shared).tables
-    return GRID_ENTRIES if tables > entries_nbytes(formats) else ENTRIES
+    if tables <= entries_nbytes(formats):
+        return ENTRIES
+    return GRID_ENTRIES if tables == entries_nbytes(formats, GRID_ENTRIES) else FIELDS_ENTRIES
