@@ -352,7 +352,7 @@ def _widened(spec: IncrementalAttention, target: str) -> IncrementalAttention:
     keys. A step of qwen3-30b-a3b (one row, up to 128 keys) on an H200 takes 953.5 us with 16 warps,
     959.4 with eight, 980 with four (2026-11-29); up to 64 keys 946.7 and 946.9."""
     heads = spec.head_tiles
-    is_single = heads.size == 1 and spec.lanes.count >= WIDE_LANES and not heads.tensor_cores
+    is_single = heads.size == 1 and heads.lanes.count >= WIDE_LANES and not heads.tensor_cores
     if not target or not is_single or not spec.appends:
         return spec
     wide = replace(spec, warps=2 * spec.warps)
