@@ -30,13 +30,13 @@ LEFT = {
     "GemmE4m3": 570,
     "GemmBytes": 562,
     "FlashDecode": 524,
-    "ExpertsUp": 523,
+    "ExpertsUp": 513,
     "PackedProduct": 518,
-    "ExpertsDown": 511,
-    "ExpertsGemmSmall": 491,
-    "ExpertsSpec": 478,
+    "ExpertsDown": 501,
+    "ExpertsGemmSmall": 480,
+    "ExpertsSpec": 467,
     "Rings": 470,
-    "ExpertsGemm": 451,
+    "ExpertsGemm": 440,
     "PackedTiling": 448,
     "GemvF32": 446,
     "TiledSpec": 444,
@@ -49,7 +49,7 @@ LEFT = {
     "ChunkedRecurrence": 358,
     "PrepareChunks": 355,
     "PrefillWgmma": 353,
-    "ExpertsProduct": 346,
+    "ExpertsProduct": 335,
 }
 
 
