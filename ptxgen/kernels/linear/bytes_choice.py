@@ -14,8 +14,8 @@ from dataclasses import replace
 from functools import lru_cache
 
 from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.kernels.linear.packed_parts import BANDS
 from urdir.ptxgen.kernels.linear.products.gemm_bytes import BytesCut, GemmBytes
-from urdir.ptxgen.kernels.linear.products.packed_tiling import BANDS
 from urdir.ptxgen.spec import ceil_div
 from urdir.ptxgen.weights.packed import GROUP
 

@@ -23,8 +23,9 @@ from functools import lru_cache
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.linear.choice import Limits
+from urdir.ptxgen.kernels.linear.packed_parts import BANDS
 from urdir.ptxgen.kernels.linear.products.gemm_mma import GemmMma, MmaCut
-from urdir.ptxgen.kernels.linear.products.packed_tiling import BANDS, CTA_COST
+from urdir.ptxgen.kernels.linear.products.packed_tiling import CTA_COST
 from urdir.ptxgen.spec import ceil_div
 from urdir.ptxgen.target import since
 from urdir.ptxgen.weights.format import Format

@@ -13,8 +13,12 @@ from urdir.ptxgen.spec import Array
 from urdir.ptxgen.weights.fields import Plane
 from urdir.ptxgen.weights.formats import Format
 from urdir.ptxgen.weights.halves import Halves
-from urdir.ptxgen.weights.layout import Layout
+from urdir.ptxgen.weights.layout import TILE_ROWS, Layout
 from urdir.ptxgen.weights.packed import GROUP
+
+#: Rows of a row group, and bands that they come from: four warps with 16 rows each.
+GROUP_ROWS = 64
+BANDS = GROUP_ROWS // TILE_ROWS
 
 
 class PackedCut(Protocol):

@@ -69,14 +69,14 @@ from functools import lru_cache
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.linear.epilogue.adapted import Adapted
-from urdir.ptxgen.kernels.linear.packed_parts import Mixture
+from urdir.ptxgen.kernels.linear.packed_parts import BANDS, Mixture
 from urdir.ptxgen.kernels.linear.products.gemm_wgmma import (
     FEW,
     SLICE_REGISTERS,
     GemmWgmma,
     WgmmaCut,
 )
-from urdir.ptxgen.kernels.linear.products.packed_tiling import BANDS, CTA_COST, SM_NBYTES
+from urdir.ptxgen.kernels.linear.products.packed_tiling import CTA_COST, SM_NBYTES
 from urdir.ptxgen.ptx.architecture import SM_REGISTERS
 from urdir.ptxgen.spec import ceil_div
 from urdir.ptxgen.weights.format import Format

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,8 @@ from urdir.ptxgen.kernels.linear.epilogue.residual import Residual
 from urdir.ptxgen.kernels.linear.packed_parts import PackedPart
 from urdir.ptxgen.kernels.linear.product import EPILOGUES
 from urdir.ptxgen.kernels.linear.products.gemm_wgmma import WARPGROUP
-from urdir.ptxgen.kernels.linear.products.rings import Rings
+from urdir.ptxgen.kernels.linear.products.packed_memory import PackedMemory
+from urdir.ptxgen.kernels.linear.products.packed_tiling import PackedTiling
 from urdir.ptxgen.kernels.linear.steps import Reference
 from urdir.ptxgen.ptx.architecture import SM_REGISTERS
 from urdir.ptxgen.spec import Access, Array, LaunchShape, Param, Tolerance, ceil_div
@@ -95,7 +97,7 @@ class BytesCut:
 
 
 @dataclass(frozen=True)
-class GemmBytes(Rings):
+class GemmBytes(PackedTiling):
     """y[b] = W x[b] of signed bytes (`eights`), W (rows, cols) repacked, then the ``epilogue``.
 
     Weights become bytes in registers. Sums are s32, over all columns; they are multiplied with the
@@ -137,9 +139,9 @@ class GemmBytes(Rings):
         """Vectors in whole groups."""
         return self.groups * GROUP
 
-    @property
-    def working_nbytes(self) -> int:
-        return self.barriers_at + 16 * self.slots
+    @cached_property
+    def memory(self) -> PackedMemory:
+        return PackedMemory(self.cut, self.parts)
 
     @property
     def launch_shape(self) -> LaunchShape:

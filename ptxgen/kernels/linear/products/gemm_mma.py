@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.linear.epilogue.bias import Bias
 from urdir.ptxgen.kernels.linear.epilogue.residual import Residual
-from urdir.ptxgen.kernels.linear.packed_parts import PackedPart
+from urdir.ptxgen.kernels.linear.packed_parts import BANDS, PackedPart
 from urdir.ptxgen.kernels.linear.products.packed_examples import end_examples, small_examples
+from urdir.ptxgen.kernels.linear.products.packed_memory import PackedMemory
 from urdir.ptxgen.kernels.linear.products.packed_product import PackedProduct
-from urdir.ptxgen.kernels.linear.products.packed_tiling import BANDS
 from urdir.ptxgen.ptx.architecture import SM_REGISTERS, WARP
 from urdir.ptxgen.spec import LaunchShape
 from urdir.ptxgen.target import since
@@ -123,28 +124,9 @@ class GemmMma(PackedProduct):
         if self.mixture is not None or self.summarises:
             raise PtxgenError(f"{self.name}: not for mixtures, and no begin_norm")
 
-    # ---- shared memory: for each split its stages of weights; then of activations ----
-
-    @property
-    def weights_nbytes(self) -> int:
-        """Bytes of the stages of weights of a split."""
-        return self.cut.weight_stages * self.weight_nbytes
-
-    @property
-    def x_at(self) -> int:
-        """Where stages of activations begin."""
-        return self.cut.splits * self.weights_nbytes
-
-    @property
-    def xs_nbytes(self) -> int:
-        """Bytes of the stages of activations of a split."""
-        return self.cut.x_stages * self.cut.x_nbytes
-
-    @property
-    def working_nbytes(self) -> int:
-        """Bytes of rings: sums take the place of all stages."""
-        cut = self.cut
-        return max(self.x_at + cut.splits * self.xs_nbytes, cut.splits * self.split_nbytes)
+    @cached_property
+    def memory(self) -> PackedMemory:
+        return PackedMemory(self.cut, self.parts, barriers=0)
 
     @property
     def slice_nbytes(self) -> int:

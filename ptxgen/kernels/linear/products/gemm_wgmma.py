@@ -20,9 +20,8 @@ from urdir.ptxgen.kernels.linear.epilogue.shared_adapted import SharedAdapted
 from urdir.ptxgen.kernels.linear.epilogue.weighted import Weighted
 from urdir.ptxgen.kernels.linear.packed_parts import Mixture, PackedPart, PackedRun
 from urdir.ptxgen.kernels.linear.products.packed_examples import end_examples, small_examples
+from urdir.ptxgen.kernels.linear.products.packed_memory import PackedMemory
 from urdir.ptxgen.kernels.linear.products.packed_product import PackedProduct
-from urdir.ptxgen.kernels.linear.products.packed_tiling import BANDS
-from urdir.ptxgen.kernels.linear.products.rings import Rings
 from urdir.ptxgen.kernels.linear.prologue.norm import BegunNorm, begun
 from urdir.ptxgen.kernels.norm import Norm
 from urdir.ptxgen.ptx.architecture import SM_REGISTERS
@@ -143,7 +142,7 @@ class WgmmaCut:
 
 
 @dataclass(frozen=True)
-class GemmWgmma(PackedProduct, Rings):
+class GemmWgmma(PackedProduct):
     """A `PackedProduct` by `wgmma`: a warpgroup of producers, and some that multiply."""
 
     cut: WgmmaCut
@@ -220,50 +219,16 @@ class GemmWgmma(PackedProduct, Rings):
     def targets(self) -> tuple[str, ...]:
         return ("sm_90a",)
 
-    # ---- shared memory: rings and their barriers, those of `second_full`, then tables ----
-
-    @property
-    def stage_bands(self) -> int:
-        """Bands of a stage of weights: of all row groups, or, if CTAs take turns, of one of them,
-        which has every ``row_groups``-th stage."""
-        return BANDS if self.takes_turns else super().stage_bands
-
-    @property
-    def pairs_at(self) -> int:
-        """Where pair and weight of each vector lie, 8 bytes, for the last products of a mixture."""
-        turns = self.weight_slots if self.takes_turns else 0
-        return self.barriers_at + 16 * self.slots + 8 * turns
-
-    @property
-    def second_full(self) -> int:
-        """Where the full barriers begin, after `barriers_at`, that the second row group of a
-        product that takes turns has for its weights. With an odd number of stages a row group has
-        each of them every other time: on shared barriers it would skip phases of the other one, and
-        could take the parity of such a phase for that of its next."""
-        return 16 * self.slots
-
-    @property
-    def factors_at(self) -> int:
-        """Where the factors of a norm that has begun lie, f32 for each vector, after the barrier of
-        the `factor_warps` that make them."""
-        return self.pairs_at + 8
-
-    #: Warps that make them: those that copy nothing.
-    factor_warps = 2
-
-    @property
-    def working_nbytes(self) -> int:
-        """Bytes of rings, barriers and what lies beside them."""
-        goes_down = self.mixture is not None and not self.packs
-        factors = 8 + 4 * self.cut.vectors if self.summarised else 0
-        nbytes = self.pairs_at + (8 * self.cut.vectors if goes_down else 0) + factors
-        adapts = self.find(SharedAdapted)
-        return nbytes if adapts is None else self.adapted_at + adapts.table_nbytes(self.cut.vectors)
-
-    @property
-    def adapted_at(self) -> int:
-        """Where a `SharedAdapted` has its barrier and tables."""
-        return self.pairs_at + (8 + 4 * self.cut.vectors if self.summarised else 0) + 15 & -16
+    @cached_property
+    def memory(self) -> PackedMemory:
+        vectors, adapts = self.cut.vectors, self.find(SharedAdapted)
+        return PackedMemory(
+            *(self.cut, self.parts),
+            turns=self.takes_turns,
+            pairs_nbytes=8 * vectors if self.mixture is not None and not self.packs else 0,
+            factors_nbytes=8 + 4 * vectors if self.summarised else 0,
+            adapted_nbytes=0 if adapts is None else adapts.table_nbytes(vectors),
+        )
 
     @property
     def launch_shape(self) -> LaunchShape:

@@ -14,12 +14,15 @@ from urdir.ptxgen.kernels.linear.epilogue.norm import BeginNorm
 from urdir.ptxgen.kernels.linear.epilogue.pack import PackedVectors
 from urdir.ptxgen.kernels.linear.epilogue.weighted import Weighted
 from urdir.ptxgen.kernels.linear.packed_parts import (
+    BANDS,
+    GROUP_ROWS,
     Mixture,
     PackedCut,
     PackedPart,
     takes_packed,
 )
 from urdir.ptxgen.kernels.linear.product import EPILOGUES, MainLoop
+from urdir.ptxgen.kernels.linear.products.packed_memory import PackedMemory
 from urdir.ptxgen.kernels.linear.steps import Epilogue, Part, Prologue
 from urdir.ptxgen.spec import Access, Param, ceil_div
 from urdir.ptxgen.weights.formats import Format
@@ -27,9 +30,6 @@ from urdir.ptxgen.weights.grids import ENTRIES, aligned, with_entries
 from urdir.ptxgen.weights.layout import TILE_ROWS, Layout
 from urdir.ptxgen.weights.packed import GROUP, packed_shape
 
-#: Rows of a row group, and bands that they come from: four warps with 16 rows each.
-GROUP_ROWS = 64
-BANDS = GROUP_ROWS // TILE_ROWS
 #: Bytes of shared memory of the largest SM for its CTAs, each of which costs 1 KB more.
 SM_NBYTES, CTA_COST = 228 << 10, 1 << 10
 #: CTAs of a grid along y.
@@ -235,31 +235,11 @@ class PackedTiling(MainLoop):
         """Whether slices of x that follow each other are one run for a CTA: it has all vectors."""
         return self.mixture is None and self.groups * GROUP == self.cut.vectors
 
-    # ---- shared memory: sums replace weights and activations ----
+    # ---- shared memory ----
 
     @property
-    def stage_bands(self) -> int:
-        """Bands of a stage of weights."""
-        return BANDS * self.cut.row_groups
-
-    @cached_property
-    def weight_nbytes(self) -> int:
-        """Bytes of a stage of weights."""
-        return max(ceil_div(self.stage_bands * part.stride, 128) * 128 for part in self.parts)
-
-    @property
-    def sum_stride(self) -> int:
-        """f32 sums from a vector to the next: two vectors begin four banks apart."""
-        return GROUP_ROWS * self.cut.row_groups + 2
-
-    @property
-    def split_nbytes(self) -> int:
-        """Bytes of the sums of a split."""
-        return 4 * self.cut.vectors * self.sum_stride
-
-    @property
-    def working_nbytes(self) -> int:
-        """Bytes of shared memory, except for entries of codebooks."""
+    def memory(self) -> PackedMemory:
+        """Shared memory, except for entries of codebooks."""
         raise NotImplementedError
 
     #: Whether values of codes are biased.
@@ -273,9 +253,9 @@ class PackedTiling(MainLoop):
     @property
     def grids_at(self) -> int:
         """Where these entries begin."""
-        return aligned(self.working_nbytes)
+        return aligned(self.memory.nbytes)
 
     @cached_property
     def shared_bytes(self) -> int:
         """Bytes of dynamic shared memory."""
-        return with_entries(self.working_nbytes, self.shared_grids)
+        return with_entries(self.memory.nbytes, self.shared_grids)
