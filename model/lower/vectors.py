@@ -15,7 +15,7 @@ from urdir.model.memory.norms import NormLayer
 from urdir.ptxgen.kernels.activation import Activation
 from urdir.ptxgen.kernels.linear.choice import LinearRequest
 from urdir.ptxgen.kernels.linear.prologue import gate as gates
-from urdir.ptxgen.kernels.linear.prologue.norm import Normed, begun
+from urdir.ptxgen.kernels.linear.prologue.norm import BegunNorm, Normed, begun
 from urdir.ptxgen.kernels.linear.prologue.packed import PackedInput
 from urdir.ptxgen.kernels.linear.prologue.sum import NormedAdd, RankAdd
 from urdir.ptxgen.kernels.linear.spec import LinearSpec
@@ -78,7 +78,7 @@ class Vectors:
     def arguments(self, kernel: LinearSpec, first: int) -> Arguments:
         """The arguments of a launch for the vectors from ``first`` on."""
         at, chain = self._at, self._chain
-        if kernel.summarised and self._begun is not None:
+        if kernel.has(BegunNorm) and self._begun is not None:
             return {"x": self._begun.scaled, "x_summary": self._begun.summary}
         norm = self._norm
         weights = {} if norm is None else without_none(norm=norm.weight, norm_bias=norm.bias)

@@ -662,6 +662,6 @@ def test_a_slot_is_filled_late() -> None:
 def test_rings_that_are_filled_again(device: Device, fmt: Format) -> None:
     """More tiles than slots, in two passes, give the product, whenever slots are filled again."""
     spec = i16(fmt, 118, 512, split=2, groups=1, tiles_each=4, per_pass=2, stages=3)
-    assert spec.passes == 2
+    assert spec.cut.rows.passes == 2
     for deviation in check_kernel(device, spec, seed=8):
         assert deviation.ok, deviation

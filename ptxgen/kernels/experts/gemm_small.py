@@ -81,7 +81,7 @@ class ExpertsGemmSmall(ExpertsProduct):
         if self.format.arithmetic != "integers":
             raise PtxgenError(f"{self.name}: the weights must be quantised")
         self.check_steps(DOWN if self.down else UP)
-        if self.prologue and (self.down or self.norm_first):
+        if self.prologue and (self.down or not (self.norm and self.norm.is_factor)):
             raise PtxgenError(f"{self.name}: {self.norm} must be a launch of its own")
         if self.splits < 1 or self.layout.row_tiles % self.splits:
             raise PtxgenError(

@@ -11,6 +11,8 @@ import numpy as np
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.experts.parts import TAKEN, LogitParts
 from urdir.ptxgen.kernels.experts.selection import Selection
+from urdir.ptxgen.kernels.linear.epilogue.bias import Bias
+from urdir.ptxgen.kernels.linear.epilogue.weighted import Weighted
 from urdir.ptxgen.kernels.linear.product import MainLoop
 from urdir.ptxgen.kernels.linear.spec import Part
 from urdir.ptxgen.kernels.linear.steps import Epilogue, Prologue, Step
@@ -55,6 +57,16 @@ class ExpertsProduct(MainLoop):
     @property
     def parts(self) -> tuple[Part, ...]:
         return (Part(0, self.layout, 0, 1),)
+
+    @property
+    def bias(self) -> bool:
+        """Whether the product has a bias."""
+        return self.has(Bias)
+
+    @property
+    def weighted(self) -> bool:
+        """Whether the product is multiplied with the weight of its pair."""
+        return self.has(Weighted)
 
     @property
     def pair_shape(self) -> tuple[str, ...]:

@@ -154,7 +154,7 @@ class ExpertsSpec(ExpertsProduct):
         return Footprint(
             tile=self.layout.tile_nbytes,
             sums=4 * TILE_ROWS,
-            warp_squares=8 if self.norm_first else 4,
+            warp_squares=8 if self.norm and not self.norm.is_factor else 4,
             activations=self.activations_nbytes,
             tables=entries_nbytes(self.shared_grids, self.grid_entries) + self.choice_nbytes,
             warps=self.most_warps,

@@ -188,7 +188,7 @@ class LinearRequest:
         """Whether the launch can compute the norm: `GemmSmall` subtracts no mean and adds no
         bias."""
         norm = self.find(Normed)
-        return norm is None or not self.rounds_several or not norm.is_first
+        return norm is None or not self.rounds_several or norm.norm.is_factor
 
     @property
     def activations(self) -> Activations:
@@ -210,7 +210,7 @@ class LinearRequest:
             return False
         others = tuple(step for step in self.steps if step is not then)
         kernel = choose_linear(replace(self, steps=others))
-        return isinstance(kernel, Gemv) and kernel.passes == 1
+        return isinstance(kernel, Gemv) and kernel.cut.rows.passes == 1
 
     @property
     def gemv_options(self) -> CutOptions | None:

@@ -9,19 +9,15 @@ import numpy as np
 from urdir.ptxgen.kernels.linear.epilogue.activation import ELEMENTWISE, Bounded, Gated
 from urdir.ptxgen.kernels.linear.epilogue.adapted import Adapted
 from urdir.ptxgen.kernels.linear.epilogue.bias import Bias
-from urdir.ptxgen.kernels.linear.epilogue.norm import BeginNorm
 from urdir.ptxgen.kernels.linear.epilogue.residual import Residual
-from urdir.ptxgen.kernels.linear.epilogue.weighted import Weighted
-from urdir.ptxgen.kernels.linear.prologue.norm import BegunNorm, Normed, norm_text
+from urdir.ptxgen.kernels.linear.prologue.norm import BegunNorm, Normed
 from urdir.ptxgen.kernels.linear.steps import (
     Epilogue,
-    Part,
     Product,
     Prologue,
     Reference,
     Step,
     check_order,
-    find,
 )
 from urdir.ptxgen.kernels.norm import Norm
 from urdir.ptxgen.spec import Array
@@ -77,58 +73,12 @@ class MainLoop(Product):
         return x.astype(np.float64)
 
     @property
-    def bias(self) -> bool:
-        """Whether some product has a bias."""
-        return self.has(Bias)
-
-    def has_bias(self, part: Part) -> bool:
-        """Whether the product of one of the matrices has a bias."""
-        return find(self.epilogue_of(part), Bias) is not None
-
-    @property
-    def weighted(self) -> bool:
-        """Whether the product is multiplied with the weight of its pair."""
-        return self.has(Weighted)
-
-    @property
     def norm(self) -> Norm | None:
         """The norm that the launch computes."""
         step = self.find(Normed)
         return None if step is None else step.norm
 
     @property
-    def norm_text(self) -> str:
-        """What x' is, for a template's contract."""
-        return norm_text(self.norm)
-
-    @property
     def normed(self) -> bool:
         """Whether x is normalised, by this launch or by the one before as well."""
-        return self.norm is not None or self.summarised
-
-    @property
-    def summarised(self) -> bool:
-        """Whether x comes with the norm begun."""
-        return self.has(BegunNorm)
-
-    @property
-    def summarises(self) -> bool:
-        """Whether the launch begins the norm that follows."""
-        return self.has(BeginNorm)
-
-    @property
-    def eps(self) -> float:
-        """That of the norm; 0 without one."""
-        begun = self.find(BegunNorm)
-        return self.norm.eps if self.norm else begun.eps if begun else 0.0
-
-    @property
-    def scales_x(self) -> bool:
-        """Whether x is to be multiplied with the norm's weights."""
-        return self.norm is not None and self.norm.weight
-
-    @property
-    def norm_first(self) -> bool:
-        """Whether the norm must be complete before the product."""
-        step = self.find(Normed)
-        return step is not None and step.is_first
+        return self.norm is not None or self.has(BegunNorm)

@@ -184,26 +184,6 @@ class Product(KernelSpec):
         return 1
 
     @property
-    def passes(self) -> int:
-        """Passes over a CTA's rows."""
-        return 1
-
-    @property
-    def cta_rows(self) -> int:
-        """Rows that a CTA finishes in a pass."""
-        return self.rows
-
-    @property
-    def cta_warps(self) -> int:
-        """Warps of a CTA."""
-        return 1
-
-    @property
-    def column_warps(self) -> int:
-        """Warps of a CTA that share a row, each with a sum of its own."""
-        return 1
-
-    @property
     def pair_shape(self) -> tuple[str, ...]:
         """Shape of what each pair of a row and an expert has; empty without experts."""
         return ()
@@ -270,8 +250,3 @@ class Product(KernelSpec):
         """The nonlinearity that the product goes through."""
         made = (step.nonlinearity for step in self.epilogue)
         return next((f for f in made if f is not None), None)
-
-    @property
-    def residual(self) -> bool:
-        """Whether the product is added to a residual."""
-        return self.step("residual") is not None

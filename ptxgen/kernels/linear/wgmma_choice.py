@@ -69,6 +69,7 @@ from functools import lru_cache
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.linear.epilogue.adapted import Adapted
+from urdir.ptxgen.kernels.linear.epilogue.residual import Residual
 from urdir.ptxgen.kernels.linear.packed_parts import BANDS, Mixture
 from urdir.ptxgen.kernels.linear.products.gemm_wgmma import (
     FEW,
@@ -163,7 +164,7 @@ def _in_turns(way: GemmWgmma, sms: int) -> GemmWgmma:
     """With a CTA for each SM, if there are more tiles than that and turns pay."""
     if not way.can_take_turns or way.batch < TURN_BATCH or _ctas(way) <= sms:
         return way
-    if way.residual and (way.row_tiles < TURN_ROW_TILES or way.tiles <= way.row_ctas):
+    if way.has(Residual) and (way.row_tiles < TURN_ROW_TILES or way.tiles <= way.row_ctas):
         return way
     for weights, activations in TURN_RINGS:
         try:

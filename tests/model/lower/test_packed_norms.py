@@ -15,6 +15,7 @@ from urdir.model.measure.paper_device import paper_device
 from urdir.model.memory.session_settings import SessionSettings
 from urdir.model.memory.weights import Weights
 from urdir.ptxgen.kernels.linear.products.gemm_small import GemmSmall
+from urdir.ptxgen.kernels.linear.prologue.norm import BegunNorm
 
 #: What Q, K and V, gate and up, and the output, of another type in some models, take after a norm:
 #: packed in an order, or None.
@@ -48,7 +49,7 @@ def test_the_order_is_that_of_the_type(kind: str) -> None:
     orders = dict(zip(("blk.5.attn_qkv", "blk.5.ffn_gate_up", "output"), ORDERS[kind], strict=True))
     for name, order in orders.items():
         kernel = found[name]
-        assert kernel.summarised
+        assert kernel.has(BegunNorm)
         assert (kernel.order if kernel.packed else None) == order
 
 

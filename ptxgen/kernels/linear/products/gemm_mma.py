@@ -8,6 +8,7 @@ from functools import cached_property
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.linear.epilogue.bias import Bias
+from urdir.ptxgen.kernels.linear.epilogue.norm import BeginNorm
 from urdir.ptxgen.kernels.linear.epilogue.residual import Residual
 from urdir.ptxgen.kernels.linear.packed_parts import BANDS, PackedPart
 from urdir.ptxgen.kernels.linear.products.packed_examples import end_examples, small_examples
@@ -121,7 +122,7 @@ class GemmMma(PackedProduct):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.mixture is not None or self.summarises:
+        if self.mixture is not None or self.has(BeginNorm):
             raise PtxgenError(f"{self.name}: not for mixtures, and no begin_norm")
 
     @cached_property

@@ -81,9 +81,9 @@ class GemmSmall(TiledSpec):
             )
         if self.packed and self.format.is_float:
             raise PtxgenError("gemm_small: packed_input is for quantised weights")
-        if self.norm_first:
+        if self.norm is not None and not self.norm.is_factor:
             raise PtxgenError(f"gemm_small: {self.norm} must be a launch of its own")
-        if self.norm is not None and (self.packed or self.summarised):
+        if self.norm is not None and (self.packed or self.has(BegunNorm)):
             raise PtxgenError("gemm_small: packed_input and begun_norm go without a norm")
         super().__post_init__()
 
@@ -112,7 +112,9 @@ class GemmSmall(TiledSpec):
             tile=self._slot_nbytes,
             sums=self.partial_nbytes,
             warp_squares=4 * MAX_BATCH,
-            warp_activations=4 * TILE_COLS if self.scales_x else 0,  # the norm's weights of a block
+            warp_activations=4 * TILE_COLS
+            if self.norm and self.norm.weight
+            else 0,  # the norm's weights of a block
             tables=entries_nbytes(self.formats),
             partials=None,
         )

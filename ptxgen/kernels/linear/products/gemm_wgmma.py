@@ -226,7 +226,7 @@ class GemmWgmma(PackedProduct):
             *(self.cut, self.parts),
             turns=self.takes_turns,
             pairs_nbytes=8 * vectors if self.mixture is not None and not self.packs else 0,
-            factors_nbytes=8 + 4 * vectors if self.summarised else 0,
+            factors_nbytes=8 + 4 * vectors if self.has(BegunNorm) else 0,
             adapted_nbytes=0 if adapts is None else adapts.table_nbytes(vectors),
         )
 

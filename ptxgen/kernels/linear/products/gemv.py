@@ -80,7 +80,7 @@ class Gemv(TiledSpec):
         of = {"i16": "integers", "f16": "e4m3"}.get(self.activations)
         if of is not None and any(fmt.arithmetic != of for fmt in self.formats):
             raise PtxgenError(f"gemv: {self.activations} activations are for weights of {of} only")
-        if self.norm_first and self.cluster > 1:
+        if self.norm and not self.norm.is_factor and self.cluster > 1:
             raise PtxgenError(f"gemv: {self.norm} is for one CTA's columns: cluster is 1")
         if len([step for step in self.prologue if not isinstance(step, Normed)]) > 1:
             raise PtxgenError("gemv: a gate, or one deferred add")
@@ -124,7 +124,7 @@ class Gemv(TiledSpec):
     def makes_first(self, part: TilePart) -> bool:
         """Whether they make those of their first tile before they wait for earlier launches:
         registers have room beside the activations."""
-        if self.alone or self.passes > 1 or not self.makes_ahead(part):
+        if self.alone or self.cut.rows.passes > 1 or not self.makes_ahead(part):
             return False
         return has_room_ahead(self.cols, self.cluster, self.prologue, self.cut.warps)
 
@@ -170,7 +170,7 @@ class Gemv(TiledSpec):
     @property
     def add_place(self) -> int:
         """Sums of each warp before those of ``add``: of squares, and of a layer norm's values."""
-        return 2 if self.norm_first else 1
+        return 2 if self.norm and not self.norm.is_factor else 1
 
     @property
     def has_warp_sums(self) -> bool:

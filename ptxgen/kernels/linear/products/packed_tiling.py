@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.kernels.linear.epilogue.bias import Bias
 from urdir.ptxgen.kernels.linear.epilogue.heads import Heads
 from urdir.ptxgen.kernels.linear.epilogue.norm import BeginNorm
 from urdir.ptxgen.kernels.linear.epilogue.pack import PackedVectors
+from urdir.ptxgen.kernels.linear.epilogue.residual import Residual
 from urdir.ptxgen.kernels.linear.epilogue.weighted import Weighted
 from urdir.ptxgen.kernels.linear.packed_parts import (
     BANDS,
@@ -23,7 +25,7 @@ from urdir.ptxgen.kernels.linear.packed_parts import (
 )
 from urdir.ptxgen.kernels.linear.product import EPILOGUES, MainLoop
 from urdir.ptxgen.kernels.linear.products.packed_memory import PackedMemory
-from urdir.ptxgen.kernels.linear.steps import Epilogue, Part, Prologue
+from urdir.ptxgen.kernels.linear.steps import Epilogue, Part, Prologue, find
 from urdir.ptxgen.spec import Access, Param, ceil_div
 from urdir.ptxgen.weights.formats import Format
 from urdir.ptxgen.weights.grids import ENTRIES, aligned, with_entries
@@ -72,7 +74,7 @@ class PackedTiling(MainLoop):
     def _check_mixture(self, mixture: Mixture) -> None:
         if mixture.height != self.cut.vectors:
             raise PtxgenError(f"{self.name}: tiles of {mixture.height} vectors, {self.cut}")
-        if self.residual or self.others or not 1 <= mixture.used <= mixture.experts:
+        if self.has(Residual) or self.others or not 1 <= mixture.used <= mixture.experts:
             raise PtxgenError(f"{self.name}: {mixture} without residual and other matrices")
         if self.rows % TILE_ROWS:
             raise PtxgenError(
@@ -90,6 +92,10 @@ class PackedTiling(MainLoop):
     def packs(self) -> bool:
         """Whether y is packed."""
         return self.has(PackedVectors)
+
+    def has_bias(self, part: Part) -> bool:
+        """Whether the product of one of the matrices has a bias."""
+        return find(self.epilogue_of(part), Bias) is not None
 
     @property
     def takes_length(self) -> bool:

@@ -64,26 +64,6 @@ class TiledSpec(LinearSpec):
         return self.options.cluster
 
     @property
-    def passes(self) -> int:
-        """Passes over a CTA's rows."""
-        return self.cut.rows.passes
-
-    @property
-    def cta_rows(self) -> int:
-        """Rows that a CTA finishes in a pass."""
-        return self.cut.own_rows
-
-    @property
-    def cta_warps(self) -> int:
-        """Warps of a CTA."""
-        return self.cut.warps
-
-    @property
-    def column_warps(self) -> int:
-        """Warps of a CTA that share a row, each with a sum of its own."""
-        return self.cut.columns.warps
-
-    @property
     def shared_grids(self) -> tuple[Format, ...]:
         """The types whose codebooks' entries are in shared memory."""
         return tuple(fmt for fmt in self.formats if fmt.grid)
