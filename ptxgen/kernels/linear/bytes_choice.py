@@ -57,7 +57,7 @@ def estimate(product: GemmBytes, sms: int) -> float:
     made = 0.0 if product.of_floats else WEIGHTS + PER_ROWS * cut.row_groups
     tile = max(cut.row_groups * cut.vectors * PRODUCT, made, copied / NBYTES)
     apart = CLUSTER if cut.cluster > 1 else 0.0
-    return waves * (BEGIN + ceil_div(product.row_tiles, cut.cluster) * tile) + apart
+    return waves * (BEGIN + ceil_div(product.layout.row_tiles, cut.cluster) * tile) + apart
 
 
 def ways(product: GemmBytes, sms: int) -> list[GemmBytes]:

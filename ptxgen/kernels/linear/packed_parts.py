@@ -4,21 +4,26 @@ matrices, and the vectors of a mixture of experts."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
+from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.kernels.linear.epilogue.residual import Residual
+from urdir.ptxgen.kernels.linear.steps import Reference
 from urdir.ptxgen.kernels.pairs import grouped, most_places, most_tiles, random_choice
-from urdir.ptxgen.spec import Array
+from urdir.ptxgen.spec import Access, Array, Param, ceil_div
 from urdir.ptxgen.weights.fields import Plane
 from urdir.ptxgen.weights.formats import Format
 from urdir.ptxgen.weights.halves import Halves
 from urdir.ptxgen.weights.layout import TILE_ROWS, Layout
-from urdir.ptxgen.weights.packed import GROUP
+from urdir.ptxgen.weights.packed import GROUP, pack, unpack
 
 #: Rows of a row group, and bands that they come from: four warps with 16 rows each.
 GROUP_ROWS = 64
 BANDS = GROUP_ROWS // TILE_ROWS
+#: CTAs of a grid along y.
+MAX_GRID = 65535
 
 
 class PackedCut(Protocol):
@@ -38,6 +43,10 @@ class PackedCut(Protocol):
     def operands(self) -> int: ...
     @property
     def resident(self) -> int: ...
+    @property
+    def takes_turns(self) -> bool:
+        """Whether a CTA makes several tiles of y."""
+
     @property
     def multipliers(self) -> int:
         """Threads that multiply."""
@@ -181,11 +190,35 @@ class PackedRun:
 class Mixture:
     """Vectors are pairs of rows and slots, as `GroupExperts` lists them with tiles of ``height``,
     aligned to groups of vectors; each has the matrix of its expert, one of ``experts``.
+
+    W (experts, rows, cols) and biases (experts, rows) are those of experts, ``batch`` counts rows,
+    and a tile of vectors is one of ``tile_of``; x has the vectors in the order of the list. So has
+    y if it is packed, and zeros between those of two experts; after the last tile it stays as it
+    was. Else y (pairs, rows) is in the order of rows and slots. The list must be complete when the
+    launch before this one begins to write: see `Pack`, which waits for it.
     """
 
     experts: int
     used: int
     height: int
+
+    def check(self, product: Any) -> None:
+        """Raise PtxgenError for a product that is not one of experts."""
+        if self.height != product.cut.vectors:
+            raise PtxgenError(f"{product.name}: tiles of {self.height} vectors, {product.cut}")
+        if product.has(Residual) or product.others or not 1 <= self.used <= self.experts:
+            raise PtxgenError(f"{product.name}: {self} without residual and other matrices")
+        if product.rows % TILE_ROWS:
+            raise PtxgenError(
+                f"{product.name}: {product.rows} rows of an expert: a multiple of {TILE_ROWS}"
+            )
+        if product.tiles > MAX_GRID:
+            raise PtxgenError(f"{product.name}: {product.tiles} tiles are more than {MAX_GRID}")
+
+    def params(self, packs: bool) -> list[Param]:
+        """The lists, as parameters; ``packs``: y is packed, in the order of the list."""
+        tile_of = Param("tile_of", "u32", ("tiles", 4), Access.IN)
+        return [tile_of] if packs else [tile_of, Param("pair", "u32", ("vectors",), Access.IN)]
 
     def lists(self, rows: int, rng: np.random.Generator) -> dict[str, Array]:
         """The lists of as many rows that choose at random."""
@@ -199,6 +232,25 @@ class Mixture:
     def tiles(self, rows: int) -> int:
         """Tiles of the same."""
         return most_tiles(rows, self.experts, self.used, self.height)
+
+    def reference(self, product: Any, inputs: dict[str, Any]) -> Array:
+        """The vectors of each tile times their expert's matrix, in the order of the list; if they
+        are not packed, in that of rows and slots."""
+        x, (part,) = unpack(inputs["x"], product.vectors, product.cols), product.parts
+        experts = (self.experts, product.rows, -1)
+        matrices = [m.reshape(experts) for m in product.unpacked(part, inputs)]
+        y = np.zeros((product.products, product.rows))
+        if product.packs:
+            y = unpack(inputs["y"], product.vectors, product.rows)
+        for expert, first, count, _ in inputs["tile_of"].tolist():
+            vectors = np.arange(first, first + count)
+            pairs = vectors if product.packs else inputs["pair"][vectors]
+            products = [x[vectors] @ matrix[expert].T for matrix in matrices]
+            of = Reference(product, part, inputs, {}, np.full(count, expert), pairs)
+            y[pairs] = product.ended(products, of)
+            if product.packs:
+                y[first + count : ceil_div(first + count, GROUP) * GROUP] = 0
+        return pack(y) if product.packs else y.astype(np.float32)
 
 
 def takes_packed(formats: tuple[Format, ...]) -> bool:

@@ -13,11 +13,10 @@ from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.linear.epilogue.pack import PackedOutput
 from urdir.ptxgen.kernels.linear.product import EPILOGUES, MainLoop
 from urdir.ptxgen.kernels.linear.prologue.norm import Normed
-from urdir.ptxgen.kernels.linear.prologue.own import OwnVectors
 from urdir.ptxgen.kernels.linear.prologue.packed import PackedInput
-from urdir.ptxgen.kernels.linear.steps import Epilogue, Prologue, Reference
+from urdir.ptxgen.kernels.linear.steps import Epilogue, Prologue
 from urdir.ptxgen.ptx.architecture import ARCHITECTURES
-from urdir.ptxgen.spec import Access, Array, Param, ceil_div
+from urdir.ptxgen.spec import Access, Param, ceil_div
 from urdir.ptxgen.weights.formats import Format
 from urdir.ptxgen.weights.layout import Layout, random_weights
 from urdir.ptxgen.weights.packed_few import Order
@@ -170,34 +169,11 @@ class LinearSpec(MainLoop):
             params += [p for step in self.epilogue_of(part) for p in step.part_params(self, part)]
             params.append(Param(f"y{part.suffix}", "f32", ("batch", part.rows), Access.OUT))
         params += [p for step in self.fused if not step.leads for p in step.params(self)]
-        for step in self.fused:
-            params = [step.stored(p, self) for p in params]
-        return tuple(params)
+        return self.stored(params)
 
-    def reference(self, **inputs: Any) -> dict[str, Array]:
-        outputs: dict[str, Array] = {}
-        x = self.multiplied(inputs, outputs)
-        for part in self.parts:
-            if self.has(OwnVectors):
-                x = inputs[f"vector{part.number}" if part.number else "x"].astype(np.float64)
-            names = (f"weights{part.suffix}", *self.matrices[1:])
-            products = [x @ part.layout.unpack(inputs[n]).astype(np.float64).T for n in names]
-            self.finish(products, Reference(self, part, inputs, outputs))
-        return outputs
-
-    def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
-        layouts = {f"weights{part.suffix}": part.layout for part in self.parts}
-        if self.gated:
-            layouts["up"] = self.layout
-        inputs: dict[str, Any] = {}
-        for p in self.params:
-            if p.name in layouts:
-                inputs[p.name] = random_weights(layouts[p.name], rng)
-            elif p.access is Access.IN:
-                inputs[p.name] = rng.standard_normal(self.shape_of(p)).astype(np.float32)
-        for step in self.fused:
-            inputs |= step.make_inputs(self, rng)
-        return inputs
+    def own_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
+        named = {name: part.layout for part in self.parts for name in self.weights_of(part)}
+        return {name: random_weights(layout, rng) for name, layout in named.items()}
 
     def bytes_moved(self) -> int:
         """Without the row powers, which are not read."""

@@ -19,6 +19,7 @@ from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.activation import Activation
 from urdir.ptxgen.spec import Access, Array, KernelSpec, Param
 from urdir.ptxgen.weights.formats import Format
+from urdir.ptxgen.weights.layout import Layout
 
 S = TypeVar("S", bound="Step")
 
@@ -30,6 +31,10 @@ class Part(Protocol):
     def number(self) -> int: ...
     @property
     def rows(self) -> int: ...
+    @property
+    def layout(self) -> Layout:
+        """How its weights lie in memory."""
+
     @property
     def suffix(self) -> str:
         """What follows the names of its parameters: nothing for the first one."""
@@ -224,12 +229,18 @@ class Product(KernelSpec):
         """The steps after the product of one of the matrices."""
         return tuple(step for step in self.epilogue if step.of_part(self, part))
 
-    def finish(self, products: Sequence[Array], of: Reference) -> None:
-        """What follows the ``products`` of a matrix or a pair; the outputs have the result."""
+    def stored(self, params: Iterable[Param]) -> tuple[Param, ...]:
+        """The parameters in the layouts that steps require."""
+        for step in self.fused:
+            params = [step.stored(param, self) for param in params]
+        return tuple(params)
+
+    def ended(self, products: Sequence[Array], of: Reference) -> Array:
+        """What the steps make of the ``products`` with a matrix or a pair."""
         y = np.stack(products) if self.gated else products[0]
         for step in self.epilogue_of(of.part):
             y = step.apply(y, of)
-        of.outputs.setdefault(f"y{of.part.suffix}", y.astype(np.float32))
+        return y
 
     def bias_shape(self, part: Part) -> tuple[str | int, ...]:
         """The shape of the biases of a matrix."""

@@ -48,6 +48,7 @@ class MmaCut:
 
     #: CTAs that share the columns.
     cluster = 1
+    takes_turns = False
 
     def __post_init__(self) -> None:
         if (

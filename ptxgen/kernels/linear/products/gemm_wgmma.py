@@ -83,6 +83,11 @@ class WgmmaCut:
             raise PtxgenError(f"impossible cut of a product: {self}")
 
     @property
+    def takes_turns(self) -> bool:
+        """Whether a CTA takes several tiles of y, and copies for the next while it ends one."""
+        return self.ctas > 0
+
+    @property
     def warpgroups(self) -> int:
         """Warpgroups that multiply."""
         return self.row_groups * self.splits
@@ -157,19 +162,8 @@ class GemmWgmma(PackedProduct):
         apart = self.cut.vectors < self.batch or self.cut.cluster > 2
         if self.has(SharedAdapted) and apart:
             raise PtxgenError(f"{self.name}: {self.cut} of a product that computes A x")
-        if self.takes_turns and not self.can_take_turns:
+        if self.cut.takes_turns and not self.can_take_turns:
             raise PtxgenError(f"{self.name}: {self.cut} of a product that cannot take turns")
-
-    @property
-    def takes_turns(self) -> bool:
-        """Whether a CTA takes several tiles of y, and copies for the next while it ends one."""
-        return self.cut.ctas > 0
-
-    @property
-    def has_neighbours(self) -> bool:
-        """Where warps store y themselves in the order of rows: 32 bytes of each vector at least. On
-        an H200 three matrices of 1,024 x 1,024, 8,192 vectors, take 155 us with 16 bytes."""
-        return self.takes_turns and not self.packs
 
     @property
     def can_take_turns(self) -> bool:
@@ -189,13 +183,13 @@ class GemmWgmma(PackedProduct):
         unless a row group multiplies alone while the other ends a tile.
         """
         floats = any(fmt.is_float for fmt in self.formats)
-        return self.cut.may_overlap and (self.takes_turns or not floats)
+        return self.cut.may_overlap and (self.cut.takes_turns or not floats)
 
     @cached_property
     def runs(self) -> tuple[PackedPart | PackedRun, ...]:
         """The matrices, those of one type together; each alone in turns, where it ends by itself,
         and with adapters, which have names of their own."""
-        if self.takes_turns or self.has(Adapted):
+        if self.cut.takes_turns or self.has(Adapted):
             return self.parts
         of_type = [tuple(of) for _, of in groupby(self.parts, key=lambda part: part.format)]
         return tuple(PackedRun(of) if len(of) > 1 else of[0] for of in of_type)
@@ -224,7 +218,7 @@ class GemmWgmma(PackedProduct):
         vectors, adapts = self.cut.vectors, self.find(SharedAdapted)
         return PackedMemory(
             *(self.cut, self.parts),
-            turns=self.takes_turns,
+            turns=self.cut.takes_turns,
             pairs_nbytes=8 * vectors if self.mixture is not None and not self.packs else 0,
             factors_nbytes=8 + 4 * vectors if self.has(BegunNorm) else 0,
             adapted_nbytes=0 if adapts is None else adapts.table_nbytes(vectors),
@@ -236,7 +230,7 @@ class GemmWgmma(PackedProduct):
         rows, tiles = self.row_ctas, self.tiles
         # Tiles beyond the last come last, and those of one expert read their x at a time.
         across, down = (tiles, rows) if self.mixture is None else (rows, tiles)
-        if self.takes_turns:
+        if self.cut.takes_turns:
             across, down = cut.ctas, 1
         return LaunchShape(
             grid=(cut.cluster * across, down, 1),
