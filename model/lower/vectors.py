@@ -85,7 +85,7 @@ class Vectors:
         if chain.sum is not None:
             return {**_sum_arguments(at, chain), **weights}
         x = at.place(_gated(chain)) if self._normed is None else self._normed
-        if kernel.packed:
+        if kernel.has(PackedInput):
             return {"x": x.slice(0, nbytes_of(kernel, "x"))}
         return {
             "x": rows_of(x, first, kernel.batch, kernel.cols),

@@ -123,7 +123,7 @@ def test_activations_become_the_nearest_of_65279_steps_of_their_block(
     spec = GemmSmall(fmt, 35, cols if fmt.block > 32 else cols - 96, batch=3)
     rng = np.random.default_rng(3)
     inputs = spec.make_inputs(rng)
-    shape, sizes = inputs["x"].shape, LARGEST * 10.0 ** rng.uniform(-2, 0, spec.row_units)
+    shape, sizes = inputs["x"].shape, LARGEST * 10.0 ** rng.uniform(-2, 0, spec.layout.row_units)
     steps = np.rint(rng.uniform(-1, 1, shape) * np.repeat(sizes, 32))
     added = rng.uniform(-0.48, 0.48, shape)
     steps[:, 77::BLOCK] = LARGEST * rng.choice([-1, 1], steps[:, 77::BLOCK].shape)

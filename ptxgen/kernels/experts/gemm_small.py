@@ -135,7 +135,7 @@ class ExpertsGemmSmall(ExpertsProduct):
     @property
     def has_partial_block(self) -> bool:
         """Whether the last block of a row has units beyond it."""
-        return self.row_units % TILE_UNITS != 0
+        return self.layout.row_units % TILE_UNITS != 0
 
     @property
     def most_groups(self) -> int:

@@ -76,11 +76,6 @@ class ExpertsProduct(MainLoop):
         return ("experts", "rows")
 
     @property
-    def row_units(self) -> int:
-        """Units of a row of a matrix."""
-        return self.layout.row_units
-
-    @property
     def bands(self) -> int:
         """Bands of tiles of an expert."""
         return self.rows // TILE_ROWS
@@ -93,8 +88,8 @@ class ExpertsProduct(MainLoop):
     @property
     def weight_params(self) -> tuple[Param, ...]:
         """The matrices."""
-        nbytes = (self.layout.nbytes,)
-        return tuple(Param(name, "u8", nbytes, Access.IN) for name in self.matrices)
+        nbytes, (part,) = (self.layout.nbytes,), self.parts
+        return tuple(Param(name, "u8", nbytes, Access.IN) for name in self.weights_of(part))
 
     def check_selection(self) -> None:
         """Raise PtxgenError for a selection of others."""

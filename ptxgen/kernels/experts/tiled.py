@@ -91,11 +91,6 @@ class ExpertsSpec(ExpertsProduct):
             )
 
     @property
-    def has_warp_sums(self) -> bool:
-        """Whether warps add squares in shared memory."""
-        return self.normed
-
-    @property
     def choice_nbytes(self) -> int:
         """Bytes of shared memory for what slots have, at most, where biases need it."""
         return 8 * self.used + 32 if self.selection is not None and self.bias else 0
@@ -139,16 +134,6 @@ class ExpertsSpec(ExpertsProduct):
         return WARPS if self.blocks % EVEN_WARPS else EVEN_WARPS
 
     @property
-    def lane_blocks(self) -> int:
-        """Blocks whose activations a warp prepares, eight of each block in a lane."""
-        return ceil_div(self.blocks, self.cut.warps)
-
-    @property
-    def has_partial_blocks(self) -> bool:
-        """Whether the warps' last blocks, or units of a row's last block, are beyond the row."""
-        return bool(self.blocks % self.cut.warps or self.cols % TILE_COLS)
-
-    @property
     def footprint(self) -> Footprint:
         """What a CTA keeps in shared memory."""
         return Footprint(
@@ -176,7 +161,11 @@ class ExpertsSpec(ExpertsProduct):
         tiles = (self.options.tiles_each or ceil_div(self.bands, ctas),)
         cut = cut_launch(self.options, (product,), self.footprint, tiles, self.pair, even=True)
         parts = tuple(dataclasses.replace(p, tile=Tile(self.layout)) for p in cut.rows.parts)
-        return dataclasses.replace(cut, rows=dataclasses.replace(cut.rows, parts=parts))
+        return dataclasses.replace(
+            cut,
+            columns=dataclasses.replace(cut.columns, is_ragged=self.cols % TILE_COLS > 0),
+            rows=dataclasses.replace(cut.rows, parts=parts),
+        )
 
     @property
     def part(self) -> TilePart:

@@ -61,11 +61,6 @@ class MainLoop(Product):
 
     # ---- what main loops and callers ask about the steps ----
 
-    @property
-    def matrices(self) -> tuple[str, ...]:
-        """The parameters of the matrices that are multiplied together."""
-        return ("weights", "up")[: self.pair]
-
     def weights_of(self, part: Part) -> tuple[str, ...]:
         """The parameters of the matrices of a part."""
         return (f"weights{part.suffix}", "up")[: self.pair]

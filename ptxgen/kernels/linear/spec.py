@@ -10,16 +10,13 @@ from typing import Any, ClassVar
 import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
-from urdir.ptxgen.kernels.linear.epilogue.pack import PackedOutput
 from urdir.ptxgen.kernels.linear.product import EPILOGUES, MainLoop
 from urdir.ptxgen.kernels.linear.prologue.norm import Normed
-from urdir.ptxgen.kernels.linear.prologue.packed import PackedInput
 from urdir.ptxgen.kernels.linear.steps import Epilogue, Prologue
 from urdir.ptxgen.ptx.architecture import ARCHITECTURES
 from urdir.ptxgen.spec import Access, Param, ceil_div
 from urdir.ptxgen.weights.formats import Format
 from urdir.ptxgen.weights.layout import Layout, random_weights
-from urdir.ptxgen.weights.packed_few import Order
 
 #: Activation vectors of one launch at most: the columns of an ``mma`` tile.
 MAX_BATCH = 8
@@ -122,44 +119,14 @@ class LinearSpec(MainLoop):
         """How the (first) weights lie in memory."""
         return self.layouts[0]
 
-    @property
-    def row_units(self) -> int:
-        """Units of a row of a matrix."""
-        return self.layout.row_units
-
-    @property
-    def parts(self) -> tuple[Part, ...]:
-        """The matrices with a product of their own, side by side in the grid."""
-        raise NotImplementedError
-
-    @property
-    def total_rows(self) -> int:
-        """Rows of all products."""
-        return self.rows + sum(rows for _, rows in self.others)
-
-    @property
-    def has_minimums(self) -> bool:
-        """Whether some matrix' groups have an additive term."""
-        return any(fmt.has_minimums for fmt in self.formats)
-
-    @property
-    def packed(self) -> bool:
-        """Whether x is packed."""
-        return self.has(PackedInput)
-
-    @property
-    def packs(self) -> Order | None:
-        """The order in which the product is left packed."""
-        step = self.find(PackedOutput)
-        return None if step is None else step.order
-
     # ---- parameters and reference ----
 
     @property
     def params(self) -> tuple[Param, ...]:
         """The first matrix' weights and x, then weights, bias and y of each matrix in turn, and the
         parameters of steps (`Step.leads`)."""
-        params = [Param(name, "u8", (self.layout.nbytes,), Access.IN) for name in self.matrices]
+        first = self.weights_of(self.parts[0])
+        params = [Param(name, "u8", (self.layout.nbytes,), Access.IN) for name in first]
         params.append(Param("x", "f32", ("batch", "cols"), Access.IN))
         params += [p for step in self.fused if step.leads for p in step.params(self)]
         for part in self.parts:
@@ -184,7 +151,8 @@ class LinearSpec(MainLoop):
         return own - powers - up + sum(step.bytes_moved(self) for step in self.fused)
 
     def flops(self) -> int:
-        return 2 * self.batch * self.total_rows * self.cols * self.pair
+        rows = sum(part.rows for part in self.parts)
+        return 2 * self.batch * rows * self.cols * self.pair
 
 
 def odd_cols(fmt: Format) -> int:

@@ -16,6 +16,7 @@ from urdir.model.memory.session_settings import SessionSettings
 from urdir.model.memory.weights import Weights
 from urdir.ptxgen.kernels.linear.products.gemm_small import GemmSmall
 from urdir.ptxgen.kernels.linear.prologue.norm import BegunNorm
+from urdir.ptxgen.kernels.linear.prologue.packed import PackedInput
 
 #: What Q, K and V, gate and up, and the output, of another type in some models, take after a norm:
 #: packed in an order, or None.
@@ -50,7 +51,7 @@ def test_the_order_is_that_of_the_type(kind: str) -> None:
     for name, order in orders.items():
         kernel = found[name]
         assert kernel.has(BegunNorm)
-        assert (kernel.order if kernel.packed else None) == order
+        assert (kernel.order if kernel.has(PackedInput) else None) == order
 
 
 @pytest.mark.parametrize(("kind", "rows", "packed"), [("nvfp4", 2, True), ("q4_k", 4, False)])

@@ -79,17 +79,17 @@ class GemmSmall(TiledSpec):
                 "gemm_small: the weights must be quantised, or BF16 and F16 of multiples of "
                 f"{UNIT} columns: {names}, {self.cols} columns"
             )
-        if self.packed and self.format.is_float:
+        if self.has(PackedInput) and self.format.is_float:
             raise PtxgenError("gemm_small: packed_input is for quantised weights")
         if self.norm is not None and not self.norm.is_factor:
             raise PtxgenError(f"gemm_small: {self.norm} must be a launch of its own")
-        if self.norm is not None and (self.packed or self.has(BegunNorm)):
+        if self.norm is not None and (self.has(PackedInput) or self.has(BegunNorm)):
             raise PtxgenError("gemm_small: packed_input and begun_norm go without a norm")
         super().__post_init__()
 
     @property
     def targets(self) -> tuple[str, ...]:
-        since_80 = (self.packed or self.multiplies_floats) and self.cluster == 1
+        since_80 = (self.has(PackedInput) or self.multiplies_floats) and self.cluster == 1
         return since(80) if since_80 else super().targets
 
     @property
@@ -133,7 +133,7 @@ class GemmSmall(TiledSpec):
         # Of weights as halves, and of floats of eight bits, packed activations are loaded a block
         # ahead: no tile delays them. On an H200 a step of 8 sequences of an 8B Q4_K_M model takes
         # 2.54 ms so, else 2.59.
-        ahead = self.packed and all(p.tile.as_halves for p in cut.rows.parts)
+        ahead = self.has(PackedInput) and all(p.tile.as_halves for p in cut.rows.parts)
         # Nor of floats, whose tiles are as large as activations. On an H200 a step of 8 sequences
         # of an 8B BF16 model takes 4.304 ms so, else 4.337.
         none = ahead or self.multiplies_floats
@@ -153,7 +153,9 @@ class GemmSmall(TiledSpec):
         return balanced([layout.bands for layout in self.layouts], costs, self.options.clusters)
 
     def _tile_of(self, layout: Layout) -> Tile:
-        return Tile(layout, as_halves=self.packed and not Halves(layout.format).stay_whole)
+        return Tile(
+            layout, as_halves=self.has(PackedInput) and not Halves(layout.format).stay_whole
+        )
 
     @property
     def _slot_nbytes(self) -> int:
@@ -169,14 +171,18 @@ class GemmSmall(TiledSpec):
 
     @property
     def biased_grids(self) -> bool:
-        return self.packed
+        return self.has(PackedInput)
 
     @property
     def lane_vectors(self) -> int:
         """Vectors of which a lane has sums, those of two columns of an ``mma``. Up to four vectors
         have two columns, of high and of low bytes; more have one, and an ``mma`` for each byte;
         packed ones, and those for float weights, have one."""
-        both_bytes = self.batch <= MAX_BATCH // 2 and not self.packed and not self.multiplies_floats
+        both_bytes = (
+            self.batch <= MAX_BATCH // 2
+            and not self.has(PackedInput)
+            and not self.multiplies_floats
+        )
         return 1 if both_bytes else 2
 
     @property
@@ -192,7 +198,7 @@ class GemmSmall(TiledSpec):
     @property
     def has_partial_block(self) -> bool:
         """Whether the last block of a row has units beyond it."""
-        return self.row_units % TILE_UNITS != 0
+        return self.layout.row_units % TILE_UNITS != 0
 
     @property
     def partial_nbytes(self) -> int:
@@ -216,8 +222,8 @@ class GemmSmall(TiledSpec):
         the largest, of which such a quant has up to ten leading zeros. An activation that is many
         times the others (a first token's) leaves that much: 1.3e-5 was measured on an H200.
         """
-        packing = 2.0**-11 * bool(self.packs)
-        if self.packed:
+        packing = 2.0**-11 * self.has(PackedOutput)
+        if self.has(PackedInput):
             made = [Halves(fmt) for fmt in self.formats]
             exact = [of.stay_whole or of.factors_are_exact for of in made]
             roundings = max(0 if e else of.roundings for e, of in zip(exact, made, strict=True))

@@ -43,7 +43,6 @@ from urdir.ptxgen.kernels.linear.prologue.sum import (
 )
 from urdir.ptxgen.spec import Tolerance, ceil_div
 from urdir.ptxgen.weights.formats import Format
-from urdir.ptxgen.weights.layout import TILE_COLS
 
 #: Types of which a warp holds the tile that it multiplies next in registers (`Gemv.refill`).
 HELD = frozenset({"Q8_0", "IQ2_XS"})
@@ -168,35 +167,14 @@ class Gemv(TiledSpec):
         return RECORD_NBYTES[self.activations]
 
     @property
-    def add_place(self) -> int:
-        """Sums of each warp before those of ``add``: of squares, and of a layer norm's values."""
-        return 2 if self.norm and not self.norm.is_factor else 1
-
-    @property
-    def has_warp_sums(self) -> bool:
-        """Whether warps add squares in shared memory."""
-        return self.normed or self.has(NormedAdd)
-
-    @property
     def loads_late(self) -> bool:
         """Whether the norm's weights are loaded only when those of ``add`` have been used: a thread
         has no registers for both."""
         if self.add is None:
             return False
         vectors = 2 + sum(step.vectors for step in self.prologue)
-        registers = 8 * vectors * self.lane_blocks + OTHER_REGISTERS
+        registers = 8 * vectors * self.cut.lane_blocks + OTHER_REGISTERS
         return registers > most_registers(2 * ceil_div(self.cut.warps, 2))
-
-    @property
-    def lane_blocks(self) -> int:
-        """Blocks whose activations a warp prepares, eight of each block in a lane."""
-        return ceil_div(self.cut.columns.cta_blocks, self.cut.warps)
-
-    @property
-    def has_partial_blocks(self) -> bool:
-        """Whether the warps' last blocks, or units of the last block, are beyond the row."""
-        blocks = self.cut.columns.cta_blocks
-        return bool(blocks % self.cut.warps or self.cols % (TILE_COLS * self.cluster))
 
     @cached_property
     def cut(self) -> Cut:

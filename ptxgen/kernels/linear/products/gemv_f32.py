@@ -106,7 +106,7 @@ class GemvF32(LinearSpec):
     @property
     def rounds(self) -> int:
         """Units of a row that a lane takes, some of the last beyond the row."""
-        return ceil_div(self.row_units, 32)
+        return ceil_div(self.layout.row_units, 32)
 
     @cached_property
     def panels(self) -> Panels:
@@ -115,18 +115,19 @@ class GemvF32(LinearSpec):
         most = PANEL_NBYTES // (self.batch * RECORD_NBYTES) // 32 * 32
         if units > most:
             units = 1 << (most.bit_length() - 1)
-        return Panels(units, ceil_div(self.row_units, units))
+        return Panels(units, ceil_div(self.layout.row_units, units))
 
     @cached_property
     def cut(self) -> Cut:
         """How the launch is cut."""
         warps, widest = self.warps or CTA_WARPS, self._widest
-        rows = self.rows_each or choose_rows(self.total_rows, self._rows_choices(self._most_rows))
+        total = self.rows + sum(rows for _, rows in self.others)
+        rows = self.rows_each or choose_rows(total, self._rows_choices(self._most_rows))
         dots = rows * self.pair
         has_many_sums = dots * self.batch > MAX_SUMS // 2
         heavy = has_many_sums or dots * max(1, self.stages) * widest > MAX_RAW
         residents = self.resident or max(1, SM_WARPS // warps // (2 if heavy else 1))
-        groups, passes = ceil_div(self.total_rows, rows), 1
+        groups, passes = ceil_div(total, rows), 1
         if self.panels.count == 1:
             passes = self.passes or ceil_div(groups, warps * SMS * residents)
         fitting = max(1, min(1 if has_many_sums or self.gated else 2, MAX_RAW // (dots * widest)))
