@@ -260,10 +260,11 @@ def test_what_is_packed_are_the_sums_rounded_once(device: Device, spec: GemmSmal
     packed = run_kernel(device, spec, inputs)[name]
     whole = dataclasses.replace(spec, epilogue=spec.epilogue[:-1])
     made = run_kernel(device, whole, {k: v for k, v in inputs.items() if k != name})[name]
-    assert spec.packs is not None
-    expected = unpack_few(inputs[name], GROUP, spec.rows, spec.packs)
+    output = spec.find(PackedOutput)
+    assert output is not None
+    expected = unpack_few(inputs[name], GROUP, spec.rows, output.order)
     expected[: spec.batch] = made
-    np.testing.assert_array_equal(packed, pack_few(expected, spec.packs))
+    np.testing.assert_array_equal(packed, pack_few(expected, output.order))
 
 
 @pytest.mark.parametrize("fmt", [Q4_K, Q6_K], ids=lambda f: f.name)

@@ -25,9 +25,11 @@ from urdir.model.memory.session_settings import SessionSettings
 from urdir.model.verify.conformance import relative_rms
 from urdir.ptxgen.kernels.linear.choice import Limits, LinearRequest, choose_linear
 from urdir.ptxgen.kernels.linear.epilogue.norm import BeginNorm
+from urdir.ptxgen.kernels.linear.epilogue.pack import PackedOutput
 from urdir.ptxgen.kernels.linear.epilogue.residual import Residual
 from urdir.ptxgen.kernels.linear.products.gemv import Gemv
 from urdir.ptxgen.kernels.linear.prologue.norm import BegunNorm
+from urdir.ptxgen.kernels.linear.prologue.packed import PackedInput
 from urdir.ptxgen.kernels.linear.spec import LinearSpec
 from urdir.ptxgen.ptx.architecture import ARCHITECTURES, PORTABLE_CLUSTER
 from urdir.ptxgen.target import TESTED
@@ -213,8 +215,8 @@ def test_activations_of_networks_are_packed_from_four_rows_on(engine: Engine, ro
         plan = build_plan(session.parts, StepShape(rows, KEYS, Output.GREEDY))
     launches = [op for op in plan if isinstance(op, Launch)]
     linear = [op for op in launches if isinstance(op.kernel, LinearSpec)]
-    assert {op.label for op in linear if op.kernel.packs} == packs
-    assert {op.label for op in linear if op.kernel.packed} == packed
+    assert {op.label for op in linear if op.kernel.has(PackedOutput)} == packs
+    assert {op.label for op in linear if op.kernel.has(PackedInput)} == packed
 
 
 def test_a_prompt_step_takes_packed_activations(engine: Engine) -> None:

@@ -69,4 +69,4 @@ def test_exact_factors_are_multiplied_with_packed_vectors_from_two_rows_on(
     for name in ("attn_qkv", "attn_output", "ffn_gate_up"):
         kernel = found[f"blk.5.{name}"]
         assert isinstance(kernel, GemmSmall)
-        assert kernel.packed == packed
+        assert kernel.has(PackedInput) == packed
