@@ -14,6 +14,7 @@ from urdir.model.families.synthetic import SyntheticModel
 from urdir.model.measure.paper_device import paper_device
 from urdir.model.memory.session_settings import SessionSettings
 from urdir.model.memory.weights import Weights
+from urdir.ptxgen.kernels.linear.epilogue.pack import PackedOutput
 from urdir.ptxgen.kernels.linear.products.gemm_small import GemmSmall
 from urdir.ptxgen.kernels.linear.prologue.norm import BegunNorm
 from urdir.ptxgen.kernels.linear.prologue.packed import PackedInput
@@ -45,8 +46,9 @@ def test_the_order_is_that_of_the_type(kind: str) -> None:
         if isinstance(launch, Launch) and isinstance(launch.kernel, GemmSmall):
             found[launch.label] = launch.kernel
     heads = found["blk.5.attn_output"]
-    assert heads.packed
-    assert heads.packs == ORDERS[kind][0]
+    assert heads.has(PackedInput)
+    output = heads.find(PackedOutput)
+    assert (output.order if output else None) == ORDERS[kind][0]
     orders = dict(zip(("blk.5.attn_qkv", "blk.5.ffn_gate_up", "output"), ORDERS[kind], strict=True))
     for name, order in orders.items():
         kernel = found[name]
