@@ -640,7 +640,7 @@ def test_which_warps_hold_tiles() -> None:
     assert uneven.cut.ring.slots > 3
     for spec, wanted in ((held, True), (uneven, False), (alone, False)):
         before, _ = spec.ptx("sm_90").split("griddepcontrol.wait")
-        assert all((spec.refill(part) == "held") == wanted for part in spec.parts)
+        assert all((spec.loads.refill(part) == "held") == wanted for part in spec.parts)
         assert ("ld.shared" in before) == wanted
 
 

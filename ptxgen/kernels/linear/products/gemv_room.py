@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Literal
 
-from urdir.ptxgen.kernels.linear.cut import WARPS, Footprint
-from urdir.ptxgen.kernels.linear.prologue.sum import DeferredAdd
+from urdir.ptxgen.kernels.linear.cut import WARPS, Cut, Footprint
+from urdir.ptxgen.kernels.linear.prologue.sum import OTHER_REGISTERS, DeferredAdd
 from urdir.ptxgen.kernels.linear.steps import Prologue, find
 from urdir.ptxgen.spec import ceil_div
 from urdir.ptxgen.weights.formats import Format
@@ -69,17 +69,20 @@ def _of_vectors(count: int, cols: int, cluster: int, warps: int) -> int:
 
 
 def has_room_ahead(
-    cols: int,
-    cluster: int,
-    prologue: Sequence[Prologue],
-    warps: int,
-    tile: int = TILE_REGISTERS,
+    cols: int, cut: Cut, prologue: Sequence[Prologue], tile: int = TILE_REGISTERS
 ) -> bool:
     """Whether a thread has ``tile`` registers for a tile, of weights or as it is, while it has the
     activations and what the steps load."""
     vectors = 1 + sum(step.vectors for step in prologue)
-    held = _of_vectors(vectors, cols, cluster, warps) + 16 + tile
-    return held <= most_registers(warps)
+    held = _of_vectors(vectors, cols, cut.columns.cluster, cut.warps) + 16 + tile
+    return held <= most_registers(cut.warps)
+
+
+def has_room_for_norm(cut: Cut, prologue: Sequence[Prologue]) -> bool:
+    """Whether a thread has registers for the norm's weights beside those of a deferred add."""
+    vectors = 2 + sum(step.vectors for step in prologue)
+    registers = 8 * vectors * cut.lane_blocks + OTHER_REGISTERS
+    return registers <= most_registers(2 * ceil_div(cut.warps, 2))
 
 
 def most_registers(warps: int) -> int:
