@@ -19,13 +19,14 @@ from urdir.ptxgen.kernels.experts.spec import ExpertsProduct
 from urdir.ptxgen.kernels.linear.cut import MAX_SLOTS, MIN_SLOTS
 from urdir.ptxgen.kernels.linear.epilogue.bias import Bias
 from urdir.ptxgen.kernels.linear.epilogue.weighted import Weighted
+from urdir.ptxgen.kernels.linear.products.gemm_small_cut import Lanes
 from urdir.ptxgen.kernels.linear.prologue.norm import Normed
 from urdir.ptxgen.kernels.linear.spec import MAX_BATCH, SHARED_NBYTES, SMS
 from urdir.ptxgen.kernels.pairs import most_tiles
 from urdir.ptxgen.spec import Access, Array, LaunchShape, Param, Tolerance, ceil_div
 from urdir.ptxgen.weights.formats import Format
 from urdir.ptxgen.weights.grids import ENTRIES
-from urdir.ptxgen.weights.layout import TILE_COLS, TILE_UNITS
+from urdir.ptxgen.weights.layout import TILE_COLS
 from urdir.ptxgen.weights.tiles import Tile
 
 #: Pairs that are multiplied together: each has two of the eight columns of an ``mma``.
@@ -130,12 +131,7 @@ class ExpertsGemmSmall(ExpertsProduct):
 
     # ---- read by the macros of `GemmSmall`: see there ----
 
-    lane_vectors, lane_units = 1, TILE_UNITS // 2
-
-    @property
-    def has_partial_block(self) -> bool:
-        """Whether the last block of a row has units beyond it."""
-        return self.layout.row_units % TILE_UNITS != 0
+    lanes = Lanes(1, QUARTET)
 
     @property
     def most_groups(self) -> int:
