@@ -183,7 +183,7 @@ class ExpertsGemm(ExpertsProduct):
         scale = 1.0 if self.f is None else 0.5 / self.cols**0.5
         choice = random_choice(rng, self.batch, self.experts, self.used)
         inputs: dict[str, Any] = grouped(choice, self.experts, self.height)
-        for name in self.weights_of(self.parts[0]):
+        for name in self.matrices:
             inputs[name] = random_weights(self.layout, rng, scale)
         for p in self.params:
             if p.access is Access.IN and p.name not in inputs:

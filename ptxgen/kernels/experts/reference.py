@@ -22,10 +22,7 @@ def with_choice(spec: ExpertsProduct, inputs: Mapping[str, Any]) -> dict[str, An
 def matrices_of(spec: ExpertsProduct, inputs: dict[str, Any]) -> list[Array]:
     """The weights (experts, rows, cols) f64 of each repacked matrix."""
     shape = (spec.experts, spec.rows, spec.cols)
-    return [
-        spec.layout.unpack(inputs[m]).reshape(shape).astype(float)
-        for m in spec.weights_of(spec.parts[0])
-    ]
+    return [spec.layout.unpack(inputs[m]).reshape(shape).astype(float) for m in spec.matrices]
 
 
 def ended(

@@ -76,6 +76,11 @@ class ExpertsProduct(MainLoop):
         return ("experts", "rows")
 
     @property
+    def matrices(self) -> tuple[str, ...]:
+        """The parameters of the matrices that are multiplied together."""
+        return ("weights", "up")[: self.pair]
+
+    @property
     def bands(self) -> int:
         """Bands of tiles of an expert."""
         return self.rows // TILE_ROWS
@@ -88,8 +93,8 @@ class ExpertsProduct(MainLoop):
     @property
     def weight_params(self) -> tuple[Param, ...]:
         """The matrices."""
-        nbytes, (part,) = (self.layout.nbytes,), self.parts
-        return tuple(Param(name, "u8", nbytes, Access.IN) for name in self.weights_of(part))
+        nbytes = (self.layout.nbytes,)
+        return tuple(Param(name, "u8", nbytes, Access.IN) for name in self.matrices)
 
     def check_selection(self) -> None:
         """Raise PtxgenError for a selection of others."""

@@ -10,6 +10,7 @@ import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.linear.epilogue.residual import Residual
+from urdir.ptxgen.kernels.linear.reference import unpacked
 from urdir.ptxgen.kernels.linear.steps import Reference
 from urdir.ptxgen.kernels.pairs import grouped, most_places, most_tiles, random_choice
 from urdir.ptxgen.spec import Access, Array, Param, ceil_div
@@ -238,7 +239,7 @@ class Mixture:
         are not packed, in that of rows and slots."""
         x, (part,) = unpack(inputs["x"], product.vectors, product.cols), product.parts
         experts = (self.experts, product.rows, -1)
-        matrices = [m.reshape(experts) for m in product.unpacked(part, inputs)]
+        matrices = [m.reshape(experts) for m in unpacked(product, part, inputs)]
         y = np.zeros((product.products, product.rows))
         if product.packs:
             y = unpack(inputs["y"], product.vectors, product.rows)

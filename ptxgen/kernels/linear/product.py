@@ -21,7 +21,7 @@ from urdir.ptxgen.kernels.linear.steps import (
     check_order,
 )
 from urdir.ptxgen.kernels.norm import Norm
-from urdir.ptxgen.spec import Access, Array
+from urdir.ptxgen.spec import Array
 
 #: The steps after products of matrices, in this order; main loops add those that only they take.
 EPILOGUES: tuple[type[Epilogue], ...] = (Bias, Adapted, Gated, *ELEMENTWISE, Residual, Bounded)
@@ -73,33 +73,6 @@ class MainLoop(Product):
         for step in self.prologue:
             x = step.apply(x, Reference(self, part or self.parts[0], inputs, outputs))
         return x.astype(np.float64)
-
-    def unpacked(self, part: Part, inputs: dict[str, Any]) -> list[Array]:
-        """The matrices of a part, f64."""
-        names = self.weights_of(part)
-        return [part.layout.unpack(inputs[name]).astype(np.float64) for name in names]
-
-    def reference(self, **inputs: Any) -> dict[str, Array]:
-        outputs: dict[str, Array] = {}
-        for part in self.parts:
-            x = self.multiplied(inputs, outputs, part)
-            products = [x @ matrix.T for matrix in self.unpacked(part, inputs)]
-            y = self.ended(products, Reference(self, part, inputs, outputs))
-            outputs.setdefault(f"y{part.suffix}", y.astype(np.float32))
-        return outputs
-
-    def own_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
-        """Inputs that the main loop makes, not the steps."""
-        raise NotImplementedError
-
-    def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
-        inputs = self.own_inputs(rng)
-        for p in self.params:
-            if p.name not in inputs and p.access is Access.IN:
-                inputs[p.name] = rng.standard_normal(self.shape_of(p)).astype(np.float32)
-        for step in self.fused:
-            inputs |= step.make_inputs(self, rng)
-        return {p.name: inputs[p.name] for p in self.params if p.access is not Access.OUT}
 
     @property
     def norm(self) -> Norm | None:

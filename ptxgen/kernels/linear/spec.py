@@ -12,9 +12,10 @@ import numpy as np
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.linear.product import EPILOGUES, MainLoop
 from urdir.ptxgen.kernels.linear.prologue.norm import Normed
+from urdir.ptxgen.kernels.linear.reference import completed, multiply
 from urdir.ptxgen.kernels.linear.steps import Epilogue, Prologue
 from urdir.ptxgen.ptx.architecture import ARCHITECTURES
-from urdir.ptxgen.spec import Access, Param, ceil_div
+from urdir.ptxgen.spec import Access, Array, Param, ceil_div
 from urdir.ptxgen.weights.formats import Format
 from urdir.ptxgen.weights.layout import Layout, random_weights
 
@@ -138,9 +139,13 @@ class LinearSpec(MainLoop):
         params += [p for step in self.fused if not step.leads for p in step.params(self)]
         return self.stored(params)
 
-    def own_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
+    def reference(self, **inputs: Any) -> dict[str, Array]:
+        return multiply(self, inputs)
+
+    def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
         named = {name: part.layout for part in self.parts for name in self.weights_of(part)}
-        return {name: random_weights(layout, rng) for name, layout in named.items()}
+        weights = {name: random_weights(layout, rng) for name, layout in named.items()}
+        return completed(self, weights, rng)
 
     def bytes_moved(self) -> int:
         """Without the row powers, which are not read."""

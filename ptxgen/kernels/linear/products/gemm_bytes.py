@@ -21,6 +21,7 @@ from urdir.ptxgen.kernels.linear.product import EPILOGUES
 from urdir.ptxgen.kernels.linear.products.gemm_wgmma import WARPGROUP
 from urdir.ptxgen.kernels.linear.products.packed_memory import PackedMemory
 from urdir.ptxgen.kernels.linear.products.packed_product import PackedProduct
+from urdir.ptxgen.kernels.linear.reference import completed, multiply, unpacked
 from urdir.ptxgen.kernels.linear.steps import Part
 from urdir.ptxgen.ptx.architecture import SM_REGISTERS
 from urdir.ptxgen.spec import Access, Array, LaunchShape, Param, Tolerance, ceil_div
@@ -187,17 +188,10 @@ class GemmBytes(PackedProduct):
         scaled: Array = numbers.astype(np.float64) * inputs["x_scales"][: self.batch, None]
         return scaled
 
-    def unpacked(self, part: Part, inputs: dict[str, Any]) -> list[Array]:
-        if self.of_floats:
-            return super().unpacked(part, inputs)
-        given = zip(self.weights_of(part), self.scales_of(part), strict=True)
-        made = []
-        for weights, scales in ((inputs[name], inputs[of_rows]) for name, of_rows in given):
-            matrix = eights.weight_bytes(part.layout, weights, scales).astype(np.float64)
-            made.append(matrix * scales[0, : part.rows, None])
-        return made
+    def reference(self, **inputs: Any) -> dict[str, Array]:
+        return multiply(self, inputs, unpacked if self.of_floats else _as_bytes)
 
-    def own_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
+    def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
         x = rng.standard_normal((self.batch, self.cols))
         inputs: dict[str, Any] = {}
         inputs["x"], scales = (eights.pack_e4m3 if self.of_floats else eights.pack_bytes)(x)
@@ -207,11 +201,20 @@ class GemmBytes(PackedProduct):
                 inputs[name] = random_weights(part.layout, rng)
                 if not self.of_floats:
                     inputs[of_rows] = eights.row_scales(part.layout, inputs[name])
-        return inputs
+        return completed(self, inputs, rng)
 
     @classmethod
     def examples(cls) -> Mapping[str, GemmBytes]:
         return dict(_examples(cls))
+
+
+def _as_bytes(product: GemmBytes, part: Part, inputs: dict[str, Any]) -> list[Array]:
+    """The matrices of a part with weights of signed bytes, f64."""
+    made, names = [], zip(product.weights_of(part), product.scales_of(part), strict=True)
+    for weights, scales in ((inputs[name], inputs[of_rows]) for name, of_rows in names):
+        matrix = eights.weight_bytes(part.layout, weights, scales).astype(np.float64)
+        made.append(matrix * scales[0, : part.rows, None])
+    return made
 
 
 def _examples(cls: type[GemmBytes]) -> Iterator[tuple[str, GemmBytes]]:

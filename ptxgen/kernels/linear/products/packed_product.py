@@ -24,6 +24,7 @@ from urdir.ptxgen.kernels.linear.packed_parts import (
 )
 from urdir.ptxgen.kernels.linear.product import EPILOGUES, MainLoop
 from urdir.ptxgen.kernels.linear.products.packed_memory import PackedMemory
+from urdir.ptxgen.kernels.linear.reference import completed, multiply
 from urdir.ptxgen.kernels.linear.steps import Epilogue, Part, Prologue, find
 from urdir.ptxgen.spec import Access, Array, Param, Tolerance, ceil_div
 from urdir.ptxgen.weights.formats import Format
@@ -245,9 +246,9 @@ class PackedProduct(MainLoop):
     def reference(self, **inputs: Any) -> dict[str, Array]:
         if self.mixture is not None:
             return {"y": self.mixture.reference(self, inputs)}
-        return super().reference(**inputs)
+        return multiply(self, inputs)
 
-    def own_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
+    def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
         # What is bounded is as large as its bound, and its errors as large as the sums.
         scale = 0.5 / self.cols**0.5 if self.f is not None and self.f.limit else 1.0
         inputs: dict[str, Any] = {"length": np.uint32(self.batch)}
@@ -257,7 +258,7 @@ class PackedProduct(MainLoop):
         for part in self.parts:
             for name in self.weights_of(part):
                 inputs[name] = random_weights(part.layout, rng, scale)
-        return inputs
+        return completed(self, inputs, rng)
 
     def flops(self) -> int:
         rows = sum(part.rows for part in self.parts)
