@@ -14,9 +14,7 @@ from urdir.ptxgen.kernels.experts.selection import Selection
 from urdir.ptxgen.kernels.linear.epilogue.bias import Bias
 from urdir.ptxgen.kernels.linear.epilogue.weighted import Weighted
 from urdir.ptxgen.kernels.linear.product import MainLoop
-from urdir.ptxgen.kernels.linear.spec import Part
-from urdir.ptxgen.kernels.linear.steps import Epilogue, Prologue, Step
-from urdir.ptxgen.kernels.linear.steps import Part as AnyPart
+from urdir.ptxgen.kernels.linear.steps import Epilogue, Part, Prologue, Step
 from urdir.ptxgen.kernels.pairs import random_choice
 from urdir.ptxgen.spec import Access, Param
 from urdir.ptxgen.weights.formats import Format
@@ -72,7 +70,7 @@ class ExpertsProduct(MainLoop):
     def pair_shape(self) -> tuple[str, ...]:
         return ("batch", "used")
 
-    def bias_shape(self, part: AnyPart) -> tuple[str | int, ...]:
+    def bias_shape(self, part: Part) -> tuple[str | int, ...]:
         return ("experts", "rows")
 
     @property

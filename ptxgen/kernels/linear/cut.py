@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from urdir.ptxgen.kernels.linear.spec import SHARED_NBYTES, SMS, Part, side_by_side
+from urdir.ptxgen.kernels.linear.spec import SHARED_NBYTES, SMS, side_by_side
+from urdir.ptxgen.kernels.linear.steps import Part
 from urdir.ptxgen.spec import ceil_div
 from urdir.ptxgen.weights.layout import TILE_COLS, TILE_ROWS, Layout
 from urdir.ptxgen.weights.tiles import Tile

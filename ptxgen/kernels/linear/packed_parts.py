@@ -11,13 +11,13 @@ import numpy as np
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.linear.epilogue.residual import Residual
 from urdir.ptxgen.kernels.linear.reference import unpacked
-from urdir.ptxgen.kernels.linear.steps import Reference
+from urdir.ptxgen.kernels.linear.steps import Part, Reference
 from urdir.ptxgen.kernels.pairs import grouped, most_places, most_tiles, random_choice
 from urdir.ptxgen.spec import Access, Array, Param, ceil_div
 from urdir.ptxgen.weights.fields import Plane
 from urdir.ptxgen.weights.formats import Format
 from urdir.ptxgen.weights.halves import Halves
-from urdir.ptxgen.weights.layout import TILE_ROWS, Layout
+from urdir.ptxgen.weights.layout import TILE_ROWS
 from urdir.ptxgen.weights.packed import GROUP, pack, unpack
 
 #: Rows of a row group, and bands that they come from: four warps with 16 rows each.
@@ -62,17 +62,13 @@ class PackedCut(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class PackedPart:
-    """One of the matrices of a launch: names of its registers, its CTAs, its place in a stage.
+class PackedPart(Part):
+    """One of the matrices of a launch, with its place in a stage.
 
     Of the four bands of a row group a warp has four rows each, or with ``neighbours`` eight of each
     of two.
     """
 
-    number: int
-    layout: Layout
-    first_cta: int
-    ctas: int
     experts: int = 1
     neighbours: bool = False
 
@@ -110,11 +106,6 @@ class PackedPart:
         return self.layout.bands // self.experts
 
     @property
-    def suffix(self) -> str:
-        """What follows the names of its parameters: nothing for the first one."""
-        return str(self.number or "")
-
-    @property
     def parts(self) -> tuple[PackedPart, ...]:
         """The matrices that its text multiplies with: see `PackedRun`."""
         return (self,)
@@ -141,50 +132,27 @@ class PackedPart:
 
 
 @dataclass(frozen=True, slots=True)
-class PackedRun:
+class PackedRun(PackedPart):
     """Matrices of one type, one after the other in the grid, whose products have one text, that of
-    the first: what a CTA multiplies with is in registers. Assembling a text takes more than twice
-    as long as assembling its half."""
+    the first: they differ in their rows alone, and what a CTA multiplies with is in registers.
+    Assembling a text takes more than twice as long as assembling its half."""
 
-    parts: tuple[PackedPart, ...]
+    of: tuple[PackedPart, ...] = ()
 
-    @property
-    def number(self) -> int:
-        """That of the first matrix."""
-        return self.parts[0].number
-
-    @property
-    def layout(self) -> Layout:
-        """That of the first matrix: the others differ in their rows alone."""
-        return self.parts[0].layout
-
-    @property
-    def first_cta(self) -> int:
-        """The first CTA of all."""
-        return self.parts[0].first_cta
-
-    @property
-    def format(self) -> Format:
-        """The type of all weights."""
-        return self.layout.format
-
-    @property
-    def halves(self) -> Halves:
-        """How quants become halves."""
-        return self.parts[0].halves
-
-    @property
-    def stride(self) -> int:
-        """See `PackedPart`."""
-        return self.parts[0].stride
-
-    def second_row(self, plane: Plane) -> int:
-        """See `PackedPart`."""
-        return self.parts[0].second_row(plane)
-
-    suffix, neighbours, exact = "_of", False, False
+    suffix = "_of"
     first_cta_of, last_band = "%first_cta_of", "%last_band"
     powers, powers_at = "powers", 0
+
+    @property
+    def parts(self) -> tuple[PackedPart, ...]:
+        return self.of
+
+
+def as_run(of: tuple[PackedPart, ...]) -> PackedPart:
+    """Matrices of one type as one, or the only one."""
+    first, *others = of
+    place = (first.number, first.layout, first.first_cta, first.ctas)
+    return PackedRun(*place, of=of) if others else first
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.linear.product import EPILOGUES, MainLoop
 from urdir.ptxgen.kernels.linear.prologue.norm import Normed
 from urdir.ptxgen.kernels.linear.reference import completed, multiply
-from urdir.ptxgen.kernels.linear.steps import Epilogue, Prologue
+from urdir.ptxgen.kernels.linear.steps import Epilogue, Part, Prologue
 from urdir.ptxgen.ptx.architecture import ARCHITECTURES
 from urdir.ptxgen.spec import Access, Array, Param, ceil_div
 from urdir.ptxgen.weights.formats import Format
@@ -25,41 +25,6 @@ MAX_BATCH = 8
 SMS = 132
 #: Bytes of shared memory that a CTA takes by default: every GPU has as many.
 SHARED_NBYTES = min(architecture.shared_per_cta for architecture in ARCHITECTURES.values())
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """One of the matrices of a launch: names of its registers, and the CTAs that work on it."""
-
-    number: int
-    layout: Layout
-    first_cta: int
-    ctas: int
-
-    @property
-    def rows(self) -> int:
-        """Rows of the matrix."""
-        return self.layout.rows
-
-    @property
-    def suffix(self) -> str:
-        """What follows the names of its parameters: nothing for the first one."""
-        return str(self.number or "")
-
-    @property
-    def weights(self) -> str:
-        """Register with the matrix's address."""
-        return f"%weights{self.suffix}"
-
-    @property
-    def bias(self) -> str:
-        """Register with the address of its bias."""
-        return f"%bias{self.suffix}"
-
-    @property
-    def y(self) -> str:
-        """Register with the address of its product."""
-        return f"%y{self.suffix}"
 
 
 def side_by_side(layouts: Sequence[Layout], cta_rows: Sequence[int]) -> tuple[Part, ...]:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
@@ -24,20 +24,39 @@ from urdir.ptxgen.weights.layout import Layout
 S = TypeVar("S", bound="Step")
 
 
-class Part(Protocol):
-    """One of the matrices of a launch."""
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One of the matrices of a launch: names of its registers, and the CTAs that work on it."""
+
+    number: int
+    layout: Layout
+    first_cta: int
+    ctas: int
 
     @property
-    def number(self) -> int: ...
-    @property
-    def rows(self) -> int: ...
-    @property
-    def layout(self) -> Layout:
-        """How its weights lie in memory."""
+    def rows(self) -> int:
+        """Rows of the matrix."""
+        return self.layout.rows
 
     @property
     def suffix(self) -> str:
         """What follows the names of its parameters: nothing for the first one."""
+        return str(self.number or "")
+
+    @property
+    def weights(self) -> str:
+        """Register with the matrix's address."""
+        return f"%weights{self.suffix}"
+
+    @property
+    def bias(self) -> str:
+        """Register with the address of its bias."""
+        return f"%bias{self.suffix}"
+
+    @property
+    def y(self) -> str:
+        """Register with the address of its product."""
+        return f"%y{self.suffix}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,8 @@ from urdir.ptxgen.kernels.linear.epilogue.bias import Bias
 from urdir.ptxgen.kernels.linear.epilogue.residual import Residual
 from urdir.ptxgen.kernels.linear.product import EPILOGUES
 from urdir.ptxgen.kernels.linear.products.gemm_tile import TILE
-from urdir.ptxgen.kernels.linear.spec import LinearSpec, Part, odd_cols, side_by_side
+from urdir.ptxgen.kernels.linear.spec import LinearSpec, odd_cols, side_by_side
+from urdir.ptxgen.kernels.linear.steps import Part
 from urdir.ptxgen.spec import LaunchShape, Tolerance, ceil_div
 from urdir.ptxgen.weights.formats import FORMATS, UNIT
 

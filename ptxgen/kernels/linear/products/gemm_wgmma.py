@@ -18,7 +18,7 @@ from urdir.ptxgen.kernels.linear.epilogue.pack import PackedVectors
 from urdir.ptxgen.kernels.linear.epilogue.residual import Residual
 from urdir.ptxgen.kernels.linear.epilogue.shared_adapted import SharedAdapted
 from urdir.ptxgen.kernels.linear.epilogue.weighted import Weighted
-from urdir.ptxgen.kernels.linear.packed_parts import Mixture, PackedPart, PackedRun
+from urdir.ptxgen.kernels.linear.packed_parts import Mixture, PackedPart, as_run
 from urdir.ptxgen.kernels.linear.products.packed_examples import end_examples, small_examples
 from urdir.ptxgen.kernels.linear.products.packed_memory import PackedMemory
 from urdir.ptxgen.kernels.linear.products.packed_product import PackedProduct
@@ -186,13 +186,13 @@ class GemmWgmma(PackedProduct):
         return self.cut.may_overlap and (self.cut.takes_turns or not floats)
 
     @cached_property
-    def runs(self) -> tuple[PackedPart | PackedRun, ...]:
+    def runs(self) -> tuple[PackedPart, ...]:
         """The matrices, those of one type together; each alone in turns, where it ends by itself,
         and with adapters, which have names of their own."""
         if self.cut.takes_turns or self.has(Adapted):
             return self.parts
-        of_type = [tuple(of) for _, of in groupby(self.parts, key=lambda part: part.format)]
-        return tuple(PackedRun(of) if len(of) > 1 else of[0] for of in of_type)
+        of_types = groupby(self.parts, key=lambda part: part.format)
+        return tuple(as_run(tuple(of)) for _, of in of_types)
 
     @property
     def shares(self) -> bool:

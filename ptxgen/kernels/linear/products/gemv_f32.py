@@ -9,7 +9,8 @@ from functools import cached_property
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.linear.epilogue.activation import Bounded
 from urdir.ptxgen.kernels.linear.products.gemv_f32_examples import gemv_f32_examples
-from urdir.ptxgen.kernels.linear.spec import SMS, LinearSpec, Part, side_by_side
+from urdir.ptxgen.kernels.linear.spec import SMS, LinearSpec, side_by_side
+from urdir.ptxgen.kernels.linear.steps import Part
 from urdir.ptxgen.spec import LaunchShape, Tolerance, ceil_div
 from urdir.ptxgen.weights.layout import TILE_ROWS
 
