@@ -11,7 +11,6 @@ from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.experts.selection import MAX_USED
 from urdir.ptxgen.kernels.experts.spec import ExpertsProduct
 from urdir.ptxgen.kernels.linear.cut import (
-    MIN_SLOTS,
     WARPS,
     Cut,
     CutOptions,
@@ -78,17 +77,7 @@ class ExpertsSpec(ExpertsProduct):
             raise PtxgenError(f"{self.name}: cluster and fill are not for experts")
         _ = self.layout  # refuses odd shapes
         self.check_steps()
-        cut = self.cut
-        if not 1 <= cut.columns.warps <= cut.columns.blocks or not 1 <= cut.warps <= 32:
-            raise PtxgenError(
-                f"{self.name}: split is {cut.columns.warps} of {cut.columns.blocks} blocks, "
-                f"with {cut.warps} warps of 1 to 32"
-            )
-        if cut.ring.slots < MIN_SLOTS:
-            raise PtxgenError(
-                f"{self.name}: two tiles of {cut.warps} warps and the activations of "
-                f"{self.cut.columns.blocks} blocks are more than {self.options.shared} bytes"
-            )
+        self.cut.check(self.name, self.options)
 
     @property
     def choice_nbytes(self) -> int:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.linear.spec import SHARED_NBYTES, SMS, side_by_side
 from urdir.ptxgen.kernels.linear.steps import Part
 from urdir.ptxgen.spec import ceil_div
@@ -62,6 +63,14 @@ class CutOptions:
         others = {name: value for name, value in named.items() if name not in given}
         changed = replace(self, **{name: named[name] for name in given})
         return others | ({"options": changed} if given else {})
+
+    def check(self, name: str) -> None:
+        """Raise PtxgenError for options that no launch of kernel ``name`` can have."""
+        for option, value in vars(self).items():
+            if value < 0:
+                raise PtxgenError(f"{name}: {option} is {value}: 0 chooses by shape")
+        if self.cluster not in (1, 2, 4, 8):
+            raise PtxgenError(f"{name}: cluster is {self.cluster}: 1, 2, 4 or 8")
 
     @property
     def clusters(self) -> int:
@@ -212,6 +221,21 @@ class Cut:
     ring: Ring
     memory: SharedMemory
     sharers: int = 1
+
+    def check(self, name: str, options: CutOptions) -> None:
+        """Raise PtxgenError if it exceeds the ``options`` or what a CTA of kernel ``name`` has."""
+        columns, warps = self.columns, self.columns.warps
+        if not 1 <= warps * columns.cluster <= columns.blocks:
+            parts = f"{warps} in each of {columns.cluster} CTAs" if columns.cluster > 1 else warps
+            raise PtxgenError(f"{name}: split is {parts} of {columns.blocks} blocks")
+        if not 1 <= self.warps <= 32:
+            raise PtxgenError(f"{name}: {self.warps} warps: 1 to 32")
+        if self.ring.slots < MIN_SLOTS:
+            raise PtxgenError(
+                f"{name}: two tiles ({self.ring.tile_nbytes} bytes) of {self.warps} warps and the "
+                f"activations of {columns.blocks} blocks are more than the {options.shared} bytes "
+                "of shared memory"
+            )
 
     @property
     def own_rows(self) -> int:

@@ -57,7 +57,8 @@ class Panels:
 class Cut:
     """A CTA of ``warps``, ``residents`` of them an SM. A warp takes ``rows`` of each matrix at a
     time, which share its reads of x, and ``passes`` such groups one after the other. A lane works
-    on ``dots`` rows of weights at once, and loads ``depth`` units of each ahead."""
+    on ``dots`` rows of weights at once, and loads ``depth`` units of each ahead. It takes
+    ``rounds`` units of a row, some of the last ones beyond it."""
 
     warps: int
     residents: int
@@ -65,6 +66,7 @@ class Cut:
     passes: int
     dots: int
     depth: int
+    rounds: int
 
 
 def panels_of(row_units: int, batch: int) -> Panels:
@@ -101,24 +103,7 @@ class GemvF32(LinearSpec):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.warps > 32:
-            raise PtxgenError(f"gemv_f32: warps is {self.warps}: 1 to 32")
-        if self.rows_each not in (0, *_rows_choices(self, self.rows_each)):
-            raise PtxgenError(
-                f"gemv_f32: rows_each is {self.rows_each} of {self.rows} rows: it must divide "
-                f"them, and {TILE_ROWS}"
-            )
-        panels, depth = self.panels, self.cut.depth
-        if panels.count > 1 and (self.passes > 1 or panels.units // 32 % depth):
-            raise PtxgenError(
-                f"gemv_f32: {self.cols} columns are more than a panel: "
-                f"passes is {self.passes} instead of 1, or stages ({depth}) no power of two"
-            )
-
-    @property
-    def rounds(self) -> int:
-        """Units of a row that a lane takes, some of the last beyond the row."""
-        return ceil_div(self.layout.row_units, 32)
+        _check(self)
 
     @cached_property
     def panels(self) -> Panels:
@@ -161,6 +146,23 @@ class GemvF32(LinearSpec):
         return gemv_f32_examples(cls)
 
 
+def _check(of: GemvF32) -> None:
+    """Raise PtxgenError for a launch that cannot be cut as it asks."""
+    if of.warps > 32:
+        raise PtxgenError(f"gemv_f32: warps is {of.warps}: 1 to 32")
+    if of.rows_each not in (0, *_rows_choices(of, of.rows_each)):
+        raise PtxgenError(
+            f"gemv_f32: rows_each is {of.rows_each} of {of.rows} rows: it must divide them, and "
+            f"{TILE_ROWS}"
+        )
+    panels, depth = of.panels, of.cut.depth
+    if panels.count > 1 and (of.passes > 1 or panels.units // 32 % depth):
+        raise PtxgenError(
+            f"gemv_f32: {of.cols} columns are more than a panel: "
+            f"passes is {of.passes} instead of 1, or stages ({depth}) no power of two"
+        )
+
+
 def _cut(of: GemvF32) -> Cut:
     warps, widest = of.warps or CTA_WARPS, _widest(of)
     total = of.rows + sum(rows for _, rows in of.others)
@@ -176,11 +178,12 @@ def _cut(of: GemvF32) -> Cut:
     if of.panels.count == 1:
         passes = of.passes or ceil_div(groups, warps * SMS * residents)
     fitting = max(1, min(1 if has_many_sums or of.gated else 2, MAX_RAW // (dots * widest)))
+    rounds = ceil_div(of.layout.row_units, 32)
     stages = of.stages or 1 << fitting.bit_length() - 1
-    depth = min(stages, of.rounds, of.panels.units // 32)
+    depth = min(stages, rounds, of.panels.units // 32)
     if passes > 1 and not of.stages:  # so that loads run on into the next rows
-        depth = max(d for d in range(1, depth + 1) if of.rounds % d == 0)
-    return Cut(warps, residents, rows, passes, dots, depth)
+        depth = max(d for d in range(1, depth + 1) if rounds % d == 0)
+    return Cut(warps, residents, rows, passes, dots, depth, rounds)
 
 
 def _widest(of: GemvF32) -> int:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self
 
-from urdir.ptxgen.errors import PtxgenError
-from urdir.ptxgen.kernels.linear.cut import MIN_SLOTS, Cut, CutOptions, TilePart
+from urdir.ptxgen.kernels.linear.cut import Cut, CutOptions, TilePart
 from urdir.ptxgen.kernels.linear.spec import LinearSpec
 from urdir.ptxgen.ptx.architecture import CLUSTERS_SINCE
 from urdir.ptxgen.spec import LaunchShape
@@ -39,24 +38,9 @@ class TiledSpec(LinearSpec):
         return replace(self, **self.options.within(changes))
 
     def __post_init__(self) -> None:
-        for name, value in vars(self.options).items():
-            if value < 0:
-                raise PtxgenError(f"{self.name}: {name} is {value}: 0 chooses by shape")
+        self.options.check(self.name)
         super().__post_init__()
-        if self.cluster not in (1, 2, 4, 8):
-            raise PtxgenError(f"{self.name}: cluster is {self.cluster}: 1, 2, 4 or 8")
-        cut, split = self.cut, self.cut.columns.warps
-        if not 1 <= split * self.cluster <= cut.columns.blocks:
-            parts = f"{split} in each of {self.cluster} CTAs" if self.cluster > 1 else split
-            raise PtxgenError(f"{self.name}: split is {parts} of {cut.columns.blocks} blocks")
-        if not 1 <= cut.warps <= 32:
-            raise PtxgenError(f"{self.name}: {cut.warps} warps: 1 to 32")
-        if cut.ring.slots < MIN_SLOTS:
-            raise PtxgenError(
-                f"{self.name}: two tiles ({cut.ring.tile_nbytes} bytes) of {cut.warps} warps and "
-                f"{self.cols} activations are more than the {self.options.shared} bytes of shared "
-                "memory"
-            )
+        self.cut.check(self.name, self.options)
 
     @property
     def cluster(self) -> int:
