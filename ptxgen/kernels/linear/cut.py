@@ -233,8 +233,8 @@ class Cut:
         if self.ring.slots < MIN_SLOTS:
             raise PtxgenError(
                 f"{name}: two tiles ({self.ring.tile_nbytes} bytes) of {self.warps} warps and the "
-                f"activations of {columns.blocks} blocks are more than the {options.shared} bytes "
-                "of shared memory"
+                f"activations of {columns.blocks} blocks are more than {options.shared} bytes of "
+                "shared memory"
             )
 
     @property
