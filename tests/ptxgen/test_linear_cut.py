@@ -163,7 +163,7 @@ def test_impossible_specs_are_refused() -> None:
         i16(Q4_K, 3, 1024, split=4, groups=9)
     with pytest.raises(PtxgenError, match=r"two tiles \(4352 bytes\) of 8 warps.*65536 bytes"):
         i16(Q8_0, 3, 2048, split=8)
-    with pytest.raises(PtxgenError, match="more than the 30000 bytes of shared memory"):
+    with pytest.raises(PtxgenError, match="more than 30000 bytes of shared memory"):
         i16(Q4_K, 3, 14336, shared=30000)
     with pytest.raises(PtxgenError, match="multiple of 256"):
         i16(Q4_K, 3, 896)
