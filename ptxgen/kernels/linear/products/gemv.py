@@ -28,6 +28,7 @@ from urdir.ptxgen.kernels.linear.products.gemv_room import (
     Activations,
     footprint,
     grid_entries,
+    has_fields,
     has_room_ahead,
     most_registers,
 )
@@ -101,6 +102,12 @@ class Gemv(TiledSpec):
         )
 
     @property
+    def has_fields(self) -> bool:
+        return has_fields(
+            self.formats, self.cols, self.cluster, self.activations, self.options.shared
+        )
+
+    @property
     def asks_further(self) -> bool:
         """Whether the tiles that follow those of the ring come to the L2 cache while the CTA
         prepares x: of E4M3, whose rings have 66 KB, where those of Q4_K have 74 to 110. On an H200
@@ -140,7 +147,7 @@ class Gemv(TiledSpec):
         """
         if self.activations != "i16":
             return "multiplied"
-        if part.layout.format.has_e4m3_factors:
+        if part.layout.format.has_e4m3_factors or self.has_fields:
             return "fetched"
         return "held" if part.layout.format.name in HELD and self._can_hold(part) else "multiplied"
 
