@@ -135,9 +135,7 @@ class TiledSpec(LinearSpec):
             block=(32 * self.cut.warps, 1, 1),
             cluster=(self.cluster, 1, 1),
             shared_bytes=max(
-                self.grids_at + self.tables_nbytes
-                if self.shared_grids
-                else self.cut.memory.nbytes,
+                self.grids_at + self.tables_nbytes if self.shared_grids else self.cut.memory.nbytes,
                 self.options.least_shared,
             ),
             resident=self.options.resident,
