@@ -150,9 +150,15 @@ def grid_types() -> tuple[Format, ...]:
             stored=(
                 _indices(Field(8, _at(2), (8, 16, *_UNITS[4]))),
                 Plane("upper", 1, 2, (
-                    *_three_bits("index", 8, _at(34), (3, 6, *_UNITS[2]), 2, (3, 6)),
-                    _step(Field(3, _at(34, 12), _UNITS[2]), 12),
-                    _part("below", 0, Field(1, _at(34, 15), _UNITS[2]), 15, ()),
+                    *(
+                        _part("index", 8 + n, Field(1, _at(34, n), (3, 6, *_UNITS[2])), *to)
+                        for n, to in enumerate(((1, (4, 8)), (2, (4, 8)), (7, (-4, 8))))
+                    ),
+                    _part("below", 0, Field(1, _at(34, 15), _UNITS[2]), 0, ()),
+                    *(
+                        _part("step", n, Field(1, _at(34, 12 + n), _UNITS[2]), 4 + 4 * n, ())
+                        for n in range(3)
+                    ),
                 )),
             ),
         ),

@@ -31,6 +31,11 @@ from urdir.ptxgen.weights.fields import Part, Plane
 #: Entries of a codebook in shared memory, several of each or the 2,048 of IQ1, by default.
 ENTRIES = 2048
 
+#: Bytes of a codebook with two bits for a weight, 16 copies of each entry (`Grid.fields`).
+FIELDS_NBYTES = 64 * 1024
+# Where those of eight weights are in an entry.
+_FIELD_BITS = (2, 10, 0, 8, 6, 14, 4, 12)
+
 Signs = Literal["seven", "eight", "below", "none"]
 Numbers = Literal["index", "rest", "step", "below"]
 
@@ -71,6 +76,29 @@ class Grid:
     def copies(self, entries: int) -> int:
         """Copies of an entry side by side."""
         return self.kept(entries) // len(self.words)
+
+    @property
+    def fields(self) -> tuple[int, ...]:
+        """Its 2,048 entries as 16 bits each, two in a word, for the address of one (shared memory
+        has 16 copies of four, then of the next four): bit 7 of an index and the seven below it
+        as a number with a sign choose 256 bytes, bit 10 a half of these, bits 8 and 9 one of four.
+
+        A level, 0, 1 or 2 in place of -1, 0 and 1, has two bits. With the entry a second time from
+        bit 18 on, `places` of all bytes are four levels of neighbours.
+        """
+        words = np.array(self.words, np.uint32)
+        levels = words[:, None] >> np.arange(0, 32, 4, dtype=np.uint32) & np.uint32(3)
+        places = np.array(_FIELD_BITS, np.uint32)
+        halves = (levels << places).sum(axis=1, dtype=np.uint32)
+        index = np.arange(2048).reshape(2, 4, 2, 128)  # bit 10, bits 8 and 9, bit 7, the others
+        order = index.transpose(2, 3, 0, 1)[::-1].reshape(-1, 2)
+        pairs = halves[order]
+        return tuple((pairs[:, 0] | pairs[:, 1] << np.uint32(16)).tolist())
+
+    @property
+    def places(self) -> tuple[int, ...]:
+        """The bits of each byte that have two levels' fields: of four weights, of four others."""
+        return (2, 6)
 
     @property
     def entries(self) -> int:
@@ -159,12 +187,15 @@ def parts(planes: tuple[Plane, ...], number: str) -> Iterator[tuple[Plane, Part]
 @dataclass(frozen=True, slots=True)
 class Upper:
     """The bits of a unit's indices from the eighth on: ``width`` of index i from bit ``start`` +
-    i * ``stride`` of a plane's item on."""
+    i * ``stride`` of a plane's item on. ``paired``: as addresses need them (`Grid.fields`). A byte
+    has three bits of two indices, those of the first one at 1, 2 and 7, of the other one at 5, 6
+    and 3."""
 
     plane: Plane
     start: int
     stride: int
     width: int
+    paired: bool
 
 
 def upper(planes: tuple[Plane, ...]) -> Upper | None:
@@ -173,7 +204,8 @@ def upper(planes: tuple[Plane, ...]) -> Upper | None:
     if not found:
         return None
     (plane, first), width = found[0], sum(part.target.width for _, part in found)
-    return Upper(plane, first.target.start, first.target.strides[0], width)
+    paired = any(stride < 0 for _, part in found for stride in part.target.strides)
+    return Upper(plane, first.target.start, first.target.strides[0], width, paired)
 
 
 class HasGrid(Protocol):

@@ -32,7 +32,7 @@ RMS = Norm("rms", 1e-5)
 FINE_RMS = Norm("rms", 1e-6)
 
 Q8_0, Q4_K, Q6_K, Q3_K = (FORMATS[n] for n in ("Q8_0", "Q4_K", "Q6_K", "Q3_K"))
-E4M3R = FORMATS["E4M3R256"]
+E4M3R, IQ1_S = FORMATS["E4M3R256"], FORMATS["IQ1_S"]
 QUANTISED = [f for f in FORMATS.values() if f.arithmetic == "integers"]
 
 #: What is multiplied on tensor cores.
@@ -475,6 +475,23 @@ def test_more_copies_of_a_codebook_give_the_same_bits(
     assert [grid.copies(many.grid_entries) for grid in grids] == copies
     assert max(grid.copies(few.grid_entries) for grid in grids) <= 8
     inputs = many.make_inputs(np.random.default_rng(19))
+    found, before = (run_kernel(device, each, inputs) for each in (many, few))
+    for deviation in compare(many, found, many.reference(**inputs)):
+        assert deviation.ok, deviation
+    for name, outputs in before.items():
+        np.testing.assert_array_equal(found[name], outputs)
+
+
+@pytest.mark.parametrize("warps", [8, 3])
+def test_entries_of_two_bits_a_weight_give_the_same_bits(device: Device, warps: int) -> None:
+    """Those of IQ1_S, where shared memory has room; three warps store some of them in a last, partial
+    round."""
+    fields: dict[str, Any] = {"others": ((IQ1_S, 18),), "split": warps, "groups": 1}
+    few, many = (
+        i16(IQ1_S, 33, 2304, Normed(RMS), shared=shared, **fields) for shared in (60_000, 150_000)
+    )
+    assert (few.has_fields, many.has_fields) == (False, True)
+    inputs = many.make_inputs(np.random.default_rng(21))
     found, before = (run_kernel(device, each, inputs) for each in (many, few))
     for deviation in compare(many, found, many.reference(**inputs)):
         assert deviation.ok, deviation

@@ -86,7 +86,7 @@ class Limits:
         An SM should hold one CTA of a launch and one of the next, which loads weights meanwhile.
         So CTAs of ``larger`` launches take more than half of the memory, the others the rest: two
         CTAs of one launch share an SM only where no other CTA is. Measured on an H200: 727
-        tokens/s, 614 with halves for all. Of one vector the larger share is 24 parts of 43: an 8B
+        tokens/s, 614 with halves for all. Of one vector the larger share is 29 parts of 52: an 8B
         NVFP4 model's down matrices have room for a fifth slot then, and it decodes at 797.0
         tokens/s, 793.0 with 5 of 9. Of ``several`` it is 21 of 37: the sums of an 8B model's gate
         and up leave room for a fourth slot then, and a step of 8 sequences takes 1.657 ms, not
@@ -95,7 +95,7 @@ class Limits:
         """
         if self.resident == 1:
             return 0, self.shared_per_cta
-        most, parts = (21, 37) if several else (24, 43)
+        most, parts = (21, 37) if several else (29, 52)
         if larger:
             return self.shared_per_sm // 2 + 1024, self.shared_per_sm * most // parts - 1024
         return 0, self.shared_per_sm * (parts - most) // parts - 1024

@@ -28,6 +28,7 @@ from urdir.ptxgen.kernels.linear.products.gemv_room import (
     Activations,
     footprint,
     grid_entries,
+    has_fields,
     has_room_for_norm,
 )
 from urdir.ptxgen.kernels.linear.products.tiled import TiledSpec
@@ -89,12 +90,18 @@ class Gemv(TiledSpec):
             self.formats, self.cols, self.cluster, self.activations, self.options.shared
         )
 
+    @property
+    def has_fields(self) -> bool:
+        return has_fields(
+            self.formats, self.cols, self.cluster, self.activations, self.options.shared
+        )
+
     @cached_property
     def loads(self) -> GemvLoads:
         """When tiles are loaded, and made weights of."""
         entries = self.grid_entries if self.shared_grids else 0
         given = (self.cols, self.prologue, self.cut, self.pair, entries, self.has(Continued))
-        return GemvLoads(self.activations, self.alone, *given)
+        return GemvLoads(self.activations, self.alone, *given, self.has_fields)
 
     @property
     def record_nbytes(self) -> int:

@@ -18,7 +18,8 @@ HELD = frozenset({"Q8_0", "IQ2_XS"})
 class GemvLoads:
     """When a CTA loads the tiles of a `Gemv`, whose fields these are, and makes weights of them.
     ``pair``: matrices that are multiplied together; ``entries`` of a codebook in shared memory, 0
-    without; ``continues``: what consumes the product follows in the same launch."""
+    without; ``continues``: what consumes the product follows in the same launch; ``has_fields``:
+    see `Grid.fields`."""
 
     activations: Activations
     alone: bool
@@ -28,6 +29,7 @@ class GemvLoads:
     pair: int
     entries: int
     continues: bool
+    has_fields: bool
 
     @property
     def asks_further(self) -> bool:
@@ -77,7 +79,7 @@ class GemvLoads:
         """
         if self.activations != "i16":
             return "multiplied"
-        if part.layout.format.has_e4m3_factors:
+        if part.layout.format.has_e4m3_factors or self.has_fields:
             return "fetched"
         return "held" if part.layout.format.name in HELD and self._can_hold(part) else "multiplied"
 

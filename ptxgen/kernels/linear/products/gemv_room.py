@@ -11,7 +11,7 @@ from urdir.ptxgen.kernels.linear.prologue.sum import OTHER_REGISTERS, DeferredAd
 from urdir.ptxgen.kernels.linear.steps import Prologue, find
 from urdir.ptxgen.spec import ceil_div
 from urdir.ptxgen.weights.formats import Format
-from urdir.ptxgen.weights.grids import ENTRIES, entries_nbytes
+from urdir.ptxgen.weights.grids import ENTRIES, FIELDS_NBYTES, entries_nbytes
 from urdir.ptxgen.weights.layout import TILE_COLS, TILE_ROWS, TILE_UNITS, Layout
 
 #: With fewer warps `GemvF32` is faster: each warp has too many activations to round.
@@ -25,7 +25,7 @@ GRID_ENTRIES = 8192
 RECORD_NBYTES = {"f32": 144, "i16": 80, "f16": 128}
 #: Registers of a thread with its weights of a tile, a byte each.
 TILE_REGISTERS = TILE_ROWS * TILE_COLS // 32 // 4
-#: Bytes that warps leave for partial sums beside f16 activations, which are large.
+#: Bytes that warps leave for partial sums beside f16 activations or `Grid.fields`, which are large.
 LEAST_PARTIALS_NBYTES = 4096
 
 Activations = Literal["f32", "i16", "f16"]
@@ -97,8 +97,9 @@ def footprint(
     activations: Activations,
     shared: int,
 ) -> Footprint:
-    """Each CTA has the activations of its blocks, and of codebooks `GRID_ENTRIES` if all warps
-    have room beside these, else the least."""
+    """Each CTA has the activations of its blocks, and of codebooks the most for which all warps
+    have room beside these: `Grid.fields` if all types may have them, `GRID_ENTRIES`, or the
+    least."""
     cta_blocks = ceil_div(ceil_div(cols, TILE_COLS), cluster)
     formats = tuple(formats)
     room = Footprint(
@@ -115,7 +116,18 @@ def footprint(
         replace(room, tables=entries_nbytes(formats, entries))
         for entries in (ENTRIES, GRID_ENTRIES)
     )
+    if all(fmt.has_fields for fmt in formats):
+        most = replace(room, tables=FIELDS_NBYTES, least_partials=LEAST_PARTIALS_NBYTES)
     return most if most.most_warps(shared) == WARPS else least
+
+
+def has_fields(
+    formats: Iterable[Format], cols: int, cluster: int, activations: Activations, shared: int
+) -> bool:
+    """Whether that is `Grid.fields`."""
+    formats = tuple(formats)
+    tables = footprint(formats, cols, cluster, activations, shared).tables
+    return tables == FIELDS_NBYTES and all(fmt.has_fields for fmt in formats)
 
 
 def grid_entries(
