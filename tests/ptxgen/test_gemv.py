@@ -471,9 +471,9 @@ def test_more_copies_of_a_codebook_give_the_same_bits(
     few, many = (
         i16(first, 33, 2048, Normed(RMS), shared=shared, **fields) for shared in (60_000, 150_000)
     )
-    grids = [fmt.grid for fmt in many.shared_grids if fmt.grid]
-    assert [grid.copies(many.grid_entries) for grid in grids] == copies
-    assert max(grid.copies(few.grid_entries) for grid in grids) <= 8
+    grids = [fmt.grid for fmt in many.grids.formats if fmt.grid]
+    assert [grid.copies(many.grids.entries) for grid in grids] == copies
+    assert max(grid.copies(few.grids.entries) for grid in grids) <= 8
     inputs = many.make_inputs(np.random.default_rng(19))
     found, before = (run_kernel(device, each, inputs) for each in (many, few))
     for deviation in compare(many, found, many.reference(**inputs)):
@@ -490,7 +490,7 @@ def test_entries_of_two_bits_a_weight_give_the_same_bits(device: Device, warps: 
     few, many = (
         i16(IQ1_S, 33, 2304, Normed(RMS), shared=shared, **fields) for shared in (60_000, 150_000)
     )
-    assert (few.has_fields, many.has_fields) == (False, True)
+    assert (few.grids.has_fields, many.grids.has_fields) == (False, True)
     inputs = many.make_inputs(np.random.default_rng(21))
     found, before = (run_kernel(device, each, inputs) for each in (many, few))
     for deviation in compare(many, found, many.reference(**inputs)):

@@ -24,8 +24,7 @@ from urdir.ptxgen.kernels.linear.prologue.norm import Normed
 from urdir.ptxgen.kernels.linear.spec import MAX_BATCH, SHARED_NBYTES, SMS
 from urdir.ptxgen.kernels.pairs import most_tiles
 from urdir.ptxgen.spec import Access, Array, LaunchShape, Param, Tolerance, ceil_div
-from urdir.ptxgen.weights.formats import Format
-from urdir.ptxgen.weights.grids import ENTRIES
+from urdir.ptxgen.weights.grids import SharedGrids
 from urdir.ptxgen.weights.layout import TILE_COLS
 from urdir.ptxgen.weights.tiles import Tile
 
@@ -139,16 +138,9 @@ class ExpertsGemmSmall(ExpertsProduct):
         return self.format.unit_groups
 
     @property
-    def shared_grids(self) -> tuple[Format, ...]:
-        """The type, if it has a codebook, whose entries are in shared memory."""
-        return (self.format,) if self.format.grid else ()
-
-    biased_grids, grid_entries = False, ENTRIES
-
-    @property
-    def grids_at(self) -> int:
-        """Where these entries begin in shared memory."""
-        return self.memory.grids_at
+    def grids(self) -> SharedGrids:
+        """The codebook, whose entries are in shared memory."""
+        return self.memory.grids
 
     # ---- shared memory ----
 
@@ -176,7 +168,7 @@ class ExpertsGemmSmall(ExpertsProduct):
             square_nbytes=2 * self.split_blocks * 4 * MAX_BATCH if self.normed else 0,
             quartets=self.quartets,
             weight_nbytes=4 * self.pairs if chooses else 0,
-            grids=self.shared_grids,
+            formats=self.formats,
         )
 
     @property

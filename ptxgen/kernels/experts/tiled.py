@@ -24,8 +24,7 @@ from urdir.ptxgen.kernels.linear.products.gemv_room import (
     Activations,
 )
 from urdir.ptxgen.spec import LaunchShape, Tolerance, ceil_div
-from urdir.ptxgen.weights.formats import Format
-from urdir.ptxgen.weights.grids import ENTRIES, aligned, entries_nbytes, with_entries
+from urdir.ptxgen.weights.grids import SharedGrids, entries_nbytes
 from urdir.ptxgen.weights.layout import TILE_COLS, TILE_ROWS, TILE_UNITS, Layout
 from urdir.ptxgen.weights.tiles import Tile
 
@@ -94,17 +93,11 @@ class ExpertsSpec(ExpertsProduct):
         """Blocks of columns of such a product."""
         raise NotImplementedError
 
-    @property
-    def shared_grids(self) -> tuple[Format, ...]:
-        """The type, if its codebook's entries are in shared memory."""
-        return (self.format,) if self.format.grid and self.activations == "i16" else ()
-
-    biased_grids, grid_entries, has_fields = False, ENTRIES, False
-
-    @property
-    def grids_at(self) -> int:
-        """Where these entries begin in shared memory."""
-        return aligned(self.cut.memory.nbytes)
+    @cached_property
+    def grids(self) -> SharedGrids:
+        """The codebook, if its entries are in shared memory."""
+        formats = self.formats if self.activations == "i16" else ()
+        return SharedGrids.of(formats, self.cut.memory.nbytes)
 
     @property
     def record_nbytes(self) -> int:
@@ -125,12 +118,13 @@ class ExpertsSpec(ExpertsProduct):
     @property
     def footprint(self) -> Footprint:
         """What a CTA keeps in shared memory."""
+        entries = entries_nbytes(self.formats) if self.activations == "i16" else 0
         return Footprint(
             tile=self.layout.tile_nbytes,
             sums=4 * TILE_ROWS,
             warp_squares=8 if self.norm and not self.norm.is_factor else 4,
             activations=self.activations_nbytes,
-            tables=entries_nbytes(self.shared_grids, self.grid_entries) + self.choice_nbytes,
+            tables=entries + self.choice_nbytes,
             warps=self.most_warps,
         )
 
@@ -166,10 +160,7 @@ class ExpertsSpec(ExpertsProduct):
         return LaunchShape(
             grid=(self.cut.rows.clusters, self.grid_rows, 1),
             block=(32 * self.cut.warps, 1, 1),
-            shared_bytes=max(
-                with_entries(self.cut.memory.nbytes, self.shared_grids, self.grid_entries),
-                self.options.least_shared,
-            ),
+            shared_bytes=max(self.grids.end, self.options.least_shared),
             resident=self.options.resident,
             prefers_shared=True,
         )

@@ -96,10 +96,6 @@ class GemmSmall(TiledSpec):
         return small_cut(self.options, self.layouts, self.pair, self.lanes, self.prologue)
 
     @property
-    def biased_grids(self) -> bool:
-        return self.has(PackedInput)
-
-    @property
     def tolerance(self) -> Tolerance:
         """Activations are rounded to multiples of the largest of 256 / 32639. The largest is about
         3.0 if they are standard normal, 5.0 if they are products of two such (with ``norm``). The

@@ -26,9 +26,8 @@ from urdir.ptxgen.kernels.linear.products.gemv_loads import GemvLoads
 from urdir.ptxgen.kernels.linear.products.gemv_room import (
     RECORD_NBYTES,
     Activations,
+    codebooks,
     footprint,
-    grid_entries,
-    has_fields,
     has_room_for_norm,
 )
 from urdir.ptxgen.kernels.linear.products.tiled import TiledSpec
@@ -41,7 +40,7 @@ from urdir.ptxgen.kernels.linear.prologue.sum import (
     RankAdd,
 )
 from urdir.ptxgen.spec import Tolerance
-from urdir.ptxgen.weights.formats import Format
+from urdir.ptxgen.weights.grids import SharedGrids
 
 
 @dataclass(frozen=True)
@@ -80,28 +79,16 @@ class Gemv(TiledSpec):
         if len([step for step in self.prologue if not isinstance(step, Normed)]) > 1:
             raise PtxgenError("gemv: a gate, or one deferred add")
 
-    @property
-    def shared_grids(self) -> tuple[Format, ...]:
-        return super().shared_grids if self.activations == "i16" else ()
-
-    @property
-    def grid_entries(self) -> int:
-        return grid_entries(
-            self.formats, self.cols, self.cluster, self.activations, self.options.shared
-        )
-
-    @property
-    def has_fields(self) -> bool:
-        return has_fields(
-            self.formats, self.cols, self.cluster, self.activations, self.options.shared
-        )
+    @cached_property
+    def grids(self) -> SharedGrids:
+        given = (self.formats, self.cols, self.cluster, self.activations)
+        return codebooks(*given, self.options.shared, self.cut.memory.nbytes)
 
     @cached_property
     def loads(self) -> GemvLoads:
         """When tiles are loaded, and made weights of."""
-        entries = self.grid_entries if self.shared_grids else 0
-        given = (self.cols, self.prologue, self.cut, self.pair, entries, self.has(Continued))
-        return GemvLoads(self.activations, self.alone, *given, self.has_fields)
+        given = (self.cols, self.prologue, self.cut, self.pair, self.grids, self.has(Continued))
+        return GemvLoads(self.activations, self.alone, *given)
 
     @property
     def record_nbytes(self) -> int:

@@ -9,6 +9,7 @@ from urdir.ptxgen.kernels.linear.cut import Cut, TilePart
 from urdir.ptxgen.kernels.linear.products.gemv_room import Activations, has_room_ahead
 from urdir.ptxgen.kernels.linear.steps import Prologue
 from urdir.ptxgen.spec import ceil_div
+from urdir.ptxgen.weights.grids import SharedGrids
 
 #: Types of which a warp holds the tile that it multiplies next in registers (`GemvLoads.refill`).
 HELD = frozenset({"Q8_0", "IQ2_XS"})
@@ -17,9 +18,8 @@ HELD = frozenset({"Q8_0", "IQ2_XS"})
 @dataclass(frozen=True, slots=True)
 class GemvLoads:
     """When a CTA loads the tiles of a `Gemv`, whose fields these are, and makes weights of them.
-    ``pair``: matrices that are multiplied together; ``entries`` of a codebook in shared memory, 0
-    without; ``continues``: what consumes the product follows in the same launch; ``has_fields``:
-    see `Grid.fields`."""
+    ``pair``: matrices that are multiplied together; ``continues``: what consumes the product
+    follows in the same launch."""
 
     activations: Activations
     alone: bool
@@ -27,9 +27,8 @@ class GemvLoads:
     prologue: tuple[Prologue, ...]
     cut: Cut
     pair: int
-    entries: int
+    grids: SharedGrids
     continues: bool
-    has_fields: bool
 
     @property
     def asks_further(self) -> bool:
@@ -56,9 +55,9 @@ class GemvLoads:
         873, of IQ3_S at 674 and 751.
         """
         grid = part.layout.format.grid
-        if grid is None or grid.signs == "none" or not self.entries:
+        if grid is None or grid.signs == "none" or not self.grids.formats:
             return False
-        return grid.copies(self.entries) == 32
+        return grid.copies(self.grids.entries) == 32
 
     def makes_first(self, part: TilePart) -> bool:
         """Whether they make those of their first tile before they wait for earlier launches:
@@ -79,7 +78,7 @@ class GemvLoads:
         """
         if self.activations != "i16":
             return "multiplied"
-        if part.layout.format.has_e4m3_factors or self.has_fields:
+        if part.layout.format.has_e4m3_factors or self.grids.has_fields:
             return "fetched"
         return "held" if part.layout.format.name in HELD and self._can_hold(part) else "multiplied"
 

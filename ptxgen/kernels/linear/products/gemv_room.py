@@ -11,7 +11,7 @@ from urdir.ptxgen.kernels.linear.prologue.sum import OTHER_REGISTERS, DeferredAd
 from urdir.ptxgen.kernels.linear.steps import Prologue, find
 from urdir.ptxgen.spec import ceil_div
 from urdir.ptxgen.weights.formats import Format
-from urdir.ptxgen.weights.grids import ENTRIES, FIELDS_NBYTES, entries_nbytes
+from urdir.ptxgen.weights.grids import ENTRIES, FIELDS_NBYTES, SharedGrids, entries_nbytes
 from urdir.ptxgen.weights.layout import TILE_COLS, TILE_ROWS, TILE_UNITS, Layout
 
 #: With fewer warps `GemvF32` is faster: each warp has too many activations to round.
@@ -121,19 +121,18 @@ def footprint(
     return most if most.most_warps(shared) == WARPS else least
 
 
-def has_fields(
-    formats: Iterable[Format], cols: int, cluster: int, activations: Activations, shared: int
-) -> bool:
-    """Whether that is `Grid.fields`."""
-    formats = tuple(formats)
+def codebooks(
+    formats: tuple[Format, ...],
+    cols: int,
+    cluster: int,
+    activations: Activations,
+    shared: int,
+    others: int,
+) -> SharedGrids:
+    """Those that `footprint` gives shared memory, after ``others`` bytes."""
+    if activations != "i16":
+        return SharedGrids((), others)
     tables = footprint(formats, cols, cluster, activations, shared).tables
-    return tables == FIELDS_NBYTES and all(fmt.has_fields for fmt in formats)
-
-
-def grid_entries(
-    formats: Iterable[Format], cols: int, cluster: int, activations: Activations, shared: int
-) -> int:
-    """Entries of a codebook in the shared memory that `footprint` gives it, at most."""
-    formats = tuple(formats)
-    tables = footprint(formats, cols, cluster, activations, shared).tables
-    return GRID_ENTRIES if tables > entries_nbytes(formats) else ENTRIES
+    entries = GRID_ENTRIES if tables > entries_nbytes(formats) else ENTRIES
+    has_fields = tables == FIELDS_NBYTES and all(fmt.has_fields for fmt in formats)
+    return SharedGrids.of(formats, others, entries, has_fields=has_fields)

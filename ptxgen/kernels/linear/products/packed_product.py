@@ -28,7 +28,7 @@ from urdir.ptxgen.kernels.linear.reference import completed, multiply
 from urdir.ptxgen.kernels.linear.steps import Epilogue, Part, Prologue, find
 from urdir.ptxgen.spec import Access, Array, Param, Tolerance, ceil_div
 from urdir.ptxgen.weights.formats import Format
-from urdir.ptxgen.weights.grids import ENTRIES, aligned, with_entries
+from urdir.ptxgen.weights.grids import SharedGrids
 from urdir.ptxgen.weights.halves import Halves
 from urdir.ptxgen.weights.layout import TILE_ROWS, Layout, random_weights
 from urdir.ptxgen.weights.packed import GROUP, pack, packed_shape, unpack
@@ -186,23 +186,15 @@ class PackedProduct(MainLoop):
         """Shared memory, except for entries of codebooks."""
         raise NotImplementedError
 
-    #: Whether values of codes are biased.
-    biased_grids, grid_entries = True, ENTRIES
-
     @property
-    def shared_grids(self) -> tuple[Format, ...]:
-        """The types with codebooks, whose entries are in shared memory."""
-        return tuple(fmt for fmt in self.formats if fmt.grid)
-
-    @property
-    def grids_at(self) -> int:
-        """Where these entries begin."""
-        return aligned(self.memory.nbytes)
+    def grids(self) -> SharedGrids:
+        """Codebooks whose entries follow."""
+        return SharedGrids.of(self.formats, self.memory.nbytes, biased=True)
 
     @cached_property
     def shared_bytes(self) -> int:
         """Bytes of dynamic shared memory."""
-        return with_entries(self.memory.nbytes, self.shared_grids)
+        return self.grids.end
 
     # ---- parameters and reference ----
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, ClassVar, Self
 
 from urdir.ptxgen.kernels.linear.cut import Cut, CutOptions, TilePart
+from urdir.ptxgen.kernels.linear.prologue.packed import PackedInput
 from urdir.ptxgen.kernels.linear.spec import LinearSpec
 from urdir.ptxgen.ptx.architecture import CLUSTERS_SINCE
 from urdir.ptxgen.spec import LaunchShape
 from urdir.ptxgen.target import since
-from urdir.ptxgen.weights.formats import Format
-from urdir.ptxgen.weights.grids import ENTRIES, FIELDS_NBYTES, aligned, entries_nbytes
+from urdir.ptxgen.weights.grids import SharedGrids
 
 
 @dataclass(frozen=True)
@@ -47,37 +48,11 @@ class TiledSpec(LinearSpec):
         """CTAs of a cluster."""
         return self.options.cluster
 
-    @property
-    def shared_grids(self) -> tuple[Format, ...]:
-        """The types whose codebooks' entries are in shared memory."""
-        return tuple(fmt for fmt in self.formats if fmt.grid)
-
-    @property
-    def grid_entries(self) -> int:
-        """Entries of a codebook in shared memory, at most."""
-        return ENTRIES
-
-    @property
-    def has_fields(self) -> bool:
-        """Whether these have two bits for a weight (`Grid.fields`)."""
-        return False
-
-    @property
-    def tables_nbytes(self) -> int:
-        """Bytes of all these entries."""
-        if self.has_fields:
-            return FIELDS_NBYTES
-        return entries_nbytes(self.shared_grids, self.grid_entries)
-
-    @property
-    def biased_grids(self) -> bool:
-        """Whether values of codes are biased."""
-        return False
-
-    @property
-    def grids_at(self) -> int:
-        """Where these entries begin in shared memory."""
-        return aligned(self.cut.memory.nbytes)
+    @cached_property
+    def grids(self) -> SharedGrids:
+        """Codebooks in shared memory."""
+        is_packed = self.has(PackedInput)
+        return SharedGrids.of(self.formats, self.cut.memory.nbytes, biased=is_packed)
 
     @property
     def cut(self) -> Cut:
@@ -98,10 +73,7 @@ class TiledSpec(LinearSpec):
             grid=(self.cluster * self.cut.rows.clusters, 1, 1),
             block=(32 * self.cut.warps, 1, 1),
             cluster=(self.cluster, 1, 1),
-            shared_bytes=max(
-                self.grids_at + self.tables_nbytes if self.shared_grids else self.cut.memory.nbytes,
-                self.options.least_shared,
-            ),
+            shared_bytes=max(self.grids.end, self.options.least_shared),
             resident=self.options.resident,
             prefers_shared=True,
         )
