@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import gguf
 import pytest
 
+from tests.ptxgen.recut import recut
 from urdir.model.families.shapes import SHAPES
 from urdir.model.families.synthetic import SyntheticModel
 from urdir.ptxgen.errors import PtxgenError
@@ -84,7 +85,7 @@ def test_sms_that_a_launch_leaves_over_get_a_cta_without_rows() -> None:
         assert spec.parts[0].ctas == bands
         assert spec.launch_shape.grid == (bands + idle, 1, 1)
         assert spec.cut.rows.has_tiles_beyond == (idle > 0)
-        assert spec.recut(fill=False).launch_shape.grid == (bands, 1, 1)
+        assert recut(spec, fill=False).launch_shape.grid == (bands, 1, 1)
 
 
 @pytest.mark.parametrize(

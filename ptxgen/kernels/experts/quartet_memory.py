@@ -19,8 +19,9 @@ COUNTS_NBYTES = 64
 class QuartetMemory:
     """A ring of ``slot_nbytes`` slots for each warp; the activations of two quartets; their sums of
     squares; the list of ``quartets``, eight bytes each, and ``weight_nbytes`` of pairs' weights;
-    entries of the codebooks of ``formats``. ``shared`` bytes in all, for up to ``warps`` with up to ``stages`` slots,
-    as many for each matrix of a ``pair``. Sizes and offsets (``..._at``) are in bytes.
+    entries of the codebooks of ``formats``. ``shared`` bytes in all, for up to ``warps`` with up to
+    ``stages`` slots, as many for each matrix of a ``pair``. Sizes and offsets (``..._at``) are in
+    bytes.
     """
 
     shared: int

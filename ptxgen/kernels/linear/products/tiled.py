@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar, Self
 
@@ -33,10 +33,6 @@ class TiledSpec(LinearSpec):
     def of(cls, *fields: Any, **named: Any) -> Self:
         """See `MainLoop.of`; options of the cut are keywords, too."""
         return super().of(*fields, **CutOptions(resident=cls.resident).within(named))
-
-    def recut(self, **changes: Any) -> Self:
-        """The product with other options of its cut, and other fields."""
-        return replace(self, **self.options.within(changes))
 
     def __post_init__(self) -> None:
         self.options.check(self.name)
