@@ -79,11 +79,6 @@ class ExpertsSpec(ExpertsProduct):
         self.cut.check(self.name, self.options)
 
     @property
-    def choice_nbytes(self) -> int:
-        """Bytes of shared memory for what slots have, at most, where biases need it."""
-        return 8 * self.used + 32 if self.selection is not None and self.bias else 0
-
-    @property
     def grid_rows(self) -> int:
         """Products that have CTAs of their own."""
         raise NotImplementedError
@@ -105,34 +100,10 @@ class ExpertsSpec(ExpertsProduct):
         return RECORD_NBYTES[self.activations]
 
     @property
-    def activations_nbytes(self) -> int:
-        """Bytes of all activations; before these, of each warp's sums of logits in parts."""
-        sums = 0 if self.logit_parts is None else 4 * self.experts * self.most_warps
-        return max(self.record_nbytes * TILE_UNITS * self.blocks, sums)
-
-    @property
-    def most_warps(self) -> int:
-        """Warps of a CTA, at most."""
-        return WARPS if self.blocks % EVEN_WARPS else EVEN_WARPS
-
-    @property
-    def footprint(self) -> Footprint:
-        """What a CTA keeps in shared memory."""
-        entries = entries_nbytes(self.formats) if self.activations == "i16" else 0
-        return Footprint(
-            tile=self.layout.tile_nbytes,
-            sums=4 * TILE_ROWS,
-            warp_squares=8 if self.norm and not self.norm.is_factor else 4,
-            activations=self.activations_nbytes,
-            tables=entries + self.choice_nbytes,
-            warps=self.most_warps,
-        )
-
-    @property
     def fits(self) -> bool:
         """Whether enough warps have room, and registers for the activations: as `has_room` says of
         `Gemv`."""
-        warps = self.footprint.most_warps(self.options.shared)
+        warps = _footprint(self).most_warps(self.options.shared)
         most = min(MAX_REGISTERS, 2048 // (warps * max(1, self.options.resident)))
         return warps >= LEAST_WARPS and 8 * ceil_div(self.blocks, warps) + 24 <= most
 
@@ -142,7 +113,7 @@ class ExpertsSpec(ExpertsProduct):
         product = Layout(self.format, self.rows, self.blocks * TILE_COLS)
         ctas = max(1, self.options.sms // self.grid_rows)
         tiles = (self.options.tiles_each or ceil_div(self.bands, ctas),)
-        cut = cut_launch(self.options, (product,), self.footprint, tiles, self.pair, even=True)
+        cut = cut_launch(self.options, (product,), _footprint(self), tiles, self.pair, even=True)
         parts = tuple(dataclasses.replace(p, tile=Tile(self.layout)) for p in cut.rows.parts)
         return dataclasses.replace(
             cut,
@@ -178,3 +149,20 @@ class ExpertsSpec(ExpertsProduct):
         chosen = self.pairs * self.layout.tiles_nbytes // self.experts
         rest = sum(self.nbytes(p) for p in self.params if p.dtype != "u8")
         return matrices * chosen + rest
+
+
+def _footprint(of: ExpertsSpec) -> Footprint:
+    """What a CTA keeps in shared memory."""
+    most_warps = WARPS if of.blocks % EVEN_WARPS else EVEN_WARPS
+    # Before activations there are each warp's sums of logits in parts.
+    sums = 0 if of.logit_parts is None else 4 * of.experts * most_warps
+    # Where biases need it, what slots have, at most.
+    choice = 8 * of.used + 32 if of.selection is not None and of.bias else 0
+    return Footprint(
+        tile=of.layout.tile_nbytes,
+        sums=4 * TILE_ROWS,
+        warp_squares=8 if of.norm and not of.norm.is_factor else 4,
+        activations=max(of.record_nbytes * TILE_UNITS * of.blocks, sums),
+        tables=choice + (entries_nbytes(of.formats) if of.activations == "i16" else 0),
+        warps=most_warps,
+    )
