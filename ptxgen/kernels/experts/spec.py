@@ -13,8 +13,7 @@ from urdir.ptxgen.kernels.experts.parts import TAKEN, LogitParts
 from urdir.ptxgen.kernels.experts.selection import Selection
 from urdir.ptxgen.kernels.linear.epilogue.bias import Bias
 from urdir.ptxgen.kernels.linear.epilogue.weighted import Weighted
-from urdir.ptxgen.kernels.linear.product import MainLoop
-from urdir.ptxgen.kernels.linear.steps import Epilogue, Part, Prologue, Step
+from urdir.ptxgen.kernels.linear.steps import Epilogue, Part, Product, Prologue, Step
 from urdir.ptxgen.kernels.pairs import random_choice
 from urdir.ptxgen.spec import Access, Param
 from urdir.ptxgen.weights.formats import Format
@@ -22,7 +21,7 @@ from urdir.ptxgen.weights.layout import TILE_ROWS, Layout, random_weights
 
 
 @dataclass(frozen=True)
-class ExpertsProduct(MainLoop):
+class ExpertsProduct(Product):
     """Products of ``batch`` rows with ``used`` of ``experts`` matrices (rows, cols) each, between
     the steps of a ``prologue`` and an ``epilogue``. Biases are (experts, rows). Rows read their
     experts from ``expert`` (batch, used) u32 on the device, or choose them by a plain ``selection``

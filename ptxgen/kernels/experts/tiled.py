@@ -55,7 +55,7 @@ class ExpertsSpec(ExpertsProduct):
 
     @classmethod
     def of(cls, *fields: Any, **named: Any) -> Self:
-        """See `MainLoop.of`; options of the cut are keywords, too."""
+        """See `Product.of`; options of the cut are keywords, too."""
         return super().of(*fields, **CutOptions().within(named))
 
     @property

@@ -7,19 +7,18 @@ from typing import Any
 
 import numpy as np
 
-from urdir.ptxgen.kernels.linear.product import MainLoop
-from urdir.ptxgen.kernels.linear.steps import Part, Reference
+from urdir.ptxgen.kernels.linear.steps import Part, Product, Reference
 from urdir.ptxgen.spec import Access, Array
 
 
-def unpacked(product: MainLoop, part: Part, inputs: dict[str, Any]) -> list[Array]:
+def unpacked(product: Product, part: Part, inputs: dict[str, Any]) -> list[Array]:
     """The matrices of a part, f64."""
     names = product.weights_of(part)
     return [part.layout.unpack(inputs[name]).astype(np.float64) for name in names]
 
 
 def multiply(
-    product: MainLoop,
+    product: Product,
     inputs: dict[str, Any],
     matrices: Callable[[Any, Part, dict[str, Any]], list[Array]] = unpacked,
 ) -> dict[str, Array]:
@@ -33,9 +32,7 @@ def multiply(
     return outputs
 
 
-def completed(
-    product: MainLoop, inputs: dict[str, Any], rng: np.random.Generator
-) -> dict[str, Any]:
+def completed(product: Product, inputs: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
     """The inputs of a launch, of which ``inputs`` are given: what steps make, and random floats."""
     for p in product.params:
         if p.name not in inputs and p.access is Access.IN:

@@ -10,15 +10,20 @@ from typing import Any, ClassVar
 import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
-from urdir.ptxgen.kernels.linear.product import EPILOGUES, MainLoop
+from urdir.ptxgen.kernels.linear.epilogue.activation import ELEMENTWISE, Bounded, Gated
+from urdir.ptxgen.kernels.linear.epilogue.adapted import Adapted
+from urdir.ptxgen.kernels.linear.epilogue.bias import Bias
+from urdir.ptxgen.kernels.linear.epilogue.residual import Residual
 from urdir.ptxgen.kernels.linear.prologue.norm import Normed
 from urdir.ptxgen.kernels.linear.reference import completed, multiply
-from urdir.ptxgen.kernels.linear.steps import Epilogue, Part, Prologue
+from urdir.ptxgen.kernels.linear.steps import Epilogue, Part, Product, Prologue
 from urdir.ptxgen.ptx.architecture import ARCHITECTURES
 from urdir.ptxgen.spec import Access, Array, Param, ceil_div
 from urdir.ptxgen.weights.formats import Format
 from urdir.ptxgen.weights.layout import Layout, random_weights
 
+#: The steps after products of matrices, in this order; main loops add those that only they take.
+EPILOGUES: tuple[type[Epilogue], ...] = (Bias, Adapted, Gated, *ELEMENTWISE, Residual, Bounded)
 #: Activation vectors of one launch at most: the columns of an ``mma`` tile.
 MAX_BATCH = 8
 #: SMs of a big GPU, for which a launch is cut.
@@ -37,7 +42,7 @@ def side_by_side(layouts: Sequence[Layout], cta_rows: Sequence[int]) -> tuple[Pa
 
 
 @dataclass(frozen=True)
-class LinearSpec(MainLoop):
+class LinearSpec(Product):
     """y[b] = W x[b], W (rows, cols) repacked, for ``batch`` activation vectors: a main loop between
     steps.
 

@@ -13,9 +13,8 @@ from urdir.ptxgen.kernels.linear.epilogue.activation import Activated, Bounded, 
 from urdir.ptxgen.kernels.linear.epilogue.adapted import Adapted
 from urdir.ptxgen.kernels.linear.epilogue.bias import Bias
 from urdir.ptxgen.kernels.linear.epilogue.residual import Residual
-from urdir.ptxgen.kernels.linear.product import EPILOGUES
 from urdir.ptxgen.kernels.linear.products.gemm_tile import TILE
-from urdir.ptxgen.kernels.linear.spec import LinearSpec, odd_cols, side_by_side
+from urdir.ptxgen.kernels.linear.spec import EPILOGUES, LinearSpec, odd_cols, side_by_side
 from urdir.ptxgen.kernels.linear.steps import Part
 from urdir.ptxgen.spec import LaunchShape, Tolerance, ceil_div
 from urdir.ptxgen.weights.formats import FORMATS, UNIT

@@ -20,7 +20,6 @@ from urdir.ptxgen.kernels.linear.epilogue.router import RouterParts
 from urdir.ptxgen.kernels.linear.epilogue.self_adapted import SelfAdapted
 from urdir.ptxgen.kernels.linear.epilogue.send import Send
 from urdir.ptxgen.kernels.linear.epilogue.then import Continued
-from urdir.ptxgen.kernels.linear.product import EPILOGUES
 from urdir.ptxgen.kernels.linear.products.gemv_examples import gemv_examples
 from urdir.ptxgen.kernels.linear.products.gemv_loads import GemvLoads
 from urdir.ptxgen.kernels.linear.products.gemv_room import (
@@ -39,6 +38,7 @@ from urdir.ptxgen.kernels.linear.prologue.sum import (
     NormedAdd,
     RankAdd,
 )
+from urdir.ptxgen.kernels.linear.spec import EPILOGUES
 from urdir.ptxgen.spec import Tolerance
 from urdir.ptxgen.weights.grids import SharedGrids
 

@@ -22,10 +22,10 @@ from urdir.ptxgen.kernels.linear.packed_parts import (
     PackedPart,
     takes_packed,
 )
-from urdir.ptxgen.kernels.linear.product import EPILOGUES, MainLoop
 from urdir.ptxgen.kernels.linear.products.packed_memory import PackedMemory
 from urdir.ptxgen.kernels.linear.reference import completed, multiply
-from urdir.ptxgen.kernels.linear.steps import Epilogue, Part, Prologue, find
+from urdir.ptxgen.kernels.linear.spec import EPILOGUES
+from urdir.ptxgen.kernels.linear.steps import Epilogue, Part, Product, Prologue, find
 from urdir.ptxgen.spec import Access, Array, Param, Tolerance, ceil_div
 from urdir.ptxgen.weights.formats import Format
 from urdir.ptxgen.weights.grids import SharedGrids
@@ -38,7 +38,7 @@ SM_NBYTES, CTA_COST = 228 << 10, 1 << 10
 
 
 @dataclass(frozen=True)
-class PackedProduct(MainLoop):
+class PackedProduct(Product):
     """y[b] = W x[b] for packed f16 activations (`packed`), W (rows, cols) repacked, then the
     ``epilogue``.
 

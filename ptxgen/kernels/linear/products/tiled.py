@@ -31,7 +31,7 @@ class TiledSpec(LinearSpec):
 
     @classmethod
     def of(cls, *fields: Any, **named: Any) -> Self:
-        """See `MainLoop.of`; options of the cut are keywords, too."""
+        """See `Product.of`; options of the cut are keywords, too."""
         return super().of(*fields, **CutOptions(resident=cls.resident).within(named))
 
     def __post_init__(self) -> None:

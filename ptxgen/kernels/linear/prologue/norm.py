@@ -25,6 +25,11 @@ class Normed(Prologue):
 
     stem = "norm"
     leads = True
+    normalises = True
+
+    @property
+    def norm_of_x(self) -> Norm | None:
+        return self.norm
 
     @property
     def vectors(self) -> int:
@@ -62,6 +67,7 @@ class BegunNorm(Prologue):
 
     stem = "begun_norm"
     leads = True
+    normalises = True
 
     @property
     def text(self) -> str:
