@@ -127,7 +127,7 @@ def test_a_norm_after_a_block_is_left_to_the_next_product_of_one_row() -> None:
 
     with opened(change=with_post_norms) as session:
         one, several = kernels(session, 1), kernels(session, 4)
-        assert isinstance(one["ffn_gate_up"].add, NormedAdd)
+        assert one["ffn_gate_up"].has(NormedAdd)
         assert "post_norm" not in one
         assert "post_norm" in several
         assert several["post_norm"].then is not None
