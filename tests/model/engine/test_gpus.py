@@ -341,7 +341,7 @@ def test_products_of_one_row_are_given_to_the_other_rank(two: tuple[Engine, str]
         send = given["blk.1.ffn_down"].find(Send)
         assert send.gives == Gives(2, 0, session.exchange.shape.capacity)
         if not shape.prompt:
-            assert isinstance(given["blk.1.attn_qkv"].add, RankAdd)
+            assert given["blk.1.attn_qkv"].has(RankAdd)
 
 
 @tensors_alone
