@@ -147,7 +147,7 @@ class Gemv(TiledSpec):
         """
         if self.activations != "i16":
             return "multiplied"
-        if part.layout.format.has_e4m3_factors or self.has_fields:
+        if part.layout.format.has_e4m3_factors:
             return "fetched"
         return "held" if part.layout.format.name in HELD and self._can_hold(part) else "multiplied"
 
