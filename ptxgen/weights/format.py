@@ -247,9 +247,9 @@ class Format:
 
     @property
     def has_fields(self) -> bool:
-        """Whether its codebook may have two bits for a weight (`Grid.fields`): all levels of a unit
-        are an eighth above, or below."""
-        return self.grid is not None and self.grid.signs == "below" and self.unit_groups == 1
+        """Whether its codebook may have two bits for a weight (`Grid.fields`): levels are -1, 0 and
+        1, an eighth above or below."""
+        return self.grid is not None and self.grid.signs == "below"
 
     def grid_moves(self, number: Numbers, i: int, unit: int, to: int) -> list[Move]:
         """Of a type with a codebook: see `grids.moves`."""

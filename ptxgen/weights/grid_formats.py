@@ -99,6 +99,12 @@ def _three_bits(number: str, shift: int, start: int, strides: tuple[int, ...], u
         yield _part(number, shift + bit, Field(1, start + bit, strides), bit, to[:units])
 
 
+def _paired(start: int, strides: tuple[int, ...]) -> Iterator[Part]:
+    """The three upper bits of indices, where `Upper.paired` says."""
+    for bit, to in enumerate(((1, (4, 8)), (2, (4, 8)), (7, (-4, 8)))):
+        yield _part("index", 8 + bit, Field(1, start + bit, strides), *to)
+
+
 def grid_types() -> tuple[Format, ...]:
     """All of them."""
     first_d = Field(8, 0, (8,))
@@ -150,10 +156,7 @@ def grid_types() -> tuple[Format, ...]:
             stored=(
                 _indices(Field(8, _at(2), (8, 16, *_UNITS[4]))),
                 Plane("upper", 1, 2, (
-                    *(
-                        _part("index", 8 + n, Field(1, _at(34, n), (3, 6, *_UNITS[2])), *to)
-                        for n, to in enumerate(((1, (4, 8)), (2, (4, 8)), (7, (-4, 8))))
-                    ),
+                    *_paired(_at(34), (3, 6, *_UNITS[2])),
                     _part("below", 0, Field(1, _at(34, 15), _UNITS[2]), 0, ()),
                     *(
                         _part("step", n, Field(1, _at(34, 12 + n), _UNITS[2]), 4 + 4 * n, ())
@@ -167,8 +170,8 @@ def grid_types() -> tuple[Format, ...]:
             stored=(
                 _indices(Field(8, 0, (8, 16, *_UNITS[4]))),
                 Plane("upper", 1, 2, (
-                    _part("index", 8, Field(3, _at(32), (4, 8, *_UNITS[2])), 0, (4, 8)),
-                    _part("below", 0, Field(1, _at(32, 3), (4, 8, *_UNITS[2])), 3, (4, 8)),
+                    *_paired(_at(32), (4, 8, *_UNITS[2])),
+                    _part("below", 0, Field(1, _at(32, 3), (4, 8, *_UNITS[2])), 0, (4, 8)),
                 )),
                 Plane("steps", 1, 1, tuple(
                     _three_bits("step", 0, _at(48), (3, 6, 16, 32), 1, (4,))

@@ -189,7 +189,7 @@ class Upper:
     """The bits of a unit's indices from the eighth on: ``width`` of index i from bit ``start`` +
     i * ``stride`` of a plane's item on. ``paired``: as addresses need them (`Grid.fields`). A byte
     has three bits of two indices, those of the first one at 1, 2 and 7, of the other one at 5, 6
-    and 3."""
+    and 3. Bits 0 and 4 are left: whether levels are below, of a unit or of these two entries."""
 
     plane: Plane
     start: int

@@ -33,7 +33,7 @@ RMS = Norm("rms", 1e-5)
 FINE_RMS = Norm("rms", 1e-6)
 
 Q8_0, Q4_K, Q6_K, Q3_K = (FORMATS[n] for n in ("Q8_0", "Q4_K", "Q6_K", "Q3_K"))
-E4M3R, IQ1_S = FORMATS["E4M3R256"], FORMATS["IQ1_S"]
+E4M3R = FORMATS["E4M3R256"]
 QUANTISED = [f for f in FORMATS.values() if f.arithmetic == "integers"]
 
 #: What is multiplied on tensor cores.
@@ -483,13 +483,16 @@ def test_more_copies_of_a_codebook_give_the_same_bits(
         np.testing.assert_array_equal(found[name], outputs)
 
 
-@pytest.mark.parametrize("warps", [8, 3])
-def test_entries_of_two_bits_a_weight_give_the_same_bits(device: Device, warps: int) -> None:
-    """Those of IQ1_S, where shared memory has room; three warps store some of them in a last, partial
-    round."""
-    fields: dict[str, Any] = {"others": ((IQ1_S, 18),), "split": warps, "groups": 1}
+@pytest.mark.parametrize(("name", "other", "warps"), [("IQ1_S", "IQ1_M", 8), ("IQ1_M", "IQ1_M", 3)])
+def test_entries_of_two_bits_a_weight_give_the_same_bits(
+    device: Device, name: str, other: str, warps: int
+) -> None:
+    """Of types that share a codebook, where shared memory has room. Three warps store some of the
+    entries in a last, partial round."""
+    fields: dict[str, Any] = {"others": ((FORMATS[other], 18),), "split": warps, "groups": 1}
     few, many = (
-        i16(IQ1_S, 33, 2304, Normed(RMS), shared=shared, **fields) for shared in (60_000, 150_000)
+        i16(FORMATS[name], 33, 2304, Normed(RMS), shared=shared, **fields)
+        for shared in (60_000, 150_000)
     )
     assert (few.grids.has_fields, many.grids.has_fields) == (False, True)
     inputs = many.make_inputs(np.random.default_rng(21))
@@ -498,6 +501,13 @@ def test_entries_of_two_bits_a_weight_give_the_same_bits(device: Device, warps: 
         assert deviation.ok, deviation
     for name, outputs in before.items():
         np.testing.assert_array_equal(found[name], outputs)
+
+
+def test_types_with_different_codebooks_have_entries_of_32_bits() -> None:
+    """Each its own, or one has none."""
+    for other in ("IQ2_XS", "Q4_K"):
+        others = ((FORMATS[other], 18),)
+        assert not i16(FORMATS["IQ1_S"], 33, 768, others=others, shared=150_000).has_fields
 
 
 def test_a_ring_is_filled_a_few_tiles_at_a_time(device: Device) -> None:

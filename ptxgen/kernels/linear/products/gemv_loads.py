@@ -78,7 +78,7 @@ class GemvLoads:
         """
         if self.activations != "i16":
             return "multiplied"
-        if part.layout.format.has_e4m3_factors or self.grids.has_fields:
+        if part.layout.format.has_e4m3_factors:
             return "fetched"
         return "held" if part.layout.format.name in HELD and self._can_hold(part) else "multiplied"
 
