@@ -507,7 +507,7 @@ def test_types_with_different_codebooks_have_entries_of_32_bits() -> None:
     """Each its own, or one has none."""
     for other in ("IQ2_XS", "Q4_K"):
         others = ((FORMATS[other], 18),)
-        assert not i16(FORMATS["IQ1_S"], 33, 768, others=others, shared=150_000).has_fields
+        assert not i16(FORMATS["IQ1_S"], 33, 768, others=others, shared=150_000).grids.has_fields
 
 
 def test_a_ring_is_filled_a_few_tiles_at_a_time(device: Device) -> None:
