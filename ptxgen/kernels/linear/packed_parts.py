@@ -30,7 +30,8 @@ MAX_GRID = 65535
 class PackedCut(Protocol):
     """How a CTA computes its part of y: 64 * ``row_groups`` rows of weights, ``vectors``
     activation vectors, its columns split ``splits`` ways among its warps and among the ``cluster``
-    CTAs. A warp has ``operands`` times 16 rows. ``resident``: CTAs of an SM."""
+    CTAs. A warp has ``operands`` times 16 rows. Each split has ``weight_stages`` stages of a tile
+    of weights, and ``x_stages`` of activations. ``resident``: CTAs of an SM."""
 
     @property
     def row_groups(self) -> int: ...
@@ -42,6 +43,14 @@ class PackedCut(Protocol):
     def cluster(self) -> int: ...
     @property
     def operands(self) -> int: ...
+    @property
+    def weight_stages(self) -> int: ...
+    @property
+    def x_stages(self) -> int: ...
+    @property
+    def x_nbytes(self) -> int:
+        """Bytes of a stage of activations."""
+
     @property
     def resident(self) -> int: ...
     @property

@@ -218,7 +218,6 @@ class GemmWgmma(PackedProduct):
         vectors, adapts = self.cut.vectors, self.find(SharedAdapted)
         return PackedMemory(
             *(self.cut, self.parts),
-            turns=self.cut.takes_turns,
             pairs_nbytes=8 * vectors if self.mixture is not None and not self.packs else 0,
             factors_nbytes=8 + 4 * vectors if self.has(BegunNorm) else 0,
             adapted_nbytes=0 if adapts is None else adapts.table_nbytes(vectors),

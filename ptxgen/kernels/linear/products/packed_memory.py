@@ -4,22 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from urdir.ptxgen.kernels.linear.packed_parts import BANDS, GROUP_ROWS, PackedCut, PackedPart
 from urdir.ptxgen.spec import ceil_div
-
-
-class RingCut(PackedCut, Protocol):
-    """A cut with stages of a tile of weights, and of activations, for each split."""
-
-    @property
-    def weight_stages(self) -> int: ...
-    @property
-    def x_stages(self) -> int: ...
-    @property
-    def x_nbytes(self) -> int:
-        """Bytes of a stage of activations."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,15 +15,14 @@ class PackedMemory:
 
     Each stage has as many ``barriers``: the full ones of all stages, then the empty ones; split k
     has every ``splits``-th stage of a ring, from k on. Without barriers, its stages follow each
-    other. If CTAs take ``turns``, sums stay in registers, a stage of weights is of one row group,
+    other. If CTAs take turns, sums stay in registers, a stage of weights is of one row group,
     which has every ``row_groups``-th, and full barriers of weights for the second row group follow.
     Then come ``pairs_nbytes`` or ``factors_nbytes``, and ``adapted_nbytes`` of a `SharedAdapted`.
     """
 
-    cut: RingCut
+    cut: PackedCut
     parts: Sequence[PackedPart]
     barriers: int = 2
-    turns: bool = False
     pairs_nbytes: int = 0
     factors_nbytes: int = 0
     adapted_nbytes: int = 0
@@ -44,7 +30,7 @@ class PackedMemory:
     @property
     def stage_bands(self) -> int:
         """Bands of a stage of weights."""
-        return BANDS if self.turns else BANDS * self.cut.row_groups
+        return BANDS if self.cut.takes_turns else BANDS * self.cut.row_groups
 
     @property
     def weight_nbytes(self) -> int:
@@ -85,7 +71,7 @@ class PackedMemory:
     def barriers_at(self) -> int:
         """Where barriers begin, 8 bytes each."""
         rings = self.x_at + self.x_slots * self.cut.x_nbytes
-        return rings if self.turns else max(rings, self.cut.splits * self.split_nbytes)
+        return rings if self.cut.takes_turns else max(rings, self.cut.splits * self.split_nbytes)
 
     @property
     def second_full(self) -> int:
@@ -99,7 +85,7 @@ class PackedMemory:
     def pairs_at(self) -> int:
         """Where pair and weight of each vector lie, 8 bytes, for the last products of a mixture; or
         the barrier of the warps that make factors."""
-        return self.barriers_at + self.second_full + 8 * self.weight_slots * self.turns
+        return self.barriers_at + self.second_full + 8 * self.weight_slots * self.cut.takes_turns
 
     @property
     def factors_at(self) -> int:
