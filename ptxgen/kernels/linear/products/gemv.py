@@ -149,7 +149,8 @@ class Gemv(TiledSpec):
             return "multiplied"
         if part.layout.format.has_e4m3_factors:
             return "fetched"
-        return "held" if part.layout.format.name in HELD and self._can_hold(part) else "multiplied"
+        held = self.has_fields or part.layout.format.name in HELD
+        return "held" if held and self._can_hold(part) else "multiplied"
 
     def _can_hold(self, part: TilePart) -> bool:
         if self.alone or self.has(Continued):
