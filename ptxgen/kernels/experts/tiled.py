@@ -115,7 +115,7 @@ class ExpertsSpec(ExpertsProduct):
         """The type, if its codebook's entries are in shared memory."""
         return (self.format,) if self.format.grid and self.activations == "i16" else ()
 
-    biased_grids, grid_entries, has_fields = False, ENTRIES, False
+    biased_grids, grid_entries = False, ENTRIES
 
     @property
     def grids_at(self) -> int:

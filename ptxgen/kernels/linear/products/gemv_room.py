@@ -11,7 +11,7 @@ from urdir.ptxgen.kernels.linear.prologue.sum import DeferredAdd
 from urdir.ptxgen.kernels.linear.steps import Prologue, find
 from urdir.ptxgen.spec import ceil_div
 from urdir.ptxgen.weights.formats import Format
-from urdir.ptxgen.weights.grids import ENTRIES, FIELDS_NBYTES, entries_nbytes
+from urdir.ptxgen.weights.grids import ENTRIES, FIELDS_ENTRIES, entries_nbytes
 from urdir.ptxgen.weights.layout import TILE_COLS, TILE_ROWS, TILE_UNITS, Layout
 
 #: With fewer warps `GemvF32` is faster: each warp has too many activations to round.
@@ -113,18 +113,10 @@ def footprint(
         replace(room, tables=entries_nbytes(formats, entries))
         for entries in (ENTRIES, GRID_ENTRIES)
     )
-    if all(fmt.has_fields for fmt in formats):
-        most = replace(room, tables=FIELDS_NBYTES, least_partials=LEAST_PARTIALS_NBYTES)
+    if all(fmt.grid is not None and fmt.grid.has_fields(FIELDS_ENTRIES) for fmt in formats):
+        fields = entries_nbytes(formats, FIELDS_ENTRIES)
+        most = replace(room, tables=fields, least_partials=LEAST_PARTIALS_NBYTES)
     return most if most.most_warps(shared) == WARPS else least
-
-
-def has_fields(
-    formats: Iterable[Format], cols: int, cluster: int, activations: Activations, shared: int
-) -> bool:
-    """Whether that is `Grid.fields`."""
-    formats = tuple(formats)
-    tables = footprint(formats, cols, cluster, activations, shared).tables
-    return tables == FIELDS_NBYTES and all(fmt.has_fields for fmt in formats)
 
 
 def grid_entries(
@@ -133,4 +125,6 @@ def grid_entries(
     """Entries of a codebook in the shared memory that `footprint` gives it, at most."""
     formats = tuple(formats)
     tables = footprint(formats, cols, cluster, activations, shared).tables
-    return GRID_ENTRIES if tables > entries_nbytes(formats) else ENTRIES
+    if tables <= entries_nbytes(formats):
+        return ENTRIES
+    return GRID_ENTRIES if tables == entries_nbytes(formats, GRID_ENTRIES) else FIELDS_ENTRIES

@@ -12,7 +12,7 @@ from urdir.ptxgen.ptx.architecture import CLUSTERS_SINCE
 from urdir.ptxgen.spec import LaunchShape
 from urdir.ptxgen.target import since
 from urdir.ptxgen.weights.formats import Format
-from urdir.ptxgen.weights.grids import ENTRIES, FIELDS_NBYTES, aligned, entries_nbytes
+from urdir.ptxgen.weights.grids import ENTRIES, aligned, with_entries
 
 
 @dataclass(frozen=True)
@@ -94,18 +94,6 @@ class TiledSpec(LinearSpec):
         return ENTRIES
 
     @property
-    def has_fields(self) -> bool:
-        """Whether these have two bits for a weight (`Grid.fields`)."""
-        return False
-
-    @property
-    def tables_nbytes(self) -> int:
-        """Bytes of all these entries."""
-        if self.has_fields:
-            return FIELDS_NBYTES
-        return entries_nbytes(self.shared_grids, self.grid_entries)
-
-    @property
     def biased_grids(self) -> bool:
         """Whether values of codes are biased."""
         return False
@@ -135,7 +123,7 @@ class TiledSpec(LinearSpec):
             block=(32 * self.cut.warps, 1, 1),
             cluster=(self.cluster, 1, 1),
             shared_bytes=max(
-                self.grids_at + self.tables_nbytes if self.shared_grids else self.cut.memory.nbytes,
+                with_entries(self.cut.memory.nbytes, self.shared_grids, self.grid_entries),
                 self.options.least_shared,
             ),
             resident=self.options.resident,
