@@ -245,12 +245,6 @@ class Format:
         """Where the upper bits of indices are, if they have more than eight."""
         return upper(self.stored)
 
-    @property
-    def has_fields(self) -> bool:
-        """Whether its codebook may have two bits for a weight (`Grid.fields`): levels are -1, 0 and
-        1, an eighth above or below."""
-        return self.grid is not None and self.grid.signs == "below"
-
     def grid_moves(self, number: Numbers, i: int, unit: int, to: int) -> list[Move]:
         """Of a type with a codebook: see `grids.moves`."""
         return [*moves(self.stored, number, i, unit, to)]

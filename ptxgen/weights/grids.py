@@ -31,8 +31,8 @@ from urdir.ptxgen.weights.fields import Part, Plane
 #: Entries of a codebook in shared memory, several of each or the 2,048 of IQ1, by default.
 ENTRIES = 2048
 
-#: Bytes of a codebook with two bits for a weight, 16 copies of each entry (`Grid.fields`).
-FIELDS_NBYTES = 64 * 1024
+#: Words of IQ1's with two bits for a weight, 16 copies of each entry (`Grid.fields`).
+FIELDS_ENTRIES = 16384
 # Where those of eight weights are in an entry.
 _FIELD_BITS = (2, 10, 0, 8, 6, 14, 4, 12)
 
@@ -65,17 +65,23 @@ class Grid:
 
     def kept(self, entries: int) -> int:
         """Entries in shared memory, copies included, which may have as many as ``entries``: 16 or
-        32 copies of each, else no more than `ENTRIES`.
+        32 copies of each, else no more than `ENTRIES`; words of `fields`, if it has these.
 
         Lanes with different copies never wait for each other, but lanes with the same one do: 32
         look-ups take 3.5 wavefronts with one copy, 2.9 with eight, two with 16, one with 32.
         """
+        if self.has_fields(entries):
+            return FIELDS_ENTRIES
         copies = min(32, entries // len(self.words))
         return len(self.words) * copies if copies >= 16 else ENTRIES
 
     def copies(self, entries: int) -> int:
         """Copies of an entry side by side."""
         return self.kept(entries) // len(self.words)
+
+    def has_fields(self, entries: int) -> bool:
+        """Whether they are `fields`."""
+        return self.signs == "below" and entries == FIELDS_ENTRIES
 
     @property
     def fields(self) -> tuple[int, ...]:
@@ -224,19 +230,22 @@ def entries_nbytes(formats: Iterable[HasGrid], entries: int = ENTRIES) -> int:
 @dataclass(frozen=True, slots=True)
 class SharedGrids:
     """The codebooks of ``formats`` in a CTA's shared memory, after ``others`` bytes: up to
-    ``entries`` of each (`Grid.kept`), or all `Grid.fields` if it ``has_fields``. Values of codes
-    may be ``biased``."""
+    ``entries`` of each (`Grid.kept`). Values of codes may be ``biased``."""
 
     formats: tuple[HasGrid, ...]
     others: int
     entries: int = ENTRIES
     biased: bool = False
-    has_fields: bool = False
 
     @classmethod
     def of(cls, formats: Iterable[HasGrid], *fields: Any, **named: Any) -> Self:
         """Those of the types that have one."""
         return cls(tuple(fmt for fmt in formats if fmt.grid), *fields, **named)
+
+    @property
+    def has_fields(self) -> bool:
+        """Whether entries have two bits for a weight (`Grid.fields`)."""
+        return any(fmt.grid and fmt.grid.has_fields(self.entries) for fmt in self.formats)
 
     @property
     def at(self) -> int:
@@ -246,10 +255,8 @@ class SharedGrids:
     @property
     def end(self) -> int:
         """Bytes of all shared memory."""
-        if not self.formats:
-            return self.others
         nbytes = entries_nbytes(self.formats, self.entries)
-        return self.at + (FIELDS_NBYTES if self.has_fields else nbytes)
+        return self.at + nbytes if self.formats else self.others
 
 
 def recode(blocks: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:

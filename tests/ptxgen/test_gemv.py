@@ -27,6 +27,7 @@ from urdir.ptxgen.kernels.linear.prologue.norm import Normed
 from urdir.ptxgen.kernels.linear.steps import Step
 from urdir.ptxgen.kernels.norm import Norm
 from urdir.ptxgen.weights.formats import FORMATS, Bytes, Format, random_blocks
+from urdir.ptxgen.weights.grids import ENTRIES, FIELDS_ENTRIES
 from urdir.ptxgen.weights.layout import recoded
 
 RMS = Norm("rms", 1e-5)
@@ -494,7 +495,7 @@ def test_entries_of_two_bits_a_weight_give_the_same_bits(
         i16(FORMATS[name], 33, 2304, Normed(RMS), shared=shared, **fields)
         for shared in (60_000, 150_000)
     )
-    assert (few.grids.has_fields, many.grids.has_fields) == (False, True)
+    assert (few.grids.entries, many.grids.entries) == (ENTRIES, FIELDS_ENTRIES)
     inputs = many.make_inputs(np.random.default_rng(21))
     found, before = (run_kernel(device, each, inputs) for each in (many, few))
     for deviation in compare(many, found, many.reference(**inputs)):
@@ -507,7 +508,8 @@ def test_types_with_different_codebooks_have_entries_of_32_bits() -> None:
     """Each its own, or one has none."""
     for other in ("IQ2_XS", "Q4_K"):
         others = ((FORMATS[other], 18),)
-        assert not i16(FORMATS["IQ1_S"], 33, 768, others=others, shared=150_000).grids.has_fields
+        spec = i16(FORMATS["IQ1_S"], 33, 768, others=others, shared=150_000)
+        assert spec.grids.entries < FIELDS_ENTRIES
 
 
 def test_a_ring_is_filled_a_few_tiles_at_a_time(device: Device) -> None:

@@ -88,9 +88,9 @@ class Limits:
         CTAs of one launch share an SM only where no other CTA is. Measured on an H200: 727
         tokens/s, 614 with halves for all. Of one vector the larger share is 29 parts of 52: an 8B
         NVFP4 model's down matrices have room for a fifth slot then, and it decodes at 797.0
-        tokens/s, 793.0 with 5 of 9. Of ``several`` it is 21 of 37: the sums of an 8B model's gate
-        and up leave room for a fourth slot then, and a step of 8 sequences takes 1.657 ms, not
-        1.673. Where half is too little, a CTA takes all.
+        tokens/s, 793.0 with 5 of 9; gate and up of IQ1_S have room for a third one. Of ``several``
+        it is 21 of 37: the sums of an 8B model's gate and up leave room for a fourth slot then, and
+        a step of 8 sequences takes 1.657 ms, not 1.673. Where half is too little, a CTA takes all.
         The driver keeps 1 KB of each.
         """
         if self.resident == 1:

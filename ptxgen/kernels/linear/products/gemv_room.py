@@ -11,7 +11,7 @@ from urdir.ptxgen.kernels.linear.prologue.sum import OTHER_REGISTERS, DeferredAd
 from urdir.ptxgen.kernels.linear.steps import Prologue, find
 from urdir.ptxgen.spec import ceil_div
 from urdir.ptxgen.weights.formats import Format
-from urdir.ptxgen.weights.grids import ENTRIES, FIELDS_NBYTES, SharedGrids, entries_nbytes
+from urdir.ptxgen.weights.grids import ENTRIES, FIELDS_ENTRIES, SharedGrids, entries_nbytes
 from urdir.ptxgen.weights.layout import TILE_COLS, TILE_ROWS, TILE_UNITS, Layout
 
 #: With fewer warps `GemvF32` is faster: each warp has too many activations to round.
@@ -116,8 +116,9 @@ def footprint(
         replace(room, tables=entries_nbytes(formats, entries))
         for entries in (ENTRIES, GRID_ENTRIES)
     )
-    if all(fmt.has_fields for fmt in formats):
-        most = replace(room, tables=FIELDS_NBYTES, least_partials=LEAST_PARTIALS_NBYTES)
+    if all(fmt.grid is not None and fmt.grid.has_fields(FIELDS_ENTRIES) for fmt in formats):
+        fields = entries_nbytes(formats, FIELDS_ENTRIES)
+        most = replace(room, tables=fields, least_partials=LEAST_PARTIALS_NBYTES)
     return most if most.most_warps(shared) == WARPS else least
 
 
@@ -133,6 +134,6 @@ def codebooks(
     if activations != "i16":
         return SharedGrids((), others)
     tables = footprint(formats, cols, cluster, activations, shared).tables
-    entries = GRID_ENTRIES if tables > entries_nbytes(formats) else ENTRIES
-    has_fields = tables == FIELDS_NBYTES and all(fmt.has_fields for fmt in formats)
-    return SharedGrids.of(formats, others, entries, has_fields=has_fields)
+    given = (ENTRIES, GRID_ENTRIES, FIELDS_ENTRIES)
+    entries = next(n for n in given if tables <= entries_nbytes(formats, n))
+    return SharedGrids.of(formats, others, entries)
