@@ -28,6 +28,7 @@ from typing import Any
 from urdir.driver.cache import CubinCache
 from urdir.driver.device_name import DeviceName
 from urdir.driver.kernel import Kernel
+from urdir.driver.parallel import cores
 
 #: Seconds in which a process starts, and in which it compiles a kernel, at most.
 _START, _EACH = 20.0, 10.0
@@ -221,8 +222,8 @@ def compilers_for(name: str, cache_folder: Path | None) -> Compilers | None:
 
 
 def most_compilers() -> int:
-    """As many processes that compile as this machine has cores for."""
-    return min((os.cpu_count() or 1) * 7 // 8, _MOST) if hasattr(os, "fork") else 0
+    """How many processes compile: seven on eight cores."""
+    return min(cores() * 7 // 8, _MOST) if hasattr(os, "fork") else 0
 
 
 class _Process:

@@ -10,7 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from urdir.driver.errors import DriverError
-from urdir.driver.kernel import Kernel, Param, access_of
+from urdir.driver.kernel import Kernel, access_of
+from urdir.ptxgen.ptx.launch import Param
 
 Array = npt.NDArray[Any]
 

@@ -195,7 +195,21 @@ def close_all(items: Iterable[Closeable]) -> None:
         raise first
 
 
-class Owned:
+class Closing:
+    """A context manager that closes itself; ``close`` may come twice."""
+
+    def close(self) -> None:
+        """Close it; DriverError on failure."""
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+class Owned(Closing):
     """Base of objects in a context: a handle, destroyed once.
 
     That happens by ``close()``, by ``with``, when the device closes, or by the garbage collector,
@@ -261,12 +275,6 @@ class Owned:
     def _destroy(self, handle: Any) -> Any:
         """The driver call that destroys it; returns that call's result tuple."""
         raise NotImplementedError
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
 
     def __del__(self) -> None:
         self.finish(quiet=True)

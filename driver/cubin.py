@@ -11,15 +11,10 @@ from typing import Any
 import numpy as np
 
 from urdir.driver.errors import DriverError
-from urdir.driver.kernel import LaunchShape, Param, Tolerance
+from urdir.driver.kernel import EXACT, Tolerance
+from urdir.ptxgen.ptx.launch import Access, LaunchShape, Param
 
 Arrays = dict[str, np.ndarray[Any, Any]]
-
-
-@dataclass(frozen=True, slots=True)
-class _Exact:
-    rtol: float = 0.0
-    atol: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -41,7 +36,7 @@ class CubinKernel:
     launch_shape: LaunchShape
     reference_of: Callable[..., Arrays] | None = None
     inputs_of: Callable[[np.random.Generator], Mapping[str, Any]] | None = None
-    tolerance: Tolerance = _Exact()
+    tolerance: Tolerance = EXACT
     waits_for_dependencies: bool = False
     operations: int = 0
 
@@ -77,7 +72,7 @@ class CubinKernel:
     def bytes_moved(self) -> int:
         """The size of all arrays; of those that are also written twice."""
         return sum(
-            self.nbytes(p) * (2 if p.access is not None and p.access.value == "inout" else 1)
+            self.nbytes(p) * (2 if p.access is Access.INOUT else 1)
             for p in self.params
             if p.is_pointer
         )

@@ -12,7 +12,7 @@ from urdir.driver import bindings
 from urdir.driver.apart import Compilers, most_compilers
 from urdir.driver.cache import DEFAULT_LIMIT, CubinCache
 from urdir.driver.compile import compile_ptx
-from urdir.driver.context import Context
+from urdir.driver.context import Closing, Context
 from urdir.driver.device_name import DeviceName
 from urdir.driver.errors import (
     CudaError,
@@ -141,7 +141,7 @@ def find_devices(name: str, ordinals: Sequence[int] | None, api: Any = None) -> 
     return Found(api, tuple(names), note)
 
 
-class Device:
+class Device(Closing):
     """An opened device: memory, streams and kernels are created from it and closed with it.
 
     ``name`` is the device string ("cuda:0", "emulator:sm_90"), ``target`` the target of portable
@@ -350,12 +350,6 @@ class Device:
         if self.context.alive:
             self._ptx_files.device_closed()
         self.context.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
 
     def __del__(self) -> None:
         if hasattr(self, "context"):

@@ -5,14 +5,14 @@ from __future__ import annotations
 import functools
 from contextlib import suppress
 from pathlib import Path
-from typing import Self
 
+from urdir.driver.context import Closing
 from urdir.driver.device import Device
 from urdir.driver.errors import CudaError
 from urdir.driver.ptx_files import PtxFiles
 
 
-class DeviceOwner:
+class DeviceOwner(Closing):
     """Owns the device of a name, opened at first use as by `Device.open`, and reopened after a
     fault, which makes a context unusable. A context manager.
     """
@@ -40,9 +40,3 @@ class DeviceOwner:
         if device is not None:
             with suppress(CudaError):  # the context may be lost after a fault
                 device.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()

@@ -21,13 +21,7 @@ from urdir.driver.errors import DriverError, LaunchError
 from urdir.driver.graph import Graph, RecordedGraph
 from urdir.driver.kernel import access_of
 from urdir.driver.launch import launch
-from urdir.driver.operation import (
-    Copy,
-    Launch,
-    Memory,
-    Operation,
-    allocation_of,
-)
+from urdir.driver.operation import Copy, Launch, Memory, Operation, allocation_of
 from urdir.driver.parallel import PIECE, Work, completed, pieces
 from urdir.driver.pinned import PinnedBuffer
 from urdir.driver.plan import Plan, StopAfter

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self, overload
 
-from urdir.driver.context import close_all
+from urdir.driver.context import Closing, close_all
 from urdir.driver.device import Device, find_devices
 from urdir.driver.errors import CudaError, DeviceNameError, DriverError, GroupError
 from urdir.driver.graph import RecordedGraph
@@ -22,7 +22,7 @@ from urdir.driver.recorded_parts import RecordedParts
 from urdir.driver.stream import Stream
 
 
-class Group(Sequence[Device]):
+class Group(Closing, Sequence[Device]):
     """Opened devices by rank, with peer access between any two; a context manager. A single device
     is a group too.
 
@@ -105,12 +105,6 @@ class Group(Sequence[Device]):
     def close(self) -> None:
         """Close all devices. Idempotent."""
         close_all(self._ranks[::-1])
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
 
 
 def launch_together(graphs: Sequence[tuple[RecordedGraph | RecordedParts, Stream]]) -> None:

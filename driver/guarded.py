@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from urdir.driver.compare import MismatchError
+from urdir.driver.context import Closing
 from urdir.driver.memory import Region
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ def poison(shape: int | tuple[int, ...], dtype: npt.DTypeLike, *, floats: bool =
     return np.full(nbytes, byte, np.uint8).view(dtype).reshape(shape)
 
 
-class GuardedBuffer:
+class GuardedBuffer(Closing):
     """An array in separate device memory, between ``guard`` bytes that must not be written. A
     context manager; ``region`` is the array's memory, for a launch.
 
@@ -87,9 +88,3 @@ class GuardedBuffer:
     def close(self) -> None:
         """Free the memory. Idempotent."""
         self._buffer.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()

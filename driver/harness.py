@@ -12,8 +12,9 @@ import numpy.typing as npt
 
 from urdir.driver.compare import Deviation, MismatchError, compare
 from urdir.driver.guarded import GUARD_BYTES, GuardedBuffer, poison
-from urdir.driver.kernel import Kernel, Param, access_of
+from urdir.driver.kernel import Kernel, access_of
 from urdir.driver.launch import launch, pack
+from urdir.ptxgen.ptx.launch import Param
 
 if TYPE_CHECKING:
     from urdir.driver.device import Device

@@ -3,57 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from enum import Enum
-from typing import TYPE_CHECKING, Any, ClassVar
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from urdir.driver.errors import DriverError
+from urdir.driver.kernel import EXACT
+from urdir.ptxgen.ptx.launch import Access, LaunchShape, Param
 
 if TYPE_CHECKING:
-    from urdir.driver.kernel import Dim3
     from urdir.driver.memory import Region
     from urdir.driver.pinned import PinnedBuffer
     from urdir.driver.stream import Stream
-
-
-class Access(Enum):
-    """Access of work to its memory."""
-
-    IN = "in"
-    OUT = "out"
-    INOUT = "inout"
-
-
-@dataclass(frozen=True, slots=True)
-class HostParam:
-    """Memory that work reads or writes, ``nbytes`` of it."""
-
-    name: str
-    nbytes: int
-    access: Access
-    dtype: ClassVar[str] = "u8"
-    is_pointer: ClassVar[bool] = True
-    numpy_dtype: ClassVar[np.dtype[Any]] = np.dtype(np.uint8)
-
-
-@dataclass(frozen=True, slots=True)
-class _Shape:
-    """The extent of something that is not launched on the device."""
-
-    grid: Dim3 = (1, 1, 1)
-    block: Dim3 = (1, 1, 1)
-    cluster: Dim3 = (1, 1, 1)
-    shared_bytes: int = 0
-    cooperative: bool = False
-    prefers_shared: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class _Exact:
-    rtol: float = 0.0
-    atol: float = 0.0
 
 
 class HostWork:
@@ -65,12 +24,12 @@ class HostWork:
 
     name: str
     waits_for_dependencies = False
-    launch_shape = _Shape()
-    tolerance = _Exact()
+    launch_shape = LaunchShape((1, 1, 1), (1, 1, 1))
+    tolerance = EXACT
 
     @property
-    def params(self) -> Sequence[HostParam]:
-        """The memory that it uses."""
+    def params(self) -> Sequence[Param]:
+        """The memory that it uses, as bytes ("u8")."""
         raise NotImplementedError
 
     def perform(self, args: Mapping[str, Region | PinnedBuffer], stream: Stream) -> None:
@@ -84,13 +43,13 @@ class HostWork:
 
     ptx = key
 
-    def shape_of(self, param: HostParam) -> tuple[int, ...]:
+    def shape_of(self, param: Param) -> tuple[int, ...]:
         """The bytes of an argument."""
-        return (param.nbytes,)
+        return (self.nbytes(param),)
 
-    def nbytes(self, param: HostParam) -> int:
+    def nbytes(self, param: Param) -> int:
         """The bytes of an argument."""
-        return param.nbytes
+        return int(param.shape[0])
 
     def reference(self, **inputs: Any) -> dict[str, Any]:
         """It is the same for every interpreter of a plan."""
@@ -98,7 +57,7 @@ class HostWork:
 
     def bytes_moved(self) -> int:
         """Bytes that are written."""
-        return sum(of.nbytes for of in self.params if of.access is not Access.IN)
+        return sum(self.nbytes(of) for of in self.params if of.access is not Access.IN)
 
     def flops(self) -> int:
         """Nothing is computed."""

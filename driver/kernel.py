@@ -5,14 +5,12 @@ from __future__ import annotations
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum
 from typing import Any, Protocol
 
 import numpy as np
 
+from urdir.ptxgen.ptx.launch import LaunchShape, Param
 from urdir.ptxgen.ptx.types import TYPE_BYTES
-
-Dim3 = tuple[int, int, int]
 
 POINTER_BYTES = 8
 
@@ -26,63 +24,6 @@ SCALAR_FORMATS: Mapping[str, str] = {
 }
 
 
-class Param(Protocol):
-    """One kernel parameter: an address in global memory, or a scalar passed by value."""
-
-    @property
-    def name(self) -> str:
-        """Its name, unique in the kernel."""
-
-    @property
-    def dtype(self) -> str:
-        """PTX element type: "f32", "u8", ..."""
-
-    @property
-    def is_pointer(self) -> bool:
-        """True for an address, False for a scalar."""
-
-    @property
-    def access(self) -> Enum | None:
-        """Access: ``.value`` is "in", "out" or "inout"; None for a scalar."""
-
-    @property
-    def numpy_dtype(self) -> np.dtype[Any]:
-        """The numpy type of one element."""
-
-
-class LaunchShape(Protocol):
-    """The extent of a launch."""
-
-    @property
-    def grid(self) -> Dim3:
-        """CTAs along x, y, z."""
-
-    @property
-    def block(self) -> Dim3:
-        """Threads of a CTA along x, y, z."""
-
-    @property
-    def cluster(self) -> Dim3:
-        """CTAs of a cluster along x, y, z; (1, 1, 1) for none."""
-
-    @property
-    def shared_bytes(self) -> int:
-        """Dynamic shared memory of a CTA in bytes."""
-
-    @property
-    def cooperative(self) -> bool:
-        """Whether all CTAs must be resident at once (for grid barriers)."""
-
-    @property
-    def prefers_shared(self) -> bool:
-        """Whether as much of an SM's memory as possible should be shared memory instead of L1
-        cache.
-
-        Kernels with different partitions never run on an SM together: one cannot start while the
-        other ends.
-        """
-
-
 class Tolerance(Protocol):
     """Allowed deviation from the reference: ``|x - ref| <= atol + rtol * max|ref|``."""
 
@@ -93,6 +34,16 @@ class Tolerance(Protocol):
     @property
     def atol(self) -> float:
         """Absolute."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Exact:
+    rtol: float = 0.0
+    atol: float = 0.0
+
+
+#: Bit for bit.
+EXACT: Tolerance = _Exact()
 
 
 class Kernel(Protocol):

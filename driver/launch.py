@@ -8,9 +8,10 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from urdir.driver.errors import LaunchError, LifetimeError, error_of
-from urdir.driver.kernel import SCALAR_FORMATS, Kernel, Param, Signature, signature
+from urdir.driver.kernel import SCALAR_FORMATS, Kernel, Signature, signature
 from urdir.driver.memory import Buffer, Region
 from urdir.driver.pinned import PinnedBuffer
+from urdir.ptxgen.ptx.launch import Param
 
 if TYPE_CHECKING:
     from urdir.driver.module import LoadedKernel

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from urdir.driver.context import OpenDevice, Owned
+from urdir.driver.context import Closing, OpenDevice, Owned
 from urdir.driver.errors import OutOfMemoryError, TransferError, check, error_of
 from urdir.driver.pinned import PinnedBuffer
 from urdir.driver.stream import Stream
@@ -213,7 +213,7 @@ class Slice(Region):
         return f"<Slice {self.name!r}, bytes [{self.offset}, {end}) of {self._buffer.name!r}>"
 
 
-class Arena(Mapping[str, Slice]):
+class Arena(Closing, Mapping[str, Slice]):
     """Named slices, `ALIGNMENT` aligned, of one buffer: ``arena["x"]``, in the order given."""
 
     def __init__(self, device: OpenDevice, sizes: Mapping[str, int], name: str) -> None:
@@ -249,12 +249,6 @@ class Arena(Mapping[str, Slice]):
 
     def __len__(self) -> int:
         return len(self._slices)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
 
 
 def _allocate(device: OpenDevice, nbytes: int, name: str) -> int:

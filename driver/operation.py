@@ -90,6 +90,9 @@ class Copy:
     src: Memory
     label: str
 
+    #: The kind of operation.
+    what = "copy"
+
     def __post_init__(self) -> None:
         src, dst = self.uses()
         if self.dst.nbytes < self.src.nbytes:
@@ -101,11 +104,6 @@ class Copy:
             raise LaunchError(
                 f"{self.label}: {self.src.name!r} overlaps {self.dst.name!r}, where it is copied to"
             )
-
-    @property
-    def what(self) -> str:
-        """The kind of operation."""
-        return "copy"
 
     def uses(self) -> tuple[Use, ...]:
         """Source read, as many bytes of the destination written."""
@@ -129,17 +127,15 @@ class Fill:
     byte: int
     label: str
 
+    #: The kind of operation.
+    what = "fill"
+
     def __post_init__(self) -> None:
         _ = self.dst.address  # raises LifetimeError for a closed buffer
         if not 0 <= self.byte <= 255:
             raise LaunchError(
                 f"{self.label}: {self.dst.name!r} cannot be filled with {self.byte}: 0 to 255"
             )
-
-    @property
-    def what(self) -> str:
-        """The kind of operation."""
-        return "fill"
 
     def uses(self) -> tuple[Use, ...]:
         """Destination written."""

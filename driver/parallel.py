@@ -17,6 +17,13 @@ MOST_THREADS = 16
 PIECE = 8
 
 
+def cores() -> int:
+    """How many cores this process may run on."""
+    if hasattr(os, "sched_getaffinity"):  # not on Windows and macOS
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 def in_threads(
     work: Callable[[_Item], _Result], items: Iterable[_Item], count: int | None = None
 ) -> list[_Result]:
@@ -32,7 +39,7 @@ def in_threads(
     if count is None:
         items = list(items)
         count = len(items)
-    threads = min(count, os.cpu_count() or 1, MOST_THREADS)
+    threads = min(count, cores(), MOST_THREADS)
     if threads < 2:
         return [work(item) for item in items]
     with ThreadPoolExecutor(threads, "urdir") as pool:

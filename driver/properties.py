@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from urdir.driver.errors import check
-from urdir.driver.kernel import Dim3
 from urdir.ptxgen.ptx.architecture import CLUSTERS_SINCE, PORTABLE_CLUSTER
+from urdir.ptxgen.ptx.launch import Dim3
 
 # Field of DeviceProperties -> name of its CUdevice_attribute.
 _ATTRIBUTES: Mapping[str, str] = {

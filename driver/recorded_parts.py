@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
-from urdir.driver.context import OpenDevice, close_all
+from urdir.driver.context import Closing, OpenDevice, close_all
 from urdir.driver.interrupts import deferred_interrupts
 from urdir.driver.operation import Launch
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from urdir.driver.stream import Stream
 
 
-class RecordedParts:
+class RecordedParts(Closing):
     """A plan of which parts are recorded, and others are `HostWork`: launched as a recorded graph
     is, in a call that returns once the host's work is done."""
 
@@ -53,9 +53,3 @@ class RecordedParts:
     def close(self) -> None:
         """Free the graphs. Idempotent."""
         close_all(self.graphs)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()

@@ -6,33 +6,20 @@ import dataclasses
 import inspect
 import math
 from collections.abc import Mapping
-from enum import Enum
 from typing import Any, ClassVar, Self, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from urdir.ptxgen.errors import PtxgenError, SettingError
+from urdir.ptxgen.ptx.launch import NUMPY_DTYPES, Access, LaunchShape, Param
 from urdir.ptxgen.render.text import key_of, text_of
 from urdir.ptxgen.target import Target, since
 
+__all__ = ["UNIT_ROUNDOFF", "Access", "Array", "KernelSpec", "LaunchShape", "Param", "Tolerance"]
+
 Array = npt.NDArray[Any]
 S = TypeVar("S", bound="KernelSpec")
-
-# PTX element type -> numpy dtype. bf16 has no numpy type: its bits are stored as uint16.
-NUMPY_DTYPES: Mapping[str, np.dtype[Any]] = {
-    "s8": np.dtype(np.int8),
-    "u8": np.dtype(np.uint8),
-    "u16": np.dtype(np.uint16),
-    "u32": np.dtype(np.uint32),
-    "s32": np.dtype(np.int32),
-    "u64": np.dtype(np.uint64),
-    "s64": np.dtype(np.int64),
-    "f16": np.dtype(np.float16),
-    "bf16": np.dtype(np.uint16),
-    "f32": np.dtype(np.float32),
-    "f64": np.dtype(np.float64),
-}
 
 #: Float type -> the largest relative error of one rounding to nearest, 2^-p for p bits.
 UNIT_ROUNDOFF: Mapping[str, float] = {
@@ -41,59 +28,6 @@ UNIT_ROUNDOFF: Mapping[str, float] = {
     "f32": 2.0**-24,
     "f64": 2.0**-53,
 }
-
-
-class Access(Enum):
-    """How a kernel uses the memory that a pointer parameter points to."""
-
-    IN = "in"
-    OUT = "out"
-    INOUT = "inout"
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Param:
-    """One kernel parameter: a pointer into global memory, or (``access=None``) a scalar.
-
-    ``shape`` holds numbers or names of attributes of the spec ("rows", "cols"); a scalar has none.
-    """
-
-    name: str
-    dtype: str
-    shape: tuple[str | int, ...] = ()
-    access: Access | None = None
-
-    @property
-    def is_pointer(self) -> bool:
-        """True for an address in global memory, False for a scalar passed by value."""
-        return self.access is not None
-
-    @property
-    def numpy_dtype(self) -> np.dtype[Any]:
-        """The numpy type of one element (bf16 as its bits, uint16)."""
-        return NUMPY_DTYPES[self.dtype]
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class LaunchShape:
-    """Grid, block and cluster in CTAs / threads (x, y, z); dynamic shared memory in bytes.
-
-    ``resident``: minimum resident CTAs per SM by registers; 0 leaves that to the assembler.
-    ``prefers_shared``: as much as possible of an SM's memory is shared memory, not L1 cache.
-    """
-
-    grid: tuple[int, int, int]
-    block: tuple[int, int, int]
-    cluster: tuple[int, int, int] = (1, 1, 1)
-    shared_bytes: int = 0
-    cooperative: bool = False
-    resident: int = 0
-    prefers_shared: bool = False
-
-    @property
-    def threads(self) -> int:
-        """Threads of one CTA."""
-        return self.block[0] * self.block[1] * self.block[2]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -10,23 +10,8 @@ from typing import Any
 
 import cuda.bindings.driver as cuda
 
-from urdir.driver.emulator.calls import (
-    Refused,
-    c_string,
-    driver_call,
-    expect,
-    expect_enum,
-    size_t,
-)
-from urdir.driver.emulator.graph_model import (
-    PLAIN,
-    EdgeKind,
-    Graph,
-    Node,
-    Work,
-    add_edges,
-    to_dot,
-)
+from urdir.driver.emulator.calls import Refused, c_string, driver_call, expect, expect_enum, size_t
+from urdir.driver.emulator.graph_model import PLAIN, EdgeKind, Graph, Node, Work, add_edges, to_dot
 from urdir.driver.emulator.graph_work import (
     any_work,
     check_context,

@@ -28,11 +28,12 @@ def add_parser(commands: options.Subparsers) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the model names that every command accepts."""
     from urdir.model.files.demo import DEMO, demo_model
-    from urdir.model.files.hub_cache import CachedModel, cached_models
+    from urdir.model.files.hub import FoundModel
+    from urdir.model.files.hub_cache import cached_models
 
     demo = demo_model()
     found = demo.stat()
-    models = [CachedModel(DEMO, demo, found.st_size, found.st_mtime), *cached_models()]
+    models = [FoundModel(DEMO, demo, found.st_size, found.st_mtime), *cached_models()]
     entries = [
         {
             "name": model.name,

@@ -16,7 +16,7 @@ from urdir.model.commands.options import UsageError
 from urdir.model.commands.serve_opening import makes_embeddings
 
 if TYPE_CHECKING:
-    from urdir.model.files.models_folder import FolderModel
+    from urdir.model.files.hub import FoundModel
     from urdir.model.serve.router.spec import ModelSpec, Serve
 
     ServeOne = Callable[..., None]
@@ -76,14 +76,14 @@ class Models:
             if options.one_model(preset) is not None:
                 yield self._spec(name, preset)
 
-    def _in_folder(self) -> list[FolderModel]:
+    def _in_folder(self) -> list[FoundModel]:
         from urdir.model.files.models_folder import models_in
 
         folder = self._args.models_dir
         return [] if folder is None else models_in(Path(folder))
 
     def _spec(
-        self, name: str, given: argparse.Namespace, found: FolderModel | None = None
+        self, name: str, given: argparse.Namespace, found: FoundModel | None = None
     ) -> ModelSpec:
         """A model with its flags; ``found`` is its file in the folder."""
         from urdir.model.engine.adapters import adapter_names

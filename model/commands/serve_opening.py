@@ -12,12 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from urdir.model.commands import options, prompts, replicas, serve_settings
-from urdir.model.commands.opening import (
-    begin_warm_up,
-    go_on_beside_answers,
-    load,
-    service_options,
-)
+from urdir.model.commands.opening import begin_warm_up, go_on_beside_answers, load, service_options
 from urdir.model.commands.report import print_engine, print_room
 from urdir.model.errors import UnsupportedError
 

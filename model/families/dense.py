@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from urdir.model.errors import UnsupportedError
@@ -11,6 +12,7 @@ from urdir.model.families.description import Description
 from urdir.model.families.layers import LayerConfig, Network
 from urdir.model.families.parts import (
     attention,
+    dense,
     head_dims,
     model,
     parallel,
@@ -32,7 +34,7 @@ Pair = tuple[NormName, NormName]
 def decoder(
     file: Reader,
     norm: Norm,
-    mixer: Callable[[int], Attention],
+    mixer: Callable[[int], Network],
     network: Callable[[int], Network],
     *,
     norm_bias: Presence = "absent",
@@ -44,7 +46,8 @@ def decoder(
     more: Callable[[int], dict[str, Any]] = lambda index: {},
     **options: Any,
 ) -> Description:
-    """Describe a model by its attentions and FFNs of each layer, in sequence or ``side_by_side``.
+    """Describe a model by the mixer (attention) and the FFN of each layer, in sequence or
+    ``side_by_side``.
 
     ``norm`` is the kind of every norm; ``more`` gives a layer's further fields of `LayerConfig`,
     ``options`` go to `parts.model`.
@@ -70,7 +73,7 @@ def decoder(
 
 def rms_decoder(
     file: Reader,
-    attends: Callable[[int], Attention],
+    attends: Callable[[int], Network],
     network: Callable[[int], Network],
     **options: Any,
 ) -> Description:
@@ -83,8 +86,27 @@ def shared_rope(file: Reader, style: RopeStyle, *, factors: bool = False) -> Rop
     return read_rope(file, style, head_dims(file)[0], factors=factors)
 
 
+def plain_decoder(
+    file: Reader,
+    rope: RopeConfig | None,
+    *,
+    attends: Mapping[str, Any] | None = None,
+    network: Callable[[int], Network] | None = None,
+    **options: Any,
+) -> Description:
+    """`rms_decoder` of layers with attention that is alike in all of them, ``attends`` being its
+    options (`mixer`), and with a ``network``, by default SwiGLU without biases."""
+    plain = partial(dense, file, bias="absent")
+    return rms_decoder(file, mixer(file, rope, **attends or {}), network or plain, **options)
+
+
 def mixer(
-    file: Reader, rope: RopeConfig | None, *, head_norm: bool = False, **options: Any
+    file: Reader,
+    rope: RopeConfig | None,
+    *,
+    head_norm: bool = False,
+    after_rope: bool = False,
+    **options: Any,
 ) -> Callable[[int], Attention]:
     """Attention that is alike in all layers. It has no output bias unless ``options`` (of
     `parts.attention`) add one; ``head_norm`` normalises every query and key head."""
@@ -93,7 +115,8 @@ def mixer(
         fields: dict[str, Any] = {"output_bias": "absent"}
         if head_norm:
             norm, dim = rms_norm(file), head_dims(file)[0]
-            fields["qk_norm"] = required_head_norms(file, index, norm, dim)
+            norms = required_head_norms(file, index, norm, dim, after_rope=after_rope)
+            fields["qk_norm"] = norms
         return attention(file, index, rope, **fields | options)
 
     return build

@@ -26,12 +26,7 @@ from dataclasses import dataclass
 from urdir.model.errors import ConfigError, UnsupportedError
 from urdir.model.families.attention import Attention
 from urdir.model.families.config import Config
-from urdir.model.families.dflash2 import (
-    Convolution,
-    Selector,
-    read_convolutions,
-    read_selector,
-)
+from urdir.model.families.dflash2 import Convolution, Selector, read_convolutions, read_selector
 from urdir.model.families.draft_file import (
     MAP,
     DraftConfig,

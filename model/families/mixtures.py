@@ -21,10 +21,7 @@ from urdir.model.errors import ConfigError, UnsupportedError
 from urdir.model.families.description import Description
 from urdir.model.families.feed_forward import Dense, LatentExperts, Mixture, Router
 from urdir.model.families.layers import Network
-from urdir.model.families.parts import (
-    SILU,
-    dense,
-)
+from urdir.model.families.parts import SILU, dense
 from urdir.model.families.reader import Presence, Reader
 from urdir.model.families.stored import Linear
 from urdir.ptxgen.kernels.activation import Activation, Clamp

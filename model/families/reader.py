@@ -10,13 +10,7 @@ import numpy as np
 
 from urdir.model.errors import ConfigError
 from urdir.model.families.sizes import SIZES
-from urdir.model.families.stored import (
-    Linear,
-    Normalization,
-    Shape,
-    StoredMatrix,
-    StoredVector,
-)
+from urdir.model.families.stored import Linear, Normalization, Shape, StoredMatrix, StoredVector
 from urdir.model.files.metadata import FOLDER, Metadata, StringArray
 from urdir.model.files.model_file import SHARED_ORDERS, ModelFile
 from urdir.ptxgen.kernels.norm import Norm

@@ -10,7 +10,6 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 
 from urdir.model.errors import GgufError, UnsupportedError
 from urdir.model.files.gguf_header import Header, TensorInfo, read_header
@@ -18,6 +17,7 @@ from urdir.model.files.metadata import Metadata
 from urdir.model.files.open_file import ByteSource, FileBytes, OpenFile
 from urdir.model.files.split import join, part_paths
 from urdir.model.files.tensor_types import TENSOR_TYPES, tensor_type
+from urdir.model.owner import Owner
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Tensor:
         return tensor_type(self.type_id).name
 
 
-class Gguf:
+class Gguf(Owner):
     """An open GGUF file: `metadata`, `tensors` by name, both in file order.
 
     Any part of a split model opens all of them: `path` and `metadata` are the first part's, and the
@@ -68,17 +68,6 @@ class Gguf:
         self.nbytes = sum(part.nbytes for part in parts)
         self.metadata = first.metadata
         self.tensors = join(parts)
-
-    def __enter__(self) -> Gguf:
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """Drop the tensors and metadata; the file is closed once no tensor of it exists."""

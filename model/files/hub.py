@@ -56,6 +56,18 @@ class HubName:
         return cls(repo, wanted or None)
 
 
+@dataclass(frozen=True, slots=True)
+class FoundModel:
+    """A model on this machine: its ``name`` (in a cache the one that opens it, in a folder that for
+    clients: without .gguf, of a split file without the numbers), the path of its (first) file or
+    folder, its size in bytes and its last change in seconds since 1970."""
+
+    name: str
+    path: Path
+    nbytes: int
+    modified: float
+
+
 def download(name: HubName) -> Path:
     """Download the model called ``name``, or find it in the cache.
 

@@ -3,24 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
-from urdir.model.files.hub import PREFIX, part_names_in, whole_models
+from urdir.model.files.hub import PREFIX, FoundModel, part_names_in, whole_models
 
 
-@dataclass(frozen=True, slots=True)
-class CachedModel:
-    """A cached model: the ``name`` that opens it, the path of its (first) file or folder, its size
-    in bytes and its last change in seconds since 1970."""
-
-    name: str
-    path: Path
-    nbytes: int
-    modified: float
-
-
-def cached_models() -> list[CachedModel]:
+def cached_models() -> list[FoundModel]:
     """All GGUF models and safetensors folders in the cache, by name. Empty without huggingface_hub
     or a cache."""
     try:
@@ -32,7 +20,7 @@ def cached_models() -> list[CachedModel]:
         cache = scan_cache_dir(constants.HF_HUB_CACHE)
     except CacheNotFound:
         return []
-    found: dict[str, CachedModel] = {}
+    found: dict[str, FoundModel] = {}
     for repo in cache.repos:
         if repo.repo_type != "model":
             continue
@@ -46,13 +34,13 @@ def cached_models() -> list[CachedModel]:
     return sorted(found.values(), key=lambda model: model.name)
 
 
-def _models(repo: str, root: Path, sizes: dict[str, int], modified: float) -> Iterator[CachedModel]:
+def _models(repo: str, root: Path, sizes: dict[str, int], modified: float) -> Iterator[FoundModel]:
     """Models of one commit; ``sizes`` has its cached files."""
     for first in whole_models(sizes):
         parts = part_names_in(first)
         if all(part in sizes for part in parts):
             nbytes = sum(sizes[part] for part in parts)
-            yield CachedModel(f"{PREFIX}{repo}:{first}", root / first, nbytes, modified)
+            yield FoundModel(f"{PREFIX}{repo}:{first}", root / first, nbytes, modified)
     weights = [size for name, size in sizes.items() if name.endswith(".safetensors")]
     if weights and "config.json" in sizes:
-        yield CachedModel(f"{PREFIX}{repo}", root, sum(weights), modified)
+        yield FoundModel(f"{PREFIX}{repo}", root, sum(weights), modified)

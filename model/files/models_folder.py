@@ -5,29 +5,17 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
 from urdir.model.errors import ModelError
 from urdir.model.files.gguf import Gguf
-from urdir.model.files.hub import part_names_in, whole_models
+from urdir.model.files.hub import FoundModel, part_names_in, whole_models
 
 _MOST_FILES = 10_000  # of a folder; others are not looked at
 
 
-@dataclass(frozen=True, slots=True)
-class FolderModel:
-    """A model: ``name`` for clients (of a file without .gguf, of a split one without the numbers),
-    the path that opens it, its size in bytes and its last change in seconds since 1970."""
-
-    name: str
-    path: Path
-    nbytes: int
-    modified: float
-
-
-def models_in(folder: Path) -> list[FolderModel]:
+def models_in(folder: Path) -> list[FoundModel]:
     """The models of a folder, by name; of two with one name the file. No adapters, no projectors of
     images, no hidden files. A file that is no model is listed too, unless it is an adapter: opening
     it says why. Raises ModelError if the folder cannot be read.
@@ -36,7 +24,7 @@ def models_in(folder: Path) -> list[FolderModel]:
         entries = _entries(folder)
     except OSError as error:
         raise ModelError(f"{folder}: {error.strerror}") from error
-    found: dict[str, FolderModel] = {}
+    found: dict[str, FoundModel] = {}
     for model in _files(folder, entries):
         found.setdefault(model.name, model)
     for entry in entries:
@@ -53,7 +41,7 @@ def _entries(folder: Path) -> list[Path]:
     return [folder / name for name in shown[:_MOST_FILES]]
 
 
-def _files(folder: Path, entries: list[Path]) -> Iterator[FolderModel]:
+def _files(folder: Path, entries: list[Path]) -> Iterator[FoundModel]:
     """The GGUF models among the files of a folder."""
     sizes = {path.name: status for path in entries if (status := _status(path)) is not None}
     for first in whole_models(sizes):
@@ -64,12 +52,12 @@ def _files(folder: Path, entries: list[Path]) -> Iterator[FolderModel]:
         name = first.removesuffix(".gguf")
         if len(parts) > 1:
             name = name.rpartition("-of-")[0].rpartition("-")[0]
-        yield FolderModel(
+        yield FoundModel(
             name, path, sum(sizes[part].st_size for part in parts), sizes[first].st_mtime
         )
 
 
-def _folder_model(folder: Path, entries: list[Path]) -> FolderModel | None:
+def _folder_model(folder: Path, entries: list[Path]) -> FoundModel | None:
     """The one model of a folder."""
     names = {path.name for path in entries}
     weights = [path for path in entries if path.suffix == ".safetensors"]
@@ -78,12 +66,12 @@ def _folder_model(folder: Path, entries: list[Path]) -> FolderModel | None:
     if weights and "config.json" in names:
         known = [status for path in weights if (status := _status(path)) is not None]
         size, changed = sum(s.st_size for s in known), max((s.st_mtime for s in known), default=0.0)
-        return FolderModel(folder.name, folder, size, changed)
+        return FoundModel(folder.name, folder, size, changed)
     inside = [*_files(folder, entries)]
     if len(inside) != 1:
         return None
     (model,) = inside
-    return FolderModel(folder.name, model.path, model.nbytes, model.modified)
+    return FoundModel(folder.name, model.path, model.nbytes, model.modified)
 
 
 def _status(path: Path) -> os.stat_result | None:

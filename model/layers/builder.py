@@ -13,16 +13,7 @@ from urdir.model.families.stored import (
     StoredVector,
 )
 from urdir.model.graph.graph import Graph
-from urdir.model.graph.ops import (
-    Add,
-    AllReduce,
-    Gather,
-    Norm,
-    Product,
-    Reorder,
-    Scale,
-    ScaleBy,
-)
+from urdir.model.graph.ops import Add, AllReduce, Gather, Norm, Product, Reorder, Scale, ScaleBy
 from urdir.model.graph.tensor import BRANCH, PART, STREAM, Tensor
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+
+from urdir.model import layers
 from urdir.model.families.attention import Attention
 from urdir.model.families.feed_forward import Dense, Mixture
 from urdir.model.families.layers import (
@@ -14,7 +17,7 @@ from urdir.model.families.layers import (
     SharedTransformer,
 )
 from urdir.model.families.recurrent import Recurrent
-from urdir.model.families.stored import Linear
+from urdir.model.families.stored import Linear, Normalization
 from urdir.model.graph.ops import Add, Columns, Concat, Copy, Gate, Recall, ScaleBy
 from urdir.model.graph.streams import AddToStreams, ReadStreams, WriteStreams
 from urdir.model.graph.tensor import BRANCH, STREAM, Tensor
@@ -23,7 +26,6 @@ from urdir.model.layers.attention import attention, cached_keys
 from urdir.model.layers.builder import LayerOps, StepOps
 from urdir.model.layers.compression import cached_blocks, compressed_attention
 from urdir.model.layers.dense import activation, dense, linear
-from urdir.model.layers.mixers import state_mixer
 from urdir.model.layers.mla import cached_latents, latent_attention
 from urdir.model.layers.moe import mixture
 from urdir.model.layers.streams import gated_mean
@@ -218,7 +220,7 @@ def _network(at: LayerOps, branch: Branch, x: Tensor, start: Tensor, scale: floa
     if isinstance(network, Mixture):
         return mixture(at, network, x, branch.norm, start, scale)
     if isinstance(network, Recurrent):
-        return state_mixer(at, network, x, branch.norm, scale)
+        return _state_mixer(at, network, x, branch.norm, scale)
     if isinstance(network, Dense | Linear | Activation):
         return _feed_forward(at, network, at.norm("ffn_norm", x, branch.norm), scale)
     x = at.norm("attn_norm", x, branch.norm)
@@ -279,3 +281,14 @@ def _of_embedding(at: LayerOps, of: LayerEmbedding, x: Tensor) -> Tensor:
     at.graph.add(Gate(label, gated, gate, mine, of.activation))
     made = at.product("proj", gated, of.proj, BRANCH)
     return at.norm("post_norm", made, of.norm, "normed embedding")
+
+
+def _state_mixer(
+    at: LayerOps, mixer: Recurrent, x: Tensor, norm: Normalization | None, scale: float
+) -> Tensor:
+    """scale * a mixer of the norm of x: records of `families/x.py` have functions in
+    `layers/x.py`, listed in its ``MIXERS``."""
+    kind = type(mixer)
+    module = import_module(f"{layers.__name__}.{kind.__module__.rpartition('.')[2]}")
+    made: Tensor = module.MIXERS[kind](at, mixer, x, norm, scale)
+    return made

@@ -106,7 +106,7 @@ class LayerAttention:
             packs=packs,
             run=1 if self.exact else 1 + self.rows.drafts,
         )
-        return replace(kernel, order=self.order) if kernel.packs_few else kernel
+        return replace(kernel, order=self.order) if kernel.out.order else kernel
 
     def latent_kernel(self) -> LatentDecode | None:
         """The kernel of rows whose queries come in MLA's two parts and whose keys are in the cache;

@@ -9,12 +9,7 @@ from urdir.model.graph.op import Elementwise, Op
 from urdir.model.graph.ops import Add, AllReduce, Gate, Norm, Product, ScaleBy
 from urdir.model.graph.recurrent import Convolve, GatedNorm, Scan
 from urdir.model.graph.tensor import Tensor
-from urdir.ptxgen.kernels.linear.epilogue.activation import (
-    OPERATIONS,
-    Gated,
-    Scaled,
-    SigmoidScaled,
-)
+from urdir.ptxgen.kernels.linear.epilogue.activation import OPERATIONS, Gated, Scaled, SigmoidScaled
 from urdir.ptxgen.kernels.linear.epilogue.adapted import Adapted
 from urdir.ptxgen.kernels.linear.epilogue.residual import Residual
 from urdir.ptxgen.kernels.linear.steps import Epilogue, find

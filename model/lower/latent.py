@@ -10,11 +10,7 @@ from urdir.model.families.attention import Attention
 from urdir.model.graph.latent import AttendLatent, CacheLatent, HeadProduct
 from urdir.model.graph.op import Op
 from urdir.model.graph.ops import Gather, Product
-from urdir.model.lower.attend import (
-    LayerAttention,
-    append_keys_alone,
-    incremental_attention_into,
-)
+from urdir.model.lower.attend import LayerAttention, append_keys_alone, incremental_attention_into
 from urdir.model.lower.experts.per_row import PerRow
 from urdir.model.lower.latent_blocks import append_blocks, block_kernel
 from urdir.model.lower.latent_heads import (

@@ -110,7 +110,7 @@ def _append_expanded(
     work, mixer = at.work, of.mixer
     assert of.of.keys is not None
     rotated, blocks = mixer.key_dim - mixer.value_dim, walk.blocks
-    keys, values, unit = work[WRITTEN_KEYS], work[WRITTEN_VALUES], kernel.key_tile
+    keys, values, unit = work[WRITTEN_KEYS], work[WRITTEN_VALUES], kernel.cta.key_tile
     read = _cached_tokens(
         *(own.layout, blocks.length, unit, rotated, kernel.heads, kernel.head_dim, blocks.room)
     )

@@ -20,7 +20,7 @@ from urdir.model.graph.ops import Add, Norm, Product
 from urdir.model.graph.tensor import Tensor
 from urdir.model.lower.adapters import SLOTS, rows_of_tensor
 from urdir.model.lower.chain import Chain
-from urdir.model.lower.experts.adapters import ExpertAdapters
+from urdir.model.lower.experts.adapters import ExpertAdapters, known_positions
 from urdir.model.lower.experts.cached import through_cache
 from urdir.model.lower.experts.grouped_gemm import GroupedGemm
 from urdir.model.lower.experts.layer import MixtureLayer, RouterLayer
@@ -133,6 +133,7 @@ def lower_route(at: Lowering, ops: Sequence[Op]) -> bool:
     work, router, rows = at.work, router_layer(at, of), of.x.rows
     extra = {"choice_bias": router.choice_bias, "expert_scale": router.expert_scale}
     chosen = {"expert": work["expert"], "weight": work["expert weight"], **extra}
+    chosen["position"] = known_positions(at, of)
     matrix, logits = router.matrix, work["router logits"]
     if at.parts.config.random_routing is not None:
         _append_random(at, of, x, chosen)
@@ -331,6 +332,7 @@ def lower_experts(at: Lowering, ops: Sequence[Op]) -> bool:
         layer,
         residual,
         at.place(y),
+        known_positions(at, of),
         adapters,
         selection,
         at.parted.get(of.routing),

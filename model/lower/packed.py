@@ -7,11 +7,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from urdir.driver.kernel import nbytes_of
-from urdir.model.lower.adapters import (
-    adapter_arguments,
-    append_packed_shrinks,
-    own_adapters,
-)
+from urdir.model.lower.adapters import adapter_arguments, append_packed_shrinks, own_adapters
 from urdir.model.lower.chain import Chain
 from urdir.model.lower.lowering import Begun, Lowering
 from urdir.model.lower.norms import append_norm

@@ -121,7 +121,7 @@ def launch_heads(
     assert rule is not None
     arguments |= _of_recurrence(at, layer)
     for start, rows in at.rows.parts:
-        kernels = recurrences(at.limits.target, exact=at.exact, **_shape(at, rows), **rule)
+        kernels = recurrences(at.limits.target, rule, exact=at.exact, **_shape(at, rows))
         for kernel in kernels:
             own = label if kernel is kernels[-1] else f"{label}.{kernel.name}"
             _launch_on(at, own, kernel, start, rows, arguments)

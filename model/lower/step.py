@@ -9,6 +9,7 @@ from urdir.model.errors import ModelError
 from urdir.model.graph.adapters import with_adapters
 from urdir.model.graph.graph import Graph
 from urdir.model.graph.tensor import Tensor
+from urdir.model.lower.experts.cached import append_settled
 from urdir.model.lower.lowering import Lowering
 from urdir.model.lower.parts import LayerParts
 from urdir.model.lower.repeats import Repeats
@@ -40,7 +41,7 @@ def lowering(
     """
     sheet = plan if isinstance(plan, Sheet) else Sheet(parts.work)
     graph = with_adapters(graph, parts.config.adapters)
-    at = Lowering(sheet, parts, rows, graph, outputs, fixed)
+    at, first = Lowering(sheet, parts, rows, graph, outputs, fixed), len(sheet)
     words = words_of(graph.ops)
     repeats = Repeats(at)
     bounds = [*graph.starts, len(graph)]
@@ -50,6 +51,7 @@ def lowering(
             yield from _lower_until(at, words, end)
             repeats.end()
         yield
+    append_settled(at, first)
     if not isinstance(plan, Sheet):
         yield from sheet.placing(plan)
 

@@ -25,16 +25,7 @@ from urdir.model.graph.tensor import Tensor
 from urdir.model.lower.lowering import Lowering
 from urdir.model.lower.parts import StepParts
 from urdir.model.lower.rule import Rule, alone, launched, variants
-from urdir.ptxgen.kernels import (
-    activate,
-    add,
-    embedding,
-    gather,
-    hide,
-    pool_rows,
-    recall,
-    rescale,
-)
+from urdir.ptxgen.kernels import activate, add, embedding, gather, hide, pool_rows, recall, rescale
 from urdir.ptxgen.kernels.join import Join
 from urdir.ptxgen.kernels.reorder import Reorder
 

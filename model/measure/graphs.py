@@ -12,11 +12,7 @@ from typing import TYPE_CHECKING
 from urdir.driver import execute
 from urdir.driver.parallel import completed
 from urdir.model.engine.engine import Engine
-from urdir.model.engine.requests.warm_up import (
-    MOST_GRAPHS,
-    collect_no_graphs,
-    likely_shapes,
-)
+from urdir.model.engine.requests.warm_up import MOST_GRAPHS, collect_no_graphs, likely_shapes
 from urdir.model.engine.step import KnownLayers, building
 
 if TYPE_CHECKING:

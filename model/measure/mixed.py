@@ -8,12 +8,7 @@ from dataclasses import dataclass, replace
 from urdir.model.engine.batch import Batch, Grain, Output, Segment
 from urdir.model.engine.requests.limits import Limits
 from urdir.model.engine.session import Session
-from urdir.model.measure.timed_answers import (
-    drawn_tokens,
-    time_beside,
-    time_decoding,
-    usual_spread,
-)
+from urdir.model.measure.timed_answers import drawn_tokens, time_beside, time_decoding, usual_spread
 from urdir.ptxgen.spec import ceil_div
 
 #: Steps of one measurement, runs of each, the best of which counts.

@@ -6,8 +6,8 @@ from bisect import bisect_left
 from collections.abc import Sequence
 
 #: Rows of a decode step, smallest first; fewer sequences leave padding rows. Products take vectors
-#: by eight, and from 64 on a step takes longer with each eight. A padding row has experts of its
-#: own in a mixture, which are read: so there are steps of three rows, a token and two drafts.
+#: by eight, and from 64 on a step takes longer with each eight. Three rows are a token and two
+#: drafts.
 ROWS: tuple[int, ...] = (1, 2, 3, 4, *range(8, 256, 8), *range(256, 512, 16), *range(512, 1025, 32))
 #: Those whose graphs are recorded ahead; others are while steps of these run.
 COMMON_ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)

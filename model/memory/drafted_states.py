@@ -18,7 +18,7 @@ def kept_inputs(mixer: Recurrent, most: int) -> Mapping[str, int]:
     shape: dict[str, Any] = {"rows": 1, "sequences": 1, "max_len": 1, "segments": 0, "most": most}
     kernel: DraftedStates
     if (rule := rule_of(mixer)) is not None:
-        kernel = DraftedRecurrence(**shape, **rule)
+        kernel = DraftedRecurrence(**shape, rule=rule)
     elif isinstance(mixer, Selective):
         kernel = DraftedScan(**shape, channels=mixer.conv.channels, size=mixer.size)
     else:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from urdir.driver.host_work import Access, HostParam, HostWork
+from urdir.driver.host_work import HostWork
 from urdir.driver.memory import Array, Region, Slice
 from urdir.driver.operation import Launch
 from urdir.driver.pinned import PinnedBuffer
@@ -18,6 +18,7 @@ from urdir.model.families.stored import Stored, StoredMatrix
 from urdir.model.memory.layer_files import FileReader, InFile
 from urdir.ptxgen.kernels.experts.gather import GatherExperts
 from urdir.ptxgen.kernels.experts.place import copies_words, parts_of, state_words
+from urdir.ptxgen.ptx.launch import Access, Param
 from urdir.ptxgen.weights.layout import TILE_ROWS, Layout
 
 if TYPE_CHECKING:
@@ -160,16 +161,16 @@ class ReadExperts(HostWork):
 
     def __init__(self, cache: ExpertCache, most: int) -> None:
         self._cache = cache
-        self._copies = HostParam("copies", 4 * copies_words(most), Access.IN)
+        self._words = copies_words(most)
 
     @property
-    def params(self) -> Sequence[HostParam]:
+    def params(self) -> Sequence[Param]:
         """The list, and the slots of each tensor."""
         targets = (
-            HostParam(f"target{i}", part.target.nbytes, Access.INOUT)
+            Param(f"target{i}", "u8", (part.target.nbytes,), Access.INOUT)
             for i, part in enumerate(self._cache.parts.values())
         )
-        return (self._copies, *targets)
+        return (Param("copies", "u8", (4 * self._words,), Access.IN), *targets)
 
     def perform(self, args: Mapping[str, Memory], stream: Stream) -> None:
         """Wait, read what is listed, and queue its copies."""
@@ -178,7 +179,7 @@ class ReadExperts(HostWork):
         assert reader is not None
         with reader.use():
             stream.synchronize()
-            words = copies.download(np.uint32, self._copies.nbytes // 4).tolist()
+            words = copies.download(np.uint32, self._words).tolist()
             reader.copy([*self._missing(words, stream)], stream)
 
     def _missing(self, words: Sequence[int], stream: Stream) -> Iterator[tuple[InFile, Region]]:

@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from urdir.driver.errors import HostWorkError
-from urdir.driver.host_work import Access, HostParam, HostWork
+from urdir.driver.host_work import HostWork
 from urdir.driver.memory import Region
 from urdir.model.errors import ModelError
 from urdir.model.files.open_file import OpenFile
 from urdir.model.owner import Owner
+from urdir.ptxgen.ptx.launch import Access, Param
 
 if TYPE_CHECKING:
     from urdir.driver.device import Device
@@ -261,10 +262,10 @@ class ReadMatrix(HostWork):
 
     def __init__(self, reader: FileReader, source: InFile) -> None:
         self._reader, self._source = reader, source
-        self._target = HostParam("target", source.nbytes, Access.OUT)
+        self._target = Param("target", "u8", (source.nbytes,), Access.OUT)
 
     @property
-    def params(self) -> Sequence[HostParam]:
+    def params(self) -> Sequence[Param]:
         """The slot."""
         return (self._target,)
 

@@ -11,12 +11,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from urdir.driver.errors import DriverError
 from urdir.model.memory.counted_pages import CountedPages
 from urdir.model.memory.host_slots import Move
 from urdir.model.memory.prefix_tree import Node, Path, PrefixTree
+from urdir.model.memory.window_pages import WindowPages
+
+if TYPE_CHECKING:
+    from urdir.model.memory.host_pages import HostPages
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,43 +36,6 @@ class Match:
     source: int | None
 
 
-class Window(Protocol):
-    """Pages of layers with a window, beside those of a tree's nodes (`WindowPages`)."""
-
-    def lacks(self, nodes: Sequence[Node], length: int) -> int | None:
-        """The last of ``nodes`` that is missing of those that the token at ``length`` attends
-        to."""
-
-    def detach(self, node: Node) -> None:
-        """A node has left the tree."""
-
-    def send(self, node: Node) -> int | None:
-        """A node moves to the host: the page whose contents do, too."""
-
-
-class Host(Protocol):
-    """Slots in host memory for pages that are evicted (`HostPages`)."""
-
-    def has(self, node: Node) -> bool:
-        """Whether a node has a slot."""
-
-    def put(self, node: Node) -> tuple[int, Node | None] | None:
-        """A slot for a node, and the node that has to leave it; None if all are claimed."""
-
-    def claim(self, node: Node) -> int:
-        """The slot of a node, which leaves it; it stays filled until it is freed."""
-
-    def free(self, slot: int) -> None:
-        """A claimed slot is of no use any more, once queued copies have run."""
-
-    def drop(self, node: Node) -> None:
-        """A node that may have a slot has left the tree."""
-
-    def receive(self, moves: Sequence[Move[Node]]) -> None:
-        """Queue copies of pages to slots, before what is written to the pages from now on. Raises
-        DriverError."""
-
-
 class PagePool(CountedPages):
     """``pages`` pages of ``page_len`` tokens, numbered from 0, and their prefix tree; bookkeeping
     only, without device. A prefix can be used where all ``windows`` have what it needs.
@@ -80,8 +47,8 @@ class PagePool(CountedPages):
         self,
         pages: int,
         page_len: int,
-        windows: Sequence[Window] = (),
-        host: Host | None = None,
+        windows: Sequence[WindowPages] = (),
+        host: HostPages[Node] | None = None,
     ) -> None:
         super().__init__(pages, page_len)
         self.queries = self.hits = 0

@@ -42,7 +42,7 @@ def most_partial(kernels: Iterable[IncrementalAttention | FlashDecode]) -> dict[
     """Bytes of the partial results that any of these kernels leaves."""
     sizes: dict[str, int] = {}
     for kernel in kernels:
-        if isinstance(kernel, FlashDecode) and kernel.chunks > 1:
+        if isinstance(kernel, FlashDecode) and kernel.split.chunks > 1:
             for param, name in PARTIAL.items():
                 sizes[name] = max(sizes.get(name, 0), nbytes_of(kernel, param))
     return sizes

@@ -13,11 +13,14 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
 from urdir.driver.errors import DriverError
 from urdir.model.memory.host_slots import Move
+
+if TYPE_CHECKING:
+    from urdir.model.memory.host_pages import HostPages
 
 #: Minimum distance of a state from the one before it, in pages. Computing up to a state takes a
 #: separate step that reads the weights once more: as long as some 60 prompt tokens take (qwen3.5-4b
@@ -27,31 +30,6 @@ LEAST_PAGES = 8
 
 #: The place of a state that comes back from the host: its page stays in the tree.
 _CLAIMED = -1
-
-
-class StateHost(Protocol):
-    """Slots in host memory for states (`HostPages`)."""
-
-    def has(self, node: _Node) -> bool:
-        """Whether a node has a slot."""
-
-    def put(self, node: _Node) -> tuple[int, _Node | None] | None:
-        """A slot for a node, and the node that has to leave it; None if all are claimed."""
-
-    def claim(self, node: _Node) -> int:
-        """The slot of a node, which leaves it; it stays filled until it is freed."""
-
-    def free(self, slot: int) -> None:
-        """A claimed slot is of no use any more, once queued copies have run."""
-
-    def drop(self, node: _Node) -> None:
-        """A node that may have a slot has left the tree."""
-
-    def receive(self, moves: Sequence[Move[_Node]]) -> None:
-        """Queue copies of states to slots. Raises DriverError."""
-
-    def give(self, moves: Sequence[Move[_Node]]) -> None:
-        """Queue copies of slots to states, and free the slots. Raises DriverError."""
 
 
 class PrefixStates:
@@ -66,7 +44,7 @@ class PrefixStates:
 
     def __init__(self, places: int, page_len: int) -> None:
         self.places = places
-        self.host: StateHost | None = None
+        self.host: HostPages[_Node] | None = None
         self._page_len = page_len
         self._unused = list(reversed(range(places)))
         self._known: OrderedDict[int, _Node] = OrderedDict()  # least recently used first

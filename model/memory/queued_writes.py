@@ -35,6 +35,7 @@ class QueuedWrites(Owner):
         self._stream = stream
         self._half_nbytes = max(_HALF_BYTES, _padded(most))
         self._pinned = device.pinned(2 * self._half_nbytes, "queued writes")
+        self._bytes = self._pinned.array
         self._events: list[Event] = [device.create_event("queued writes") for _ in range(2)]
         self._half = self._used = 0
 
@@ -48,7 +49,7 @@ class QueuedWrites(Owner):
         if self._used + values.nbytes > self._half_nbytes:
             self._turn()
         at = self._half * self._half_nbytes + self._used
-        self._pinned.view(values.dtype, values.shape, at)[...] = values
+        self._bytes[at : at + values.nbytes].view(values.dtype).reshape(values.shape)[...] = values
         to.upload_async(self._pinned, values.nbytes, offset, self._stream, at)
         self._used += _padded(values.nbytes)
 

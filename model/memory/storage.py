@@ -12,15 +12,19 @@ leftovers: neither counts nor times of others reveal them.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from urdir.driver.errors import DriverError
 from urdir.model.errors import PrefixFileError
 from urdir.model.memory.kv_cache import KvCache
 from urdir.model.memory.prefix_copy import Bytes, PrefixBytes
-from urdir.model.memory.prefix_states import PrefixStates, StateHost
+from urdir.model.memory.prefix_states import PrefixStates
 from urdir.model.memory.prefix_tree import common_length
 from urdir.model.memory.recurrent_state import RecurrentState
 from urdir.model.memory.shared_states import SharedStates
+
+if TYPE_CHECKING:
+    from urdir.model.memory.host_pages import HostPages
 
 #: The leftovers of an empty slot: no tokens.
 _NOTHING: tuple[bytes, tuple[int, ...]] = (b"", ())
@@ -35,7 +39,7 @@ class SequenceStorage:
     """
 
     def __init__(
-        self, cache: KvCache, states: RecurrentState, host: StateHost | None = None
+        self, cache: KvCache, states: RecurrentState, host: HostPages[Any] | None = None
     ) -> None:
         self._cache = cache
         self._states = states

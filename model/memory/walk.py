@@ -71,7 +71,7 @@ class Walk:
             )
             if kernel is None:
                 continue
-            unit = kernel.key_tile
+            unit = kernel.cta.key_tile
             step = unit * ceil_div(chunk, STEPS_OF_CHUNK * unit)
             walks.add(cls(unit, step, MOST_STEPS, ceil_div(max_len, step), kernel.segment_rows))
         # layers with different heads would need different units

@@ -60,6 +60,7 @@ from urdir.ptxgen.weights.layout import Layout
 if TYPE_CHECKING:
     from urdir.driver.device import Device
     from urdir.driver.memory import Arena, Array, Slice
+    from urdir.driver.pinned import PinnedBuffer
     from urdir.model.files.model_file import ModelFile
 
 __all__ = ["STAGING_BYTES", "Matrix", "Weights"]
@@ -69,13 +70,17 @@ __all__ = ["STAGING_BYTES", "Matrix", "Weights"]
 class Matrix:
     """A weight matrix (rows, cols) in its repacked layout; ``bias`` (rows,) f32 or None. With
     ``is_partial`` it has some of the columns: its product is one of several ranks' addends.
-    ``scales`` of its rows, where many vectors are multiplied with it as bytes (`eights`)."""
+    ``scales`` of its rows, where many vectors are multiplied with it as bytes (`eights`). Slots of
+    a cache of experts get those that they lack from ``source``; ``held_bias`` is what they have of
+    the bias."""
 
     layout: Layout
     data: Slice
     bias: Slice | None = None
     is_partial: bool = False
     scales: Slice | None = None
+    source: PinnedBuffer | None = None
+    held_bias: Slice | None = None
 
     @property
     def format(self) -> Format:

@@ -48,6 +48,8 @@ class Connections:
         self._most = most
         self._counts = counts
         self._waiting: dict[Connection, None] = {}  # idle connections, the longest idle first
+        #: Called when a request begins to arrive that may want an answer.
+        self.on_post: Callable[[], None] = lambda: None
 
     def opened(self, connection: Connection) -> None:
         """Add a connection that waits for its first request; it may be closed at once."""

@@ -65,7 +65,7 @@ class Counts:
 
     def open(self, gauge: str) -> int:
         """What all processes have open."""
-        return int(self._table[:, _GAUGES.index(gauge)].sum())
+        return int(sum(self._table[:, _GAUGES.index(gauge)].tolist()))
 
     def count_response(self, route: str, status: int) -> None:
         """Count a response."""

@@ -32,12 +32,7 @@ class JsonReader:
         """
         self._count(text)
         try:
-            value = json.loads(
-                text.decode("utf-8-sig"),
-                parse_constant=_refuse_constant,
-                # in Python, so that other threads run meanwhile: a million values take 0.2 s
-                parse_float=lambda digits: float(digits),
-            )
+            value = _DECODER.decode(text.decode("utf-8-sig"))
         except RecursionError:
             self._refuse_depth()
         self._check_depth(value)
@@ -88,3 +83,10 @@ def _counts(text: bytes | bytearray, most_parts: int) -> tuple[int, int]:
 
 def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not a JSON number")
+
+
+_DECODER = json.JSONDecoder(
+    parse_constant=_refuse_constant,
+    # in Python, so that other threads run meanwhile: a million values take 0.2 s
+    parse_float=lambda digits: float(digits),
+)

@@ -56,7 +56,7 @@ class Parameters:
         return [
             Request(
                 prompt=prompt,
-                settings=replace(settings, nonce=index),
+                settings=replace(settings, nonce=index) if index != settings.nonce else settings,
                 limit=self.limit,
                 stops=self.stops,
                 ignore_end=self.ignore_end,

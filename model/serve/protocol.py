@@ -39,6 +39,8 @@ class _Protocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         self._clients.opened(self)
 
     def data_received(self, data: bytes) -> None:
+        if data.startswith(b"POST ") and self._is_waiting():
+            self._clients.on_post()
         super().data_received(data)
         if not self._is_waiting():
             self._clients.works(self)

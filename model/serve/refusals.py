@@ -15,17 +15,27 @@ _BY_ENDPOINT = {
     endpoint: {field.name: field for field in FIELDS if endpoint in field.endpoints}
     for endpoint in dict.fromkeys(each for field in FIELDS for each in field.endpoints)
 }
+_REFUSED = {
+    endpoint: [field for field in known.values() if field.handling is Handling.REFUSED]
+    for endpoint, known in _BY_ENDPOINT.items()
+}
+#: What a request has at its top where it has one of these: "name", or of "name.name" the first.
+_BEGINNINGS = {
+    endpoint: frozenset(
+        name for field in refused for name in (field.name, field.name.partition(".")[0])
+    )
+    for endpoint, refused in _REFUSED.items()
+}
 
 
 def refuse_unsupported(fields: Fields, endpoint: str) -> None:
     """Refuse fields that would change the answer and cannot be served. Raises ApiError."""
     known = _BY_ENDPOINT[endpoint]
-    for name, field in known.items():
-        if field.handling is not Handling.REFUSED:
-            continue
-        value = fields.at(name)
-        if value is not None and not any(_is_same(value, each) for each in field.neutral):
-            fields.fail(name, f"is not supported: {field.note}", "unsupported_parameter")
+    if not _BEGINNINGS[endpoint].isdisjoint(fields.values):
+        for field in _REFUSED[endpoint]:
+            value = fields.at(field.name)
+            if value is not None and not any(_is_same(value, each) for each in field.neutral):
+                fields.fail(field.name, f"is not supported: {field.note}", "unsupported_parameter")
     if unknown := [name for name in fields.values if name not in known]:
         log.debug("fields that are ignored: %.200r", unknown)
 

@@ -88,9 +88,10 @@ class HttpServer(uvicorn.Server):
         drain_seconds: float | None = None,
         background: Collection[asyncio.Task[None]] = (),
     ) -> None:
+        self.clients = Connections(limits.connections, counts)
         config = uvicorn.Config(
             app,
-            http=http_protocol(limits, Connections(limits.connections, counts)),
+            http=http_protocol(limits, self.clients),
             ws="none",
             lifespan="off",
             access_log=False,

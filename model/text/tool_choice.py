@@ -14,14 +14,7 @@ from urdir.model.text.call_form import KEY, CallForm, Pairs, Part, Slot, Tagged
 from urdir.model.text.constraints import Constraint, embedded
 from urdir.model.text.reasoning import ThinkTags, is_thinking
 from urdir.model.text.tags import cut
-from urdir.model.text.tool_schemas import (
-    Schema,
-    Tools,
-    options_of,
-    properties,
-    required,
-    types_of,
-)
+from urdir.model.text.tool_schemas import Schema, Tools, options_of, properties, required, types_of
 
 
 def required_call(

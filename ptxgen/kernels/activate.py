@@ -37,6 +37,7 @@ class Activate(Elementwise):
 
     name = "activate"
     template = ("urdir.templates", "activate.ptx.j2")
+    tolerance = Tolerance(rtol=1e-6)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -74,10 +75,6 @@ class Activate(Elementwise):
             *((Param("added", "f32", ("n",), Access.IN),) if self.added else ()),
             y,
         )
-
-    @property
-    def tolerance(self) -> Tolerance:
-        return Tolerance(rtol=1e-6)
 
     def reference(self, **inputs: Any) -> dict[str, Array]:
         if not self.gated:

@@ -10,12 +10,7 @@ import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.logits_rows import LogitsRows
-from urdir.ptxgen.kernels.sampling import (
-    SETTINGS_WORDS,
-    adjust,
-    random_settings,
-    unpack_settings,
-)
+from urdir.ptxgen.kernels.sampling import SETTINGS_WORDS, adjust, random_settings, unpack_settings
 from urdir.ptxgen.spec import Access, Array, LaunchShape, Param, ceil_div
 
 
@@ -37,6 +32,16 @@ class AdjustLogits(LogitsRows):
 
     name = "adjust_logits"
     template = ("urdir.templates", "adjust_logits.ptx.j2")
+    params = (
+        Param("logits", "f32", ("rows", "n_vocab"), Access.INOUT),
+        Param("raw", "f32", ("rows", "n_vocab"), Access.INOUT),
+        Param("settings", "u32", ("sequences", "settings_words"), Access.IN),
+        Param("tokens", "u32", ("sequences", "max_len"), Access.IN),
+        Param("masks", "u32", ("rows", "mask_words"), Access.IN),
+        Param("masked", "u32", ("rows",), Access.IN),
+        Param("sequence", "u32", ("rows",), Access.IN),
+        Param("position", "u32", ("rows",), Access.IN),
+    )
 
     #: At least one thread per bias of a sequence.
     threads = 512
@@ -55,19 +60,6 @@ class AdjustLogits(LogitsRows):
     def slices(self) -> int:
         """Slices per row."""
         return ceil_div(self.n_vocab, self.width)
-
-    @property
-    def params(self) -> tuple[Param, ...]:
-        return (
-            Param("logits", "f32", ("rows", "n_vocab"), Access.INOUT),
-            Param("raw", "f32", ("rows", "n_vocab"), Access.INOUT),
-            Param("settings", "u32", ("sequences", "settings_words"), Access.IN),
-            Param("tokens", "u32", ("sequences", "max_len"), Access.IN),
-            Param("masks", "u32", ("rows", "mask_words"), Access.IN),
-            Param("masked", "u32", ("rows",), Access.IN),
-            Param("sequence", "u32", ("rows",), Access.IN),
-            Param("position", "u32", ("rows",), Access.IN),
-        )
 
     @property
     def launch_shape(self) -> LaunchShape:

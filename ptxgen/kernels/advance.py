@@ -10,12 +10,7 @@ import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.argmax import INVALID_RANK, indices, ranks
-from urdir.ptxgen.kernels.sampling import (
-    OFFSETS,
-    SETTINGS_WORDS,
-    pack_settings,
-    unpack_settings,
-)
+from urdir.ptxgen.kernels.sampling import OFFSETS, SETTINGS_WORDS, pack_settings, unpack_settings
 from urdir.ptxgen.kernels.sampling_limits import INVALID_TOKEN, MOST_END_IDS
 from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, ceil_div
 
@@ -94,11 +89,6 @@ class Advance(KernelSpec):
                 else []
             ),
         )
-
-    @property
-    def loads(self) -> int:
-        """Number of ranks that a lane reads."""
-        return ceil_div(self.slices, 32)
 
     @property
     def launch_fields(self) -> frozenset[str]:

@@ -33,6 +33,10 @@ class Argmax(KernelSpec):
 
     name = "argmax"
     template = ("urdir.templates", "argmax.ptx.j2")
+    params = (
+        Param("logits", "f32", ("rows", "n"), Access.IN),
+        Param("ranks", "u64", ("rows", "slices"), Access.OUT),
+    )
 
     def __post_init__(self) -> None:
         if not 1 <= self.n < 2**30:
@@ -45,13 +49,6 @@ class Argmax(KernelSpec):
     @property
     def launch_fields(self) -> frozenset[str]:
         return frozenset({"rows"} if self.rows > 1 else ())
-
-    @property
-    def params(self) -> tuple[Param, ...]:
-        return (
-            Param("logits", "f32", ("rows", "n"), Access.IN),
-            Param("ranks", "u64", ("rows", "slices"), Access.OUT),
-        )
 
     @property
     def slices(self) -> int:

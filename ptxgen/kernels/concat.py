@@ -29,6 +29,7 @@ class Concat(RowThreads, KernelSpec):
 
     name = "concat"
     template = ("urdir.templates", "concat.ptx.j2")
+    tolerance = Tolerance(rtol=2e-6)
 
     def __post_init__(self) -> None:
         if self.rows < 1 or not 1 <= self.cols <= MAX_COLS or not 1 <= self.sources <= 16:
@@ -53,10 +54,6 @@ class Concat(RowThreads, KernelSpec):
     @property
     def launch_shape(self) -> LaunchShape:
         return LaunchShape(grid=(self.rows, self.sources, 1), block=(32 * self.warps, 1, 1))
-
-    @property
-    def tolerance(self) -> Tolerance:
-        return Tolerance(rtol=2e-6)
 
     def reference(self, **inputs: Any) -> dict[str, Array]:
         parts = []

@@ -10,7 +10,7 @@ import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.argmax import INVALID_RANK, indices, ranks
-from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, ceil_div
+from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param
 
 
 @dataclass(frozen=True)
@@ -49,11 +49,6 @@ class DraftToken(KernelSpec):
             *own,
             Param("tokens", "u32", ("rows", "columns"), Access.INOUT),
         )
-
-    @property
-    def loads(self) -> int:
-        """Ranks that a lane looks at."""
-        return ceil_div(self.slices, 32)
 
     @property
     def launch_shape(self) -> LaunchShape:

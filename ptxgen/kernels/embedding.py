@@ -42,6 +42,7 @@ class Embedding(KernelSpec):
 
     name = "embedding"
     template = ("urdir.templates", "embedding.ptx.j2")
+    launch_fields = frozenset({"rows"})
     #: This kernel begins a step. Later kernels of the step read positions before they wait. In a
     #: graph with several steps, the plain edge to this kernel ensures that the previous step is
     #: complete.
@@ -62,10 +63,6 @@ class Embedding(KernelSpec):
 
         if self.types and not self.texts:
             raise PtxgenError("embedding: tokens of sequences have no types")
-
-    @property
-    def launch_fields(self) -> frozenset[str]:
-        return frozenset({"rows"})
 
     @cached_property
     def layout(self) -> Layout:

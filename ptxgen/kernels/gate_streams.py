@@ -27,6 +27,7 @@ class GateStreams(KernelSpec):
 
     name = "gate_streams"
     template = ("urdir.templates", "gate_streams.ptx.j2")
+    tolerance = Tolerance(rtol=1e-5)
 
     def __post_init__(self) -> None:
         if self.cols < 1 or not 1 <= self.rows <= 65535:
@@ -45,10 +46,6 @@ class GateStreams(KernelSpec):
     @property
     def launch_shape(self) -> LaunchShape:
         return LaunchShape(grid=(STREAMS, self.rows, 1), block=(THREADS, 1, 1))
-
-    @property
-    def tolerance(self) -> Tolerance:
-        return Tolerance(rtol=1e-5)
 
     def reference(self, **inputs: Any) -> dict[str, Array]:
         key, query, value = (inputs[name].astype(np.float64) for name in ("key", "query", "value"))

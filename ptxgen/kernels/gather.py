@@ -25,6 +25,12 @@ class Gather(KernelSpec):
 
     name = "gather"
     template = ("urdir.templates", "gather.ptx.j2")
+    launch_fields = frozenset({"rows"})
+    params = (
+        Param("x", "f32", ("height", "cols"), Access.IN),
+        Param("index", "u32", ("rows",), Access.IN),
+        Param("y", "f32", ("rows", "cols"), Access.OUT),
+    )
 
     def __post_init__(self) -> None:
         if self.cols < 1 or not 1 <= self.height < 2**31 or not 1 <= self.rows <= 65535:
@@ -32,18 +38,6 @@ class Gather(KernelSpec):
                 f"gather: {self.rows} of {self.height} rows of {self.cols} values: all at least 1, "
                 "and at most 65535 rows"
             )
-
-    @property
-    def launch_fields(self) -> frozenset[str]:
-        return frozenset({"rows"})
-
-    @property
-    def params(self) -> tuple[Param, ...]:
-        return (
-            Param("x", "f32", ("height", "cols"), Access.IN),
-            Param("index", "u32", ("rows",), Access.IN),
-            Param("y", "f32", ("rows", "cols"), Access.OUT),
-        )
 
     @property
     def vector(self) -> int:

@@ -26,6 +26,7 @@ class Hide(KernelSpec):
 
     name = "hide"
     template = ("urdir.templates", "hide.ptx.j2")
+    params = (Param("y", "f32", ("rows", "cols"), Access.INOUT),)
 
     def __post_init__(self) -> None:
         inside = self.first >= 0 and 1 <= self.count <= self.cols - self.first
@@ -34,10 +35,6 @@ class Hide(KernelSpec):
                 f"hide: {self.count} columns from {self.first} on of {self.rows} rows of "
                 f"{self.cols}: columns of the array, and 1 to 65535 rows"
             )
-
-    @property
-    def params(self) -> tuple[Param, ...]:
-        return (Param("y", "f32", ("rows", "cols"), Access.INOUT),)
 
     @property
     def launch_shape(self) -> LaunchShape:

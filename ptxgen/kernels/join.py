@@ -27,6 +27,11 @@ class Join(KernelSpec):
 
     name = "join"
     template = ("urdir.templates", "join.ptx.j2")
+    params = (
+        Param("a", "f32", ("groups", "first"), Access.IN),
+        Param("b", "f32", ("rows", "second"), Access.IN),
+        Param("y", "f32", ("rows", "width"), Access.OUT),
+    )
 
     def __post_init__(self) -> None:
         if self.rows < 1:
@@ -52,14 +57,6 @@ class Join(KernelSpec):
     def vectors(self) -> int:
         """Accesses of four values per row of y, one per thread."""
         return self.width // 4
-
-    @property
-    def params(self) -> tuple[Param, ...]:
-        return (
-            Param("a", "f32", ("groups", "first"), Access.IN),
-            Param("b", "f32", ("rows", "second"), Access.IN),
-            Param("y", "f32", ("rows", "width"), Access.OUT),
-        )
 
     @property
     def launch_shape(self) -> LaunchShape:

@@ -86,6 +86,12 @@ class NgramRows(KernelSpec):
 
     name = "ngram_rows"
     template = ("urdir.templates", "ngram_rows.ptx.j2")
+    params = (
+        Param("tokens", "u32", ("sequences", "max_len"), Access.IN),
+        Param("sequence", "u32", ("rows",), Access.IN),
+        Param("position", "u32", ("rows",), Access.IN),
+        Param("y", "u32", ("rows", "heads"), Access.OUT),
+    )
 
     def __post_init__(self) -> None:
         if self.rows < 1 or self.sequences < 1 or self.max_len < 1:
@@ -95,15 +101,6 @@ class NgramRows(KernelSpec):
     def heads(self) -> int:
         """Rows of a token."""
         return self.hash.heads
-
-    @property
-    def params(self) -> tuple[Param, ...]:
-        return (
-            Param("tokens", "u32", ("sequences", "max_len"), Access.IN),
-            Param("sequence", "u32", ("rows",), Access.IN),
-            Param("position", "u32", ("rows",), Access.IN),
-            Param("y", "u32", ("rows", "heads"), Access.OUT),
-        )
 
     @property
     def launch_shape(self) -> LaunchShape:

@@ -37,6 +37,7 @@ class Normalise(RowThreads, KernelSpec):
 
     name = "normalise"
     template = ("urdir.templates", "normalise.ptx.j2")
+    tolerance = Tolerance(rtol=2e-6)
 
     def __post_init__(self) -> None:
         if self.rows < 1 or self.cols < 1:
@@ -100,10 +101,6 @@ class Normalise(RowThreads, KernelSpec):
     @property
     def launch_shape(self) -> LaunchShape:
         return LaunchShape(grid=(self.rows, 1, 1), block=(32 * self.warps, 1, 1))
-
-    @property
-    def tolerance(self) -> Tolerance:
-        return Tolerance(rtol=2e-6)
 
     def reference(self, **inputs: Any) -> dict[str, Array]:
         rows = np.arange(self.rows) % self.weight_rows

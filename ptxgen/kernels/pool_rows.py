@@ -26,6 +26,12 @@ class PoolRows(KernelSpec):
 
     name = "pool_rows"
     template = ("urdir.templates", "pool_rows.ptx.j2")
+    params = (
+        Param("x", "f32", ("height", "cols"), Access.IN),
+        Param("segment", "u32", ("rows", 2), Access.IN),
+        Param("y", "f32", ("rows", "cols"), Access.OUT),
+    )
+    tolerance = Tolerance(rtol=2.0**-22)
     #: Rows that a thread loads before it adds them.
     ahead = 8
 
@@ -37,20 +43,8 @@ class PoolRows(KernelSpec):
             )
 
     @property
-    def params(self) -> tuple[Param, ...]:
-        return (
-            Param("x", "f32", ("height", "cols"), Access.IN),
-            Param("segment", "u32", ("rows", 2), Access.IN),
-            Param("y", "f32", ("rows", "cols"), Access.OUT),
-        )
-
-    @property
     def launch_shape(self) -> LaunchShape:
         return LaunchShape(grid=(ceil_div(self.cols, 128), self.rows, 1), block=(128, 1, 1))
-
-    @property
-    def tolerance(self) -> Tolerance:
-        return Tolerance(rtol=2.0**-22)
 
     def reference(self, **inputs: Any) -> dict[str, Array]:
         y = np.zeros((self.rows, self.cols), np.float32)

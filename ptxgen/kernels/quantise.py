@@ -34,15 +34,12 @@ class Quantise(KernelSpec):
 
     name = "quantise"
     template = ("urdir.templates", "quantise.ptx.j2")
+    launch_fields = frozenset({"rows", "cols"})
     cta_threads = 128
 
     def __post_init__(self) -> None:
         check(self.name, self.format, self.source, TYPES)
         _ = Layout(self.format, self.rows, self.cols)
-
-    @property
-    def launch_fields(self) -> frozenset[str]:
-        return frozenset({"rows", "cols"})
 
     @property
     def group(self) -> int:

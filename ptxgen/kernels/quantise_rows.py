@@ -33,16 +33,13 @@ class QuantiseRows(KernelSpec):
 
     name = "quantise_rows"
     template = ("urdir.templates", "quantise_rows.ptx.j2")
+    launch_fields = frozenset({"rows"})
     cta_threads = 256
     most = MOST
 
     def __post_init__(self) -> None:
         check(self.name, self.format, self.source, TYPES)
         _ = Layout(self.format, self.rows, self.cols)
-
-    @property
-    def launch_fields(self) -> frozenset[str]:
-        return frozenset({"rows"})
 
     @property
     def row_nbytes(self) -> int:

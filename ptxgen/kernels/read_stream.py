@@ -31,6 +31,10 @@ class ReadStream(KernelSpec):
 
     name = "read_stream"
     template = ("urdir.templates", "read_stream.ptx.j2")
+    params = (
+        Param("data", "u32", ("words",), Access.IN),
+        Param("seen", "u32", ("lanes",), Access.OUT),
+    )
 
     def __post_init__(self) -> None:
         for name, most in (
@@ -51,13 +55,6 @@ class ReadStream(KernelSpec):
     def words(self) -> int:
         """32-bit words read."""
         return self.passes * self.unroll * self.lanes * 4
-
-    @property
-    def params(self) -> tuple[Param, ...]:
-        return (
-            Param("data", "u32", ("words",), Access.IN),
-            Param("seen", "u32", ("lanes",), Access.OUT),
-        )
 
     @property
     def launch_shape(self) -> LaunchShape:

@@ -30,6 +30,14 @@ class Recall(HeldRows):
 
     name = "recall"
     template = ("urdir.templates", "recall.ptx.j2")
+    params = (
+        Param("x", "f32", ("rows", "cols"), Access.IN),
+        Param("bank", "f32", ("banks", "rows", "cols"), Access.IN),
+        Param("weight", "f32", ("cols",), Access.IN),
+        Param("y", "f32", ("rows", "cols"), Access.OUT),
+    )
+    #: exp is approximated, and scores are sums of all columns
+    tolerance = Tolerance(rtol=1e-5)
 
     def __post_init__(self) -> None:
         if self.rows < 1 or not 1 <= self.banks <= MAX_BANKS:
@@ -37,20 +45,6 @@ class Recall(HeldRows):
                 f"recall: {self.rows} rows of {self.banks} kept streams (1 to {MAX_BANKS})"
             )
         super().__post_init__()
-
-    @property
-    def params(self) -> tuple[Param, ...]:
-        return (
-            Param("x", "f32", ("rows", "cols"), Access.IN),
-            Param("bank", "f32", ("banks", "rows", "cols"), Access.IN),
-            Param("weight", "f32", ("cols",), Access.IN),
-            Param("y", "f32", ("rows", "cols"), Access.OUT),
-        )
-
-    @property
-    def tolerance(self) -> Tolerance:
-        # exp is approximated, and scores are sums of all columns
-        return Tolerance(rtol=1e-5)
 
     def reference(self, **inputs: Any) -> dict[str, Array]:
         streams = np.concatenate([inputs["bank"], inputs["x"][None]]).astype(np.float64)

@@ -26,6 +26,11 @@ class Reorder(KernelSpec):
 
     name = "reorder"
     template = ("urdir.templates", "reorder.ptx.j2")
+    params = (
+        Param("x", "f32", ("rows", "cols"), Access.IN),
+        Param("order", "f32", ("cols",), Access.IN),
+        Param("y", "f32", ("rows", "cols"), Access.OUT),
+    )
 
     def __post_init__(self) -> None:
         if not 1 <= self.cols < 1 << 24 or not 1 <= self.rows <= 65535:
@@ -33,14 +38,6 @@ class Reorder(KernelSpec):
                 f"reorder: {self.rows} rows of {self.cols} columns: 1 to 65535 rows, and columns "
                 "that f32 counts"
             )
-
-    @property
-    def params(self) -> tuple[Param, ...]:
-        return (
-            Param("x", "f32", ("rows", "cols"), Access.IN),
-            Param("order", "f32", ("cols",), Access.IN),
-            Param("y", "f32", ("rows", "cols"), Access.OUT),
-        )
 
     @property
     def launch_shape(self) -> LaunchShape:

@@ -29,6 +29,7 @@ class Rescale(Elementwise):
 
     name = "rescale"
     template = ("urdir.templates", "rescale.ptx.j2")
+    tolerance = Tolerance(rtol=1e-6)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -44,10 +45,6 @@ class Rescale(Elementwise):
             *((Param("s", "f32", (1,), Access.IN),) if self.scaled else ()),
             Param("y", "f32", ("n",), Access.OUT),
         )
-
-    @property
-    def tolerance(self) -> Tolerance:
-        return Tolerance(rtol=1e-6)
 
     def reference(self, **inputs: Any) -> dict[str, Array]:
         y = self.scale * inputs["x"].astype(np.float64)

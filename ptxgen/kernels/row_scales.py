@@ -30,15 +30,14 @@ class RowScales(KernelSpec):
 
     name = "row_scales"
     template = ("urdir.templates", "row_scales.ptx.j2")
+    targets = ("sm_90a",)
+    #: Weights may be rounded twice.
+    tolerance = Tolerance(rtol=4e-7)
 
     def __post_init__(self) -> None:
         if not eights.can_be_bytes(self.format):
             raise PtxgenError(f"row_scales: not of {self.format.name} weights")
         _ = self.layout
-
-    @property
-    def targets(self) -> tuple[str, ...]:
-        return ("sm_90a",)
 
     @cached_property
     def layout(self) -> Layout:
@@ -70,11 +69,6 @@ class RowScales(KernelSpec):
     @property
     def launch_shape(self) -> LaunchShape:
         return LaunchShape(grid=(self.layout.bands, 1, 1), block=(TILE_ROWS * TILE_UNITS, 1, 1))
-
-    @property
-    def tolerance(self) -> Tolerance:
-        """Weights may be rounded twice."""
-        return Tolerance(rtol=4e-7)
 
     def reference(self, **inputs: Any) -> dict[str, Array]:
         return {"scales": eights.row_scales(self.layout, inputs["weights"])}

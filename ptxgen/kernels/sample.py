@@ -29,6 +29,13 @@ class Sample(LogitsRows):
 
     name = "sample"
     template = ("urdir.templates", "sample.ptx.j2")
+    params = (
+        Param("logits", "f32", ("rows", "n_vocab"), Access.IN),
+        Param("settings", "u32", ("sequences", "settings_words"), Access.IN),
+        Param("sequence", "u32", ("rows",), Access.IN),
+        Param("position", "u32", ("rows",), Access.IN),
+        Param("sampled", "u32", ("rows",), Access.OUT),
+    )
 
     threads = 1024
     #: Bits per digit of the radix selection.
@@ -43,16 +50,6 @@ class Sample(LogitsRows):
     def first_shift(self) -> int:
         """Bits below the first digit."""
         return 32 + self.index_bits - self.digit_bits
-
-    @property
-    def params(self) -> tuple[Param, ...]:
-        return (
-            Param("logits", "f32", ("rows", "n_vocab"), Access.IN),
-            Param("settings", "u32", ("sequences", "settings_words"), Access.IN),
-            Param("sequence", "u32", ("rows",), Access.IN),
-            Param("position", "u32", ("rows",), Access.IN),
-            Param("sampled", "u32", ("rows",), Access.OUT),
-        )
 
     @property
     def launch_shape(self) -> LaunchShape:

@@ -55,6 +55,11 @@ def _padded(values: Iterable[float], length: int) -> list[float]:
     return found + [0] * (length - len(found))
 
 
+def _within(value: float, low: float, high: float) -> float:
+    """The value, or the nearest of these bounds."""
+    return min(max(value, low), high)
+
+
 def _up_to_word(value: int) -> int:
     """The value, at most the maximum of a 32-bit word."""
     return min(value, _WORD)
@@ -66,7 +71,7 @@ _BIAS_KIND, _ID_KIND = (_F32, MOST_BIASES), (_U32, MOST_BIASES)
 #: starts at a multiple of 16 bytes, and so does every record.
 RECORD: tuple[Part, ...] = (
     # 0 or less: greedy
-    Part("temperature", _F32, "temperature", 0.0, lambda t: np.clip(t, -_HIGHEST, _HIGHEST),
+    Part("temperature", _F32, "temperature", 0.0, lambda t: _within(t, -_HIGHEST, _HIGHEST),
          (0.0, 0.3, 0.8, 1.0, 1.7)),
     # 0: off
     Part("top_k", _U32, "top_k", 0, _up_to_word, (0, 1, 5, 40, 700, 1500)),
@@ -77,7 +82,7 @@ RECORD: tuple[Part, ...] = (
          (0.0, 0.01, 0.05, 0.3)),
     # 1: off
     Part("repeat_penalty", _F32, "repeat_penalty", 1.0,
-         lambda p: np.clip(p, _LOWEST_PENALTY, _HIGHEST), (0.8, 1.0, 1.1, 1.5)),
+         lambda p: _within(p, _LOWEST_PENALTY, _HIGHEST), (0.8, 1.0, 1.1, 1.5)),
     # 0: off; 2^32 - 1: the whole history
     Part("repeat_last_n", _U32, "repeat_last_n", 0, lambda n: _WORD if n < 0 else _up_to_word(n),
          (-1, 0, 3, 64)),
@@ -130,10 +135,20 @@ def pack_settings(**given: Any) -> Words:
     ):
         if count > most:
             raise PtxgenError(f"sampling settings: {count} {what}, at most {most}")
-    record = np.zeros(1, SETTINGS)
+    words: Words = _record(values, _OFF).view(np.uint32)
+    return words
+
+
+def _record(values: Mapping[str, Any], off: Any = None) -> Any:
+    """A record of these settings; ``off`` is that of settings that are not given."""
+    record = np.zeros(1, SETTINGS) if off is None else off.copy()
     for part in RECORD:
-        record[part.name] = part.pack(values[part.setting])
-    return record.view(np.uint32)
+        if off is None or values[part.setting] is not part.unset:
+            record[part.name] = part.pack(values[part.setting])
+    return record
+
+
+_OFF = _record(_UNSET)
 
 
 def random_settings(rng: np.random.Generator, **given: Any) -> Words:

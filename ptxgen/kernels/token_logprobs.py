@@ -37,6 +37,18 @@ class TokenLogprobs(LogitsRows):
 
     name = "token_logprobs"
     template = ("urdir.templates", "token_logprobs.ptx.j2")
+    params = (
+        Param("logits", "f32", ("rows", "n_vocab"), Access.IN),
+        Param("settings", "u32", ("sequences", "settings_words"), Access.IN),
+        Param("sequence", "u32", ("rows",), Access.IN),
+        Param("position", "u32", ("rows",), Access.IN),
+        Param("sampled", "u32", ("rows",), Access.IN),
+        Param("logprobs", "f32", ("sequences", "slots", "entries"), Access.INOUT),
+        Param("likely", "u32", ("sequences", "slots", "most"), Access.INOUT),
+    )
+    #: f32 sums of a row and approximate exponentials and logarithm: relative errors of a sum,
+    #: absolute ones of its logarithm.
+    tolerance = Tolerance(atol=1e-5, rtol=1e-6)
 
     threads = 1024
     most = MOST_LIKELY
@@ -48,26 +60,8 @@ class TokenLogprobs(LogitsRows):
             raise PtxgenError(f"token_logprobs: slots is {self.slots}: a power of two")
 
     @property
-    def params(self) -> tuple[Param, ...]:
-        return (
-            Param("logits", "f32", ("rows", "n_vocab"), Access.IN),
-            Param("settings", "u32", ("sequences", "settings_words"), Access.IN),
-            Param("sequence", "u32", ("rows",), Access.IN),
-            Param("position", "u32", ("rows",), Access.IN),
-            Param("sampled", "u32", ("rows",), Access.IN),
-            Param("logprobs", "f32", ("sequences", "slots", "entries"), Access.INOUT),
-            Param("likely", "u32", ("sequences", "slots", "most"), Access.INOUT),
-        )
-
-    @property
     def launch_shape(self) -> LaunchShape:
         return LaunchShape(grid=(self.rows, 1, 1), block=(self.threads, 1, 1))
-
-    @property
-    def tolerance(self) -> Tolerance:
-        """f32 sums of a row and approximate exponentials and logarithm: relative errors of a sum,
-        absolute ones of its logarithm."""
-        return Tolerance(atol=1e-5, rtol=1e-6)
 
     def reference(self, **inputs: Any) -> dict[str, Array]:
         logprobs, names = inputs["logprobs"].copy(), inputs["likely"].copy()

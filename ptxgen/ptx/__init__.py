@@ -1,4 +1,5 @@
-"""PTX text to instructions (PTX ISA, chapters 4 and 5), their control flow, GPU architectures.
+"""PTX text to instructions (PTX ISA, chapters 4 and 5), their control flow, GPU architectures, and
+what launches take.
 
 Lint, statistics and the emulator use the same parser. It is the only part of ptxgen that the driver
 imports, so it imports nothing outside itself. The names in the stub beside this file are imported

@@ -15,8 +15,9 @@ import jinja2
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.ptx.architecture import CLUSTERS_SINCE
+from urdir.ptxgen.ptx.launch import Param
 from urdir.ptxgen.render.jinja import environment
-from urdir.ptxgen.render.kernel import Kernel, Param
+from urdir.ptxgen.render.kernel import Kernel
 from urdir.ptxgen.target import Target
 
 #: A table in global memory: a variable of the module, which templates declare in the kernel.

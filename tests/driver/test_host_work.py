@@ -14,7 +14,7 @@ from urdir.driver.device import Device
 from urdir.driver.diff import trace
 from urdir.driver.errors import HostWorkError, LaunchError, LifetimeError
 from urdir.driver.execute import bind, evaluate, profile, record, recording, run
-from urdir.driver.host_work import Access, HostParam, HostWork
+from urdir.driver.host_work import HostWork
 from urdir.driver.memory import Region
 from urdir.driver.operation import Memory
 from urdir.driver.parallel import completed
@@ -22,6 +22,7 @@ from urdir.driver.plan import Plan
 from urdir.driver.recorded_parts import RecordedParts
 from urdir.driver.stream import Stream
 from urdir.ptxgen.kernels.add import Add
+from urdir.ptxgen.ptx.launch import Access, Param
 
 COUNT = 96
 ADD = Add(n=COUNT)
@@ -34,10 +35,10 @@ class Square(HostWork):
     fails = False
 
     @property
-    def params(self) -> Sequence[HostParam]:
+    def params(self) -> Sequence[Param]:
         return (
-            HostParam("x", 4 * COUNT, Access.IN),
-            HostParam("y", 4 * COUNT, Access.OUT),
+            Param("x", "u8", (4 * COUNT,), Access.IN),
+            Param("y", "u8", (4 * COUNT,), Access.OUT),
         )
 
     def perform(self, args: Mapping[str, Memory], stream: Stream) -> None:

@@ -115,7 +115,7 @@ def test_threads_load_a_kernel_once(device: Device, make_kernel: Make) -> None:
 def test_several_kernels_are_loaded_at_once(
     device: Device, make_kernel: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("os.cpu_count", lambda: 4)
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: range(4))
     # Two with one key, and one that is there already.
     kernels = [make_kernel(spec_key=f"ramp-{i % 9}") for i in range(10)]
     there = device.load(make_kernel(spec_key="ramp-5"))
@@ -134,7 +134,7 @@ def test_several_kernels_are_loaded_at_once(
 def test_one_of_several_that_does_not_compile_is_named(
     device: Device, make_kernel: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: range(2))
     good = [make_kernel(spec_key=f"ramp-{i}") for i in range(2)]
     text = good[0].text.replace("ramp", "bad").replace("add.u64", "add.u65")
     bad = make_kernel(spec_key="bad", name="bad", text=text)
@@ -236,7 +236,7 @@ def test_other_processes_compile(
         """A class that no other process has."""
 
     cores, kernel, unknown = 4, Add(n=512), Local(**vars(make_kernel()))
-    monkeypatch.setattr("os.cpu_count", lambda: cores)
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: range(cores))
     with Device.open("emulator", cache_folder=tmp_path) as device:
         device.begin_compilers()
         monkeypatch.setattr(Add, "ptx", None)  # which is not rendered here
@@ -263,7 +263,7 @@ def test_compilers_start_at_once_where_nothing_is_compiled(
             compilers = device._modules.compilers
             return compilers is not None, bool(compilers and compilers._processes)
 
-    monkeypatch.setattr("os.cpu_count", lambda: 2)  # one process
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: range(2))  # one process
     assert started(None) == (True, False)
     assert started(1 << 20) == (False, False)
     assert started(1 << 30) == (True, True)
@@ -325,7 +325,7 @@ def test_compilers_that_have_begun_are_used_or_closed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They begin for a GPU for which nothing is compiled, before it is open."""
-    monkeypatch.setattr("os.cpu_count", lambda: 4)
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: range(4))
 
     def begun(name: str = "auto", folder: Path | None = tmp_path) -> Compilers | None:
         return compilers_for(name, folder)

@@ -14,7 +14,7 @@ from urdir.driver.parallel import Job, Task, Work, completed, elsewhere, in_thre
 
 @pytest.fixture(autouse=True)
 def four_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parallel.os, "cpu_count", lambda: 4)
+    monkeypatch.setattr(parallel, "cores", lambda: 4)
 
 
 def test_results_are_in_order_and_made_at_once() -> None:

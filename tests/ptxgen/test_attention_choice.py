@@ -118,7 +118,7 @@ def test_clusters(
     assert isinstance(spec, FlashDecode)
     assert (spec.cluster, spec.ring) == (cluster, ring)
     if cluster > 1 and rows == 1:
-        assert spec.launch_shape.grid == (spec.head_tiles, cluster, 1)
+        assert spec.launch_shape.grid == (spec.head_tiles.count, cluster, 1)
 
 
 #: A latent vector and a part that rotates: 16 heads, or more, have the key in common.
@@ -155,7 +155,7 @@ def test_wide_heads(
 ) -> None:
     layout = dataclasses.replace(LATENT, sequences=rows, dtype=dtype)
     spec = decode_attention(heads, layout, max_keys, 132, rows=rows, target=target)
-    assert spec.tile == tile
+    assert spec.head_tiles.size == tile
     assert isinstance(spec, FlashDecode) == (cluster > 0)
     if isinstance(spec, FlashDecode):
         assert (spec.cluster, spec.ring) == (cluster, ring)
@@ -188,7 +188,7 @@ def test_latent_heads_on_wgmma(
     fields: dict[str, Any] = {"rows": rows, "token": LATENT_TOKEN}
     spec = decode_attention(heads, layout, max_keys, 132, target="sm_90a", **fields)
     assert isinstance(spec, LatentDecode)
-    assert (spec.tile, spec.cluster, spec.ctas) == (each, cluster, ctas)
+    assert (spec.head_tiles.size, spec.cluster, spec.ctas) == (each, cluster, ctas)
     for target in ("", "sm_100a"):
         other = decode_attention(heads, layout, max_keys, 132, target=target, **fields)
         assert not isinstance(other, LatentDecode)
@@ -213,7 +213,7 @@ def test_clusters_leave_no_more_chunks(
     apart = decode_attention(heads, layout, max_len, 132, rows=rows)
     assert isinstance(near, FlashDecode)
     assert isinstance(apart, FlashDecode)
-    assert near.chunks <= apart.chunks
+    assert near.split.chunks <= apart.split.chunks
 
 
 @pytest.mark.parametrize(("target", "clusters"), [("sm_90a", [4, 8, 1]), ("sm_120", [4, 1, 1])])
@@ -297,6 +297,27 @@ def test_many_rows_have_fewer_warps_each(
 
 
 @pytest.mark.parametrize(
+    ("dtype", "heads", "dims", "target", "warps"),
+    [
+        ("f16", 32, 128, "sm_90a", 16),
+        ("bf16", 16, 256, "sm_89", 16),
+        ("f32", 32, 128, "sm_90a", 8),  # no room for keys in flight
+        ("q8_0", 32, 128, "sm_90a", 8),  # tensor cores multiply
+        ("f16", 264, 128, "sm_90a", 8),  # two heads a CTA
+        ("f16", 32, 64, "sm_90a", 8),  # a warp has four keys at a time
+        ("f16", 32, 128, "", 8),
+    ],
+)
+def test_one_head_of_one_row_has_more_warps(
+    dtype: KvDtype, heads: int, dims: int, target: str, warps: int
+) -> None:
+    layout, token = KvLayout(1, 8, 256, dims, dtype), OwnToken()
+    spec = decode_attention(heads, layout, 256, 132, target=target, token=token)
+    assert isinstance(spec, IncrementalAttention)
+    assert spec.warps == warps
+
+
+@pytest.mark.parametrize(
     ("heads", "kv_heads", "norms", "warps"), [(16, 8, 3, 4), (32, 8, 5, 4), (64, 8, 5, 4)]
 )
 def test_a_warp_finds_the_norms_of_several_heads(
@@ -306,7 +327,7 @@ def test_a_warp_finds_the_norms_of_several_heads(
     token, layout = OwnToken(qk_norm=QK_NORM), KvLayout(64, kv_heads, 512, 128, "f16")
     spec = decode_attention(heads, layout, 512, 132, rows=64, target="sm_90a", token=token)
     assert isinstance(spec, IncrementalAttention)
-    assert (spec.norms, spec.warps) == (norms, warps)
+    assert (token.norms(spec.head_tiles.size), spec.warps) == (norms, warps)
 
 
 @pytest.mark.parametrize("max_len", [512, 4096, 1 << 20])
@@ -318,7 +339,7 @@ def test_every_bucket_of_every_shape_is_served(max_len: int, rows: int, sm_count
         for max_keys in length_buckets(max_len):
             spec = decode_attention(heads, layout, max_keys, sm_count, rows=rows)
             if isinstance(spec, FlashDecode):
-                assert spec.rows * spec.chunks >= spec.split.takers
+                assert spec.rows * spec.split.chunks >= spec.split.takers
                 assert spec.split.takers * spec.cluster == spec.launch_shape.grid[1]
 
 
@@ -371,9 +392,9 @@ def test_rows_of_drafts(
     layout = KvLayout(8, 8, 1 << 15, head_dim, dtype)
     for keys in (512, 1 << 15):
         spec = decode_attention(8 * group, layout, keys, 132, rows=rows, target=target, run=run)
-        assert spec.rows_at_once == (1 if keys == 512 else shared)
-        if spec.rows_at_once > 1:
+        assert spec.head_tiles.rows == (1 if keys == 512 else shared)
+        if spec.head_tiles.rows > 1:
             assert isinstance(spec, FlashDecode)
-            assert spec.head_tiles * spec.ctas <= 132
+            assert spec.head_tiles.count * spec.ctas <= 132
             sizing = decode_attention(8 * group, layout, keys, 132, rows=rows, run=run)
             assert sizing.nbytes(sizing.param("partial")) >= spec.nbytes(spec.param("partial"))

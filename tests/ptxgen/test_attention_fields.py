@@ -19,6 +19,7 @@ from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
 from urdir.ptxgen.kernels.attention.own_token import OwnToken
 from urdir.ptxgen.kernels.attention.prefill_attention import PrefillAttention
 from urdir.ptxgen.kernels.attention.prepare_tokens import PrepareTokens
+from urdir.ptxgen.kernels.attention.random_inputs import attention_inputs
 from urdir.ptxgen.kernels.attention.scores import Scores
 from urdir.ptxgen.kernels.attention.spec import AttentionSpec
 from urdir.ptxgen.kernels.rotation import Rotation
@@ -45,7 +46,7 @@ def attend(device: Device, spec: AttentionSpec, inputs: Inputs) -> Any:
 def inputs_at(spec: Any, positions: list[int], seed: int = 0) -> Inputs:
     """Rows of sequence 0."""
     rng = np.random.default_rng(seed)
-    inputs: Inputs = spec.inputs_at(rng, positions, [0] * len(positions))
+    inputs: Inputs = attention_inputs(spec, rng, positions, [0] * len(positions))
     if spec.scores.sinks:
         inputs["sinks"] = rng.normal(0, 3, spec.heads).astype(np.float32)
     return inputs
@@ -301,7 +302,7 @@ def test_a_decoded_token_takes_the_place_of_the_oldest(
     layout = KvLayout(1, 1, 112, 32, "f32", *pages, capacity=32)
     token = OwnToken(Rotation(32, "half"))
     spec = IncrementalAttention(2, layout, scores=Scores(window=32), token=token)
-    inputs = spec.inputs_at(np.random.default_rng(position), [position], [0])
+    inputs = attention_inputs(spec, np.random.default_rng(position), [position], [0])
     outputs = run_kernel(device, spec, inputs)
     compare(spec, outputs, spec.reference(**inputs))
     table = inputs.get("block_table")

@@ -14,19 +14,22 @@ from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.recurrent.choice import CHUNKED_ROWS, recurrences
 from urdir.ptxgen.kernels.recurrent.chunked_recurrence import ChunkedRecurrence
 from urdir.ptxgen.kernels.recurrent.gated_recurrence import GatedRecurrence
-from urdir.ptxgen.kernels.recurrent.heads import RecurrentHeads
+from urdir.ptxgen.kernels.recurrent.heads import HeadsRule
 from urdir.ptxgen.kernels.recurrent.prepare_chunks import PrepareChunks
+from urdir.ptxgen.kernels.recurrent.rows import RecurrentRows
 from urdir.ptxgen.spec import Access
 
 IDLE = 0xFFFFFFFF
-DELTA = GatedRecurrence(96, 2, 512, 1, 2, 1, 16, 20, delta=True, eps=1e-6)
-SCAN = GatedRecurrence(96, 2, 512, 1, 2, 1, 16, 20, delta=False, order="vkq")
-KINDS = {
+PROMPT = {"rows": 96, "sequences": 2, "max_len": 512, "segments": 1}
+DELTA = HeadsRule(2, 1, 16, 20, delta=True, eps=1e-6)
+SCAN = HeadsRule(2, 1, 16, 20, delta=False, order="vkq")
+RULES = {
     "scan": SCAN,
     "steady": replace(SCAN, key_heads=2, order="apart", steady=True),
     "delta": DELTA,
     "channels": replace(DELTA, key_heads=2, order="apart", channels=True),
 }
+KINDS = {name: GatedRecurrence(**PROMPT, rule=rule) for name, rule in RULES.items()}
 each_kind = pytest.mark.parametrize("kind", KINDS)
 
 
@@ -39,7 +42,7 @@ def run(device: Device, spec: GatedRecurrence, inputs: dict[str, Any]) -> dict[s
     return run_kernel(device, move, taken(move, inputs | made))
 
 
-def taken(spec: RecurrentHeads, inputs: dict[str, Any]) -> dict[str, Any]:
+def taken(spec: RecurrentRows, inputs: dict[str, Any]) -> dict[str, Any]:
     """Of inputs, what a kernel reads."""
     return {p.name: inputs[p.name] for p in spec.params if p.access is not Access.OUT}
 
@@ -127,12 +130,12 @@ def test_decays_of_nothing_and_of_all(kind: str, device: Device) -> None:
 @pytest.mark.parametrize("kind", ["steady", "scan"])
 @pytest.mark.parametrize(("keys", "values"), [(3e4, 1e6), (1e-7, 1e-6), (1e6, 1e-9)])
 def test_ranges_beyond_f16(kind: str, keys: float, values: float, device: Device) -> None:
-    spec = KINDS[kind]
+    spec, rule = KINDS[kind], KINDS[kind].rule
     inputs = inputs_of(spec, [90])
     inputs["state"] *= np.float32(keys * values)
-    arrays, offsets = spec.qkv.arrays, spec.qkv.offsets
+    arrays, offsets = rule.qkv.arrays, rule.qkv.offsets
     for name, factor in (("k", keys), ("v", values)):
-        width = spec.heads * spec.value_dim if name == "v" else spec.key_heads * spec.key_dim
+        width = rule.heads * rule.value_dim if name == "v" else rule.key_heads * rule.key_dim
         rows = inputs[arrays[name]].reshape(spec.rows, -1)
         rows[:, offsets[name] : offsets[name] + width] *= np.float32(factor)
     if kind == "scan":
@@ -145,9 +148,9 @@ def test_keys_that_are_all_alike(kind: str, device: Device) -> None:
     """Each token takes all of the one before it away: the system is as far from I as it can be."""
     spec = KINDS[kind]
     inputs = inputs_of(spec, [90])
-    name, first = spec.qkv.arrays["k"], spec.qkv.offsets["k"]
+    name, first = spec.rule.qkv.arrays["k"], spec.rule.qkv.offsets["k"]
     rows = inputs[name].reshape(spec.rows, -1)
-    width = spec.key_heads * spec.key_dim
+    width = spec.rule.key_heads * spec.rule.key_dim
     rows[:, first : first + width] = rows[:1, first : first + width]
     inputs["beta"][:] = 12.0
     inputs["alpha"][:] = -20.0
@@ -158,7 +161,8 @@ def test_keys_that_are_all_alike(kind: str, device: Device) -> None:
 def test_heads_that_a_cta_prepares(delta: bool, device: Device) -> None:
     """Of more than a GPU has room for: 129 share keys, two a CTA and one for the last."""
     order = "qkv" if delta else "vkq"
-    spec = PrepareChunks(8, 1, 64, 1, 516, 4, 16, 4, delta=delta, order=order, tiled=delta)
+    rule = HeadsRule(516, 4, 16, 4, delta=delta, order=order, tiled=delta)
+    spec = PrepareChunks(8, 1, 64, 1, rule)
     assert spec.heads_each == 2
     check_kernel(device, spec)
 
@@ -167,36 +171,45 @@ def test_heads_that_a_cta_prepares(delta: bool, device: Device) -> None:
     "fields",
     [{"key_dim": 24}, {"key_dim": 144}, {"value_dim": 18}, {"segments": 0, "rows": 1}],
 )
-def test_what_has_no_chunked_form(fields: dict[str, int]) -> None:
+def test_what_has_no_chunked_form(fields: dict[str, Any]) -> None:
+    rows = PROMPT | {name: of for name, of in fields.items() if name in PROMPT}
+    rule = replace(DELTA, **{name: of for name, of in fields.items() if name not in PROMPT})
     with pytest.raises(PtxgenError, match="segments"):
-        ChunkedRecurrence(**(DELTA.fields() | fields))
+        ChunkedRecurrence(**rows, rule=rule)
 
 
-def kinds_of(**changed: Any) -> list[type[RecurrentHeads]]:
+def kinds_of(
+    rule: dict[str, Any], *, target: str = "sm_90a", exact: bool = False, **rows: int
+) -> list[type[RecurrentRows]]:
     """What is chosen for a prompt of `DELTA`, some of it changed."""
-    asked = {"target": "sm_90a", "exact": False, **DELTA.fields(), **changed}
-    kernels = recurrences(asked.pop("target"), exact=asked.pop("exact"), **asked)
+    kernels = recurrences(target, replace(DELTA, **rule), exact=exact, **PROMPT | rows)
     return [type(kernel) for kernel in kernels]
 
 
 @pytest.mark.parametrize(
-    "changed",
+    ("rule", "changed"),
     [
-        {"rows": CHUNKED_ROWS - 1},
-        {"segments": 0},
-        {"exact": True},
-        {"key_dim": 20},
-        {"key_dim": 256},
-        {"value_dim": 18},
-        {"target": "sm_80"},
+        ({}, {"rows": CHUNKED_ROWS - 1}),
+        ({}, {"segments": 0}),
+        ({}, {"exact": True}),
+        ({"key_dim": 20}, {}),
+        ({"key_dim": 256}, {}),
+        ({"value_dim": 18}, {}),
+        ({}, {"target": "sm_80"}),
     ],
 )
-def test_what_goes_token_by_token(changed: dict[str, Any]) -> None:
-    assert kinds_of(**changed) == [GatedRecurrence]
+def test_what_goes_token_by_token(rule: dict[str, Any], changed: dict[str, Any]) -> None:
+    assert kinds_of(rule, **changed) == [GatedRecurrence]
 
 
 @pytest.mark.parametrize(
-    "changed", [{}, {"key_dim": 256, "delta": False}, {"target": "sm_100"}, {"channels": True}]
+    ("rule", "target"),
+    [
+        ({}, "sm_90a"),
+        ({"key_dim": 256, "delta": False}, "sm_90a"),
+        ({}, "sm_100"),
+        ({"channels": True}, "sm_90a"),
+    ],
 )
-def test_what_goes_by_chunks(changed: dict[str, Any]) -> None:
-    assert kinds_of(**changed) == [PrepareChunks, ChunkedRecurrence]
+def test_what_goes_by_chunks(rule: dict[str, Any], target: str) -> None:
+    assert kinds_of(rule, target=target) == [PrepareChunks, ChunkedRecurrence]

@@ -23,6 +23,7 @@ from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
 from urdir.ptxgen.kernels.attention.kv_types import KV_DTYPES
 from urdir.ptxgen.kernels.attention.own_token import OwnToken
 from urdir.ptxgen.kernels.attention.prepare_tokens import PrepareTokens
+from urdir.ptxgen.kernels.attention.random_inputs import attention_inputs
 from urdir.ptxgen.kernels.attention.scores import Scores
 from urdir.ptxgen.kernels.join import Join
 from urdir.ptxgen.kernels.norm import Norm
@@ -82,7 +83,7 @@ def one_after_another(device: Device, spec: Spec, inputs: Inputs) -> Inputs:
 def joined(device: Device, spec: Spec, inputs: Inputs) -> Inputs:
     """q and k of the parts that latent attention has."""
     assert spec.token is not None
-    first, second, heads = spec.rotated_dim, spec.value_dim, spec.rows * spec.heads
+    first, second, heads = spec.layout.value_start, spec.value_dim, spec.rows * spec.heads
     norm = Normalise(spec.rows, second, spec.token.latent_norm)
     value = run_kernel(device, norm, {"x": inputs["latent"], "weight": inputs["latent_norm"]})["y"]
     q = (inputs[name].reshape(heads, -1) for name in ("q_rotated", "q_absorbed"))
@@ -115,7 +116,7 @@ def test_rows_of_every_length_are_normed_as_by_normalise(device: Device, heads: 
     """In one launch: many heads of q, a few of k; with an eps that matters."""
     token = OwnToken(Rotation(24, "half"), Norm("rms", 0.5), qk_norm_over="row")
     spec = IncrementalAttention(heads, KvLayout(1, 1, 3, 64, "f16"), token=token)
-    assert_same_bits(device, spec, spec.inputs_at(np.random.default_rng(heads), [2], [0]))
+    assert_same_bits(device, spec, attention_inputs(spec, np.random.default_rng(heads), [2], [0]))
 
 
 @pytest.mark.parametrize(
@@ -139,7 +140,7 @@ def test_it_equals_separate_kernels_on_older_targets(target: str, spec: Spec) ->
 @pytest.mark.parametrize("dtype", KV_DTYPES)
 def test_every_place_in_a_step(device: Device, position: int, dtype: Any) -> None:
     spec = IncrementalAttention(4, KvLayout(2, 1, 131, 128, dtype), token=OwnToken(WHOLE))
-    inputs = spec.inputs_at(np.random.default_rng(position), [position], [1])
+    inputs = attention_inputs(spec, np.random.default_rng(position), [position], [1])
     fused = assert_same_bits(device, spec, inputs)
     for name in ("k_cache", "v_cache"):  # nothing but the token's place has changed
         before, after = (
@@ -160,7 +161,7 @@ def test_one_chunk_has_the_token(device: Device, position: int, window: int, dty
     spec = FlashDecode(
         3, layout, scores=Scores(window=window), ctas=7, least=16, token=OwnToken(PART)
     )
-    inputs = spec.inputs_at(np.random.default_rng(position), [position], [0])
+    inputs = attention_inputs(spec, np.random.default_rng(position), [position], [0])
     assert_same_bits(device, spec, inputs)
 
 
@@ -171,7 +172,7 @@ def test_fewer_heads_a_cta_change_no_bit(device: Device, group: int) -> None:
         IncrementalAttention(2 * group, layout, token=OwnToken(WHOLE), most_heads=most)
         for most in (4, 2, 1)
     ]
-    inputs = specs[0].inputs_at(np.random.default_rng(group), [66], [0])
+    inputs = attention_inputs(specs[0], np.random.default_rng(group), [66], [0])
     first, second, single = (run_kernel(device, spec, inputs) for spec in specs)
     assert all(second[name].tobytes() == first[name].tobytes() for name in first)
     # lanes multiply where a CTA has a single head
@@ -183,7 +184,7 @@ def test_fewer_heads_a_cta_change_no_bit(device: Device, group: int) -> None:
 @pytest.mark.parametrize("kind", [IncrementalAttention, FlashDecode])
 def test_an_idle_row_writes_nothing(device: Device, position: int, kind: type[Spec]) -> None:
     spec = kind(4, KvLayout(2, 2, 40, 64, "q8_0"), rows=2, token=OwnToken(PART))
-    inputs = spec.inputs_at(np.random.default_rng(1), [position, position], [0, 2**31])
+    inputs = attention_inputs(spec, np.random.default_rng(1), [position, position], [0, 2**31])
     outputs = run_kernel(device, spec, inputs)
     for name in ("k_cache", "v_cache"):
         assert outputs[name].tobytes() == inputs[name].tobytes()
@@ -192,7 +193,7 @@ def test_an_idle_row_writes_nothing(device: Device, position: int, kind: type[Sp
 
 def test_infinities_in_the_token_stay_in_its_head(device: Device) -> None:
     spec = IncrementalAttention(4, KvLayout(1, 2, 40, 128, "f16"), token=OwnToken(WHOLE))
-    inputs = spec.inputs_at(np.random.default_rng(2), [35], [0])
+    inputs = attention_inputs(spec, np.random.default_rng(2), [35], [0])
     inputs["v"][0, 0, 3] = 1e9
     out = assert_same_bits(device, spec, inputs)["out"]
     assert np.isposinf(out[0, :2, 3]).all()
@@ -204,7 +205,7 @@ def test_a_cache_that_the_launch_before_writes_is_too_young(emulator: Device) ->
     """Older keys are read before the wait: the emulator sees that in a graph."""
     layout = KvLayout(1, 1, 32, 64, "f16")
     spec, append = IncrementalAttention(2, layout, token=OwnToken(PART)), PrepareTokens(1, layout)
-    inputs = spec.inputs_at(np.random.default_rng(3), [5], [0])
+    inputs = attention_inputs(spec, np.random.default_rng(3), [5], [0])
     sizes = {p.name: spec.nbytes(p) for p in spec.params} | {"older": 4}
     plan = Plan("too young")
     with emulator.arena(sizes, "work") as work, emulator.create_stream() as stream:

@@ -15,6 +15,7 @@ from urdir.ptxgen.kernels.recurrent.causal_conv import CausalConv, tail_slots
 from urdir.ptxgen.kernels.recurrent.drafted_recurrence import DraftedRecurrence
 from urdir.ptxgen.kernels.recurrent.drafted_rows import kept_slots
 from urdir.ptxgen.kernels.recurrent.drafted_scan import DraftedScan
+from urdir.ptxgen.kernels.recurrent.heads import HeadsRule
 from urdir.ptxgen.kernels.recurrent.prefill_conv import PrefillConv
 from urdir.ptxgen.kernels.recurrent.rows import RecurrentRows
 from urdir.ptxgen.kernels.recurrent.selective_scan import SelectiveScan
@@ -156,7 +157,7 @@ def test_slots_have_room_for_what_is_read_and_written() -> None:
     [({"most": 0}, "at most 0 drafts"), ({"most": 32}, "at most 32"), ({"segments": 1}, "prompts")],
 )
 def test_bad_numbers_of_drafts_are_refused(fields: dict[str, int], text: str) -> None:
-    spec = DraftedRecurrence(8, 2, 64, 0, 4, 2, 32, 20, delta=True, most=3, drafted=True)
+    spec = DraftedRecurrence(8, 2, 64, 0, HeadsRule(4, 2, 32, 20, delta=True), most=3, drafted=True)
     with pytest.raises(PtxgenError, match=text):
         replace(spec, **fields)
 

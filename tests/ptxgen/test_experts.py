@@ -13,22 +13,28 @@ from urdir.driver.device import Device
 from urdir.driver.harness import run_kernel
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.activation import Activation
+from urdir.ptxgen.kernels.advance import IDLE
 from urdir.ptxgen.kernels.experts.choice import most_warps
 from urdir.ptxgen.kernels.experts.combine import CombineExperts
 from urdir.ptxgen.kernels.experts.down import ExpertsDown
 from urdir.ptxgen.kernels.experts.gemm import TILES, ExpertsGemm, tile_height
 from urdir.ptxgen.kernels.experts.gemm_small import ExpertsGemmSmall
 from urdir.ptxgen.kernels.experts.group import GroupExperts
+from urdir.ptxgen.kernels.experts.held import Held
 from urdir.ptxgen.kernels.experts.logits import RouterLogits
 from urdir.ptxgen.kernels.experts.route import RouteExperts
 from urdir.ptxgen.kernels.experts.select import SelectExperts
 from urdir.ptxgen.kernels.experts.selection import Selection
+from urdir.ptxgen.kernels.experts.settle import SettleExperts
+from urdir.ptxgen.kernels.experts.spec import ExpertsProduct
 from urdir.ptxgen.kernels.experts.up import ExpertsUp
 from urdir.ptxgen.kernels.linear.epilogue.activation import Activated, Gated
 from urdir.ptxgen.kernels.linear.epilogue.bias import Bias
+from urdir.ptxgen.kernels.linear.epilogue.residual import Residual
 from urdir.ptxgen.kernels.linear.epilogue.weighted import Weighted
 from urdir.ptxgen.kernels.linear.pack import Pack
 from urdir.ptxgen.kernels.linear.prologue.norm import Normed
+from urdir.ptxgen.kernels.linear.steps import Epilogue
 from urdir.ptxgen.kernels.norm import Norm
 from urdir.ptxgen.kernels.pairs import most_places, most_tiles
 from urdir.ptxgen.ptx.architecture import ARCHITECTURES, number_of
@@ -88,7 +94,8 @@ def test_experts_are_different_ones_whatever_the_logits(
     logits = np.full((4, selection.experts), np.nan, np.float32)
     logits[1, 3], logits[2], logits[3] = 1.0, -np.inf, np.inf
     spec = SelectExperts(4, selection)
-    expert = run_kernel(emulator, spec, {"logits": logits})["expert"]
+    position = np.zeros(4, np.uint32)
+    expert = run_kernel(emulator, spec, {"logits": logits, "position": position})["expert"]
     assert all(len(set(row)) == selection.used for row in expert.tolist())
     assert expert.max() < selection.experts
     if selection.groups == 1:
@@ -136,6 +143,36 @@ SHARING = {
     "one of two": [[2, row] for row in (0, 1, 3, 4, 5)],
     "in two quartets": [[4, 0]] * 5 + [[0, 1], [1, 3]],
 }
+
+
+@pytest.mark.parametrize("padding", [[1], [0, 3, 4], [0, 1, 2, 3, 4]], ids=["one", "some", "all"])
+@pytest.mark.parametrize("chooses", [False, True], ids=["chosen", "chooses"])
+@pytest.mark.parametrize("kind", ["gemm_small up", "gemm_small down", "up", "down", "down early"])
+def test_padding_rows_multiply_nothing(
+    device: Device, kind: str, chooses: bool, padding: list[int]
+) -> None:
+    """Their results are left as they are, or are the residual alone. Those of others have the same
+    bits as without padding."""
+    selection = Selection(6, 2, "softmax_selected") if chooses else None
+    down, together = "down" in kind, "gemm_small" in kind
+    more: dict[str, Any] = {"batch": 5, "selection": selection, "sms": 3}
+    steps: list[Epilogue] = [Bias(), *([Weighted()] if down else [])]
+    if together:
+        spec: ExpertsProduct = ExpertsGemmSmall.of(Q8, 6, 2, 48, 288, *steps, down=down, **more)
+    elif down:
+        more["early"] = "early" in kind
+        spec = ExpertsDown.of(Q8, 6, 2, 48, 288, *steps, Residual(), **more)
+    else:
+        spec = ExpertsUp.of(Q8, 6, 2, 48, 288, *steps, **more)
+    inputs = spec.make_inputs(np.random.default_rng(2))
+    expected = run_kernel(device, spec, inputs)["y"]
+    assert np.isfinite(expected).all()
+    inputs["position"][padding] = IDLE
+    real = np.delete(np.arange(5), padding)
+    y = run_kernel(device, spec, inputs)["y"]
+    np.testing.assert_array_equal(y[real], expected[real])
+    alone = kind.startswith("down")
+    np.testing.assert_array_equal(y[padding], inputs["residual"][padding] if alone else np.nan)
 
 
 @pytest.mark.parametrize("down", [False, True], ids=["up", "down"])
@@ -234,6 +271,12 @@ def test_a_row_has_the_same_bits_whatever_its_neighbours(emulator: Device, down:
         (ExpertsDown, {"epilogue": (Gated(),)}, "takes no gated"),
         (ExpertsUp, {"cols": 65536, "shared": 20000}, "more than 20000 bytes"),
         (ExpertsDown, {"split": 2}, "split is 2 of 1 blocks"),
+        (ExpertsUp, {"held": Held(2, 1, 1), "batch": 2}, "2 x 1 of 2 experts look up as one row"),
+        (ExpertsDown, {"held": Held(3, 1, 1)}, "look up as one row with 1 of 3"),
+        (ExpertsUp, {"held": Held(2, 1, 1), "in_turn": True}, "without weights or slots"),
+        (Held, {"experts": 8, "used": 3, "slots": 2}, "2 slots for 1 x 3"),
+        (SettleExperts, {"caches": 129, "used": 1, "experts": 2, "slots": 1}, "129 caches"),
+        (SettleExperts, {"caches": 1, "used": 3, "experts": 8, "slots": 2}, "2 slots for 1 x 3"),
         (ExpertsGemm, {"batch": 9, "height": 17}, "tiles of 17 pairs"),
         (ExpertsGemm, {"batch": 9, "height": 16, "rows": 8}, "a multiple of 16 rows"),
         (ExpertsGemm, GATED | {"down": True}, "takes no gated"),

@@ -17,9 +17,11 @@ from urdir.driver.device import Device
 from urdir.driver.harness import run_kernel
 from urdir.driver.launch import launch, pack
 from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.kernels.attention.chunk_reference import chunks_of
 from urdir.ptxgen.kernels.attention.flash_decode import FlashDecode
 from urdir.ptxgen.kernels.attention.incremental_attention import IncrementalAttention
 from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
+from urdir.ptxgen.kernels.attention.random_inputs import attention_inputs
 from urdir.ptxgen.kernels.attention.reference import attend
 from urdir.ptxgen.kernels.attention.scores import Scores
 from urdir.ptxgen.tools.assemble import assemble
@@ -64,7 +66,7 @@ def test_it_equals_incremental_at_every_border(emulator: Device, spec: FlashDeco
     """Within tolerance, at lengths around every border of a chunk and a window."""
     count = len(BORDERS)
     rows = dataclasses.replace(spec, rows=count, ctas=spec.ctas * (1 if spec.most else count))
-    inputs = rows.inputs_at(np.random.default_rng(0), list(BORDERS), [0] * count)
+    inputs = attention_inputs(rows, np.random.default_rng(0), list(BORDERS), [0] * count)
     out = flash_decode(emulator, rows, inputs)
     assert_close(spec, out, incremental(emulator, rows, inputs))
     assert_close(spec, out, attend(rows, inputs))
@@ -75,7 +77,7 @@ def test_it_equals_incremental_at_every_border(emulator: Device, spec: FlashDeco
 def test_types_and_positions(device: Device, position: int, dtype: Any) -> None:
     """One row at a time, with only its own keys there; on the GPU too."""
     spec = FlashDecode(3, KvLayout(2, 1, 100, 128, dtype), ctas=4, least=16)
-    inputs = spec.inputs_at(np.random.default_rng(position), [position], [1])
+    inputs = attention_inputs(spec, np.random.default_rng(position), [position], [1])
     compare(spec, run_kernel(device, spec, inputs), spec.reference(**inputs))
 
 
@@ -92,7 +94,7 @@ def test_other_rows_do_not_change_a_bit(device: Device, fields: dict[str, int]) 
     """Long ones, short ones and idle ones: what a CTA gets beside the row's chunks differs."""
     layout = dataclasses.replace(LAYOUT, sequences=3)
     spec = FlashDecode(4, layout, rows=3, least=16, **fields)
-    inputs = spec.inputs_at(np.random.default_rng(1), [199, 120, 199], [0, 1, 2])
+    inputs = attention_inputs(spec, np.random.default_rng(1), [199, 120, 199], [0, 1, 2])
     outs = []
     for others in (199, 3, 200):
         inputs["position"][[0, 2]] = others
@@ -103,7 +105,7 @@ def test_other_rows_do_not_change_a_bit(device: Device, fields: dict[str, int]) 
 @pytest.mark.parametrize("name", ["dealt", "cluster", "clusters"])
 def test_idle_rows_are_zero(device: Device, name: str) -> None:
     spec = dataclasses.replace(SPECS[name], rows=4)
-    inputs = spec.inputs_at(np.random.default_rng(2), [99, 200, 100, 2**32 - 1], [0] * 4)
+    inputs = attention_inputs(spec, np.random.default_rng(2), [99, 200, 100, 2**32 - 1], [0] * 4)
     out = flash_decode(device, spec, inputs)
     assert np.isfinite(out[[0, 2]]).all()
     assert not out[[1, 3]].any()
@@ -132,8 +134,8 @@ def test_chunks(
     layout = KvLayout(rows, 8, 1 << 15, 128, "f16")
     spec = FlashDecode(32, layout, rows, ctas=ctas, least=least, most=most)
     assert (spec.split.cut.size(keys), spec.split.cut.count(keys)) == (chunk, chunks)
-    assert max(map(spec.split.cut.count, range(1, (1 << 15) + 1))) <= spec.chunks
-    assert spec.split.takers == min(ctas, rows * spec.chunks)
+    assert max(map(spec.split.cut.count, range(1, (1 << 15) + 1))) <= spec.split.chunks
+    assert spec.split.takers == min(ctas, rows * spec.split.chunks)
 
 
 def test_chunks_of_clusters() -> None:
@@ -152,7 +154,7 @@ def test_chunks_are_all_of_a_rows_keys() -> None:
         for most in (0, 32):
             spec = FlashDecode(4, LAYOUT, scores=scores, ctas=3, least=16, most=most)
             for position in range(200):
-                keys = [key for chunk in spec.chunks_of(position) for key in chunk]
+                keys = [key for chunk in chunks_of(spec, spec.split.cut, position) for key in chunk]
                 seen = list(range(scores.first_key(position), position + 1))
                 assert keys == seen or (not keys and len(seen) <= spec.split.cut.size(len(seen)))
 
@@ -161,7 +163,7 @@ def test_chunks_are_all_of_a_rows_keys() -> None:
 def test_rings_as_short_as_a_tile_of_keys(device: Device, capacity: int) -> None:
     layout = KvLayout(2, 2, 64, 64, "f16", capacity=capacity)
     spec = FlashDecode(4, layout, rows=2, scores=Scores(window=capacity - 1), ctas=2, least=16)
-    inputs = spec.inputs_at(np.random.default_rng(7), [capacity + 5, 50], [0, 1])
+    inputs = attention_inputs(spec, np.random.default_rng(7), [capacity + 5, 50], [0, 1])
     assert_close(spec, flash_decode(device, spec, inputs), attend(spec, inputs))
 
 
@@ -170,7 +172,7 @@ def test_huge_and_tiny_chunks_merge(device: Device) -> None:
     layout = KvLayout(1, 1, 160, 64, "f32")
     spec = FlashDecode(2, layout, ctas=10, least=16)
     for chunk in (0, 4, 9):
-        inputs = spec.inputs_at(np.random.default_rng(3), [159], [0])
+        inputs = attention_inputs(spec, np.random.default_rng(3), [159], [0])
         inputs["q"][:] = 100.0
         inputs["k_cache"][:] = -100.0
         inputs["k_cache"][0, 0, 16 * chunk + 5] = 100.0
@@ -182,7 +184,7 @@ def test_huge_and_tiny_chunks_merge(device: Device) -> None:
 def test_quants_meet_queries_of_any_size(device: Device, factor: float) -> None:
     """They are integers times scales there: none is too large or too small."""
     spec = FlashDecode(4, KvLayout(1, 1, 100, 128, "q8_0"), ctas=2, least=16)
-    inputs = spec.inputs_at(np.random.default_rng(8), [90], [0])
+    inputs = attention_inputs(spec, np.random.default_rng(8), [90], [0])
     inputs["q"] *= np.float32(factor)
     assert_close(spec, flash_decode(device, spec, inputs), attend(spec, inputs))
 
@@ -193,7 +195,7 @@ def test_a_launch_leaves_room_for_the_next(device: Device) -> None:
     spec = FlashDecode(4, layout, rows=2, ctas=8, least=16)
     kept: Inputs = {}
     for positions in ([199, 20], [30, 199], [15, 64], [199, 199]):
-        inputs = spec.inputs_at(np.random.default_rng(positions[0]), positions, [0, 1])
+        inputs = attention_inputs(spec, np.random.default_rng(positions[0]), positions, [0, 1])
         outputs = run_kernel(device, spec, inputs | kept)
         assert_close(spec, outputs["out"], attend(spec, inputs))
         kept = {name: outputs[name] for name in ("partial", "softmax", "arrived")}
@@ -229,7 +231,7 @@ def test_paged_equals_contiguous(spec: FlashDecode, data: st.DataObject) -> None
     entries = paged.sequences * paged.blocks
     pages_of = st.lists(st.integers(0, paged.pages - 1), min_size=entries, max_size=entries)
     table = np.array(data.draw(pages_of), np.uint32).reshape(paged.sequences, -1)
-    inputs = spec.inputs_at(np.random.default_rng(4), positions, sequences, table)
+    inputs = attention_inputs(spec, np.random.default_rng(4), positions, sequences, table)
 
     layout = dataclasses.replace(paged, page_len=0, pages=0)
     twin = dataclasses.replace(spec, layout=layout)
@@ -263,7 +265,7 @@ def test_nothing_that_was_never_written_is_read(target: str, dtype: Any) -> None
     layout = KvLayout(2, 2, 128, 64, dtype, 16, 9)
     scores = Scores(window=40)
     spec = FlashDecode(4, layout, rows=2, scores=scores, ctas=3, least=16, most=16)
-    inputs = spec.inputs_at(np.random.default_rng(5), [70, 128], [0, 1])
+    inputs = attention_inputs(spec, np.random.default_rng(5), [70, 128], [0, 1])
     table, seen = inputs["block_table"], np.arange(31, 71)
     slots = np.unique(layout.slots_of(0, seen, table))
     with Device.open(f"emulator:{target}") as emulator, emulator.create_stream() as stream:

@@ -16,6 +16,7 @@ from urdir.ptxgen.kernels.attention.flash_decode import FlashDecode
 from urdir.ptxgen.kernels.attention.incremental_attention import IncrementalAttention
 from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
 from urdir.ptxgen.kernels.attention.own_token import OwnToken
+from urdir.ptxgen.kernels.attention.random_inputs import attention_inputs
 from urdir.ptxgen.kernels.attention.scores import Scores
 from urdir.ptxgen.kernels.rotation import Rotation
 from urdir.ptxgen.tools.assemble import assemble
@@ -38,7 +39,7 @@ def rows_of(runs: list[tuple[int, int, int]]) -> tuple[list[int], list[int]]:
 
 def check(device: Device, spec: FlashDecode, rows: tuple[list[int], list[int]], seed: int) -> None:
     """The output against the definition in float64, within the kernel's tolerance."""
-    inputs = spec.inputs_at(np.random.default_rng(seed), *rows)
+    inputs = attention_inputs(spec, np.random.default_rng(seed), *rows)
     outputs = run_kernel(device, spec, inputs)
     compare(spec, outputs, spec.reference(**inputs))
     assert np.isfinite(outputs["out"].astype(np.float32)).all()
@@ -139,7 +140,7 @@ def test_it_equals_single_rows(device: Device) -> None:
     shared = FlashDecode(4, layout, 6, ctas=4, least=32, ring=RING, run=4)
     single = replace(shared, run=1, ctas=12)
     assert shared.split.cut == single.split.cut
-    inputs = shared.inputs_at(np.random.default_rng(9), *rows)
+    inputs = attention_inputs(shared, np.random.default_rng(9), *rows)
     out, wanted = (run_kernel(device, spec, inputs)["out"] for spec in (shared, single))
     np.testing.assert_allclose(
         out, wanted, rtol=0, atol=2 * shared.tolerance.rtol * np.abs(wanted).max()

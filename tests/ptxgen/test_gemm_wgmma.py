@@ -203,6 +203,35 @@ def test_a_pair_has_the_same_bits_among_any_others(device: Device) -> None:
     assert not np.array_equal(found[0][4:], found[1][4:])
 
 
+def test_a_pair_has_the_same_bits_in_a_tile_of_any_width(device: Device) -> None:
+    """The loops of 8, 16 and 32 vectors, of the last with a group of vectors that no copy fills."""
+    rows, cut = 40, WgmmaCut(2, 32, weight_stages=2, x_stages=2, x_slices=2)
+    mixture = Mixture(3, 1, 32)
+    assert mixture.widths == (32, 16, 8)
+    spec = GemmWgmma.of(FORMATS["Q6_K"], 32, 768, rows, cut, Weighted(), mixture=mixture)
+    rng = np.random.default_rng(6)
+    inputs = spec.make_inputs(rng)
+    values = rng.standard_normal((rows, spec.cols))
+    found = []
+    for together in (5, 13, 21, 31):
+        choice = np.where(np.arange(rows) < together, 1, np.arange(rows) % 2 * 2)
+        lists = grouped(choice[:, None].astype(np.uint32), 3, 32, 8)
+        x = np.zeros((spec.vectors, spec.cols))
+        taken = lists["pair"] != NO_PAIR
+        x[taken] = values[lists["pair"][taken]]
+        found.append(run_kernel(device, spec, inputs | lists | {"x": pack(x)})["y"])
+    for y in found[1:]:
+        assert np.array_equal(y[:5], found[0][:5])
+        assert not np.array_equal(y[5:], found[0][5:])
+
+
+def test_an_example_has_tiles_of_every_width() -> None:
+    """As the tests of examples make its inputs."""
+    spec = GemmWgmma.examples()["experts of every width"]
+    tiles = spec.make_inputs(np.random.default_rng(7))["tile_of"][:, 2]
+    assert {-(-int(pairs) // 8) for pairs in tiles} == {0, 1, 2, 3, 4}
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [

@@ -17,6 +17,7 @@ from urdir.driver.launch import launch, pack
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.attention.incremental_attention import IncrementalAttention
 from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
+from urdir.ptxgen.kernels.attention.random_inputs import attention_inputs
 from urdir.ptxgen.kernels.attention.scores import Scores
 from urdir.ptxgen.tools.assemble import assemble
 
@@ -29,7 +30,7 @@ def one(heads: int, kv_heads: int, head_dim: int, max_len: int, dtype: Any, **mo
 
 def inputs_at(spec: IncrementalAttention, position: int, seed: int = 0) -> Inputs:
     """One row's random queries and caches; keys beyond ``position`` are NaN."""
-    return spec.inputs_at(np.random.default_rng(seed), [position], [0])
+    return attention_inputs(spec, np.random.default_rng(seed), [position], [0])
 
 
 def check(device: Device, spec: IncrementalAttention, inputs: Inputs) -> Any:
@@ -81,7 +82,7 @@ def test_maxima_that_keep_growing(device: Device, growth: float) -> None:
 def test_infinities_out_of_reach_do_not_matter(device: Device) -> None:
     """0 * infinity must not appear: keys out of reach, other heads, sequences and idle lanes."""
     spec = IncrementalAttention(2, KvLayout(2, 2, 33, 96, "f16"), scores=Scores(window=3))
-    clean = spec.inputs_at(np.random.default_rng(0), [5], [1])
+    clean = attention_inputs(spec, np.random.default_rng(0), [5], [1])
     dirty = dict(clean)
     for name in ("k_cache", "v_cache"):
         dirty[name] = np.full_like(clean[name], np.inf)
@@ -177,7 +178,7 @@ def test_paged_equals_contiguous_and_rows_equal_single_rows(
     pages_of = st.lists(st.integers(0, pages - 1), min_size=entries, max_size=entries)
     table = np.array(data.draw(pages_of), np.uint32).reshape(layout.sequences, -1)
     rng = np.random.default_rng(data.draw(st.integers(0, 99)))
-    inputs = twin.inputs_at(rng, positions, sequences, table)
+    inputs = attention_inputs(twin, rng, positions, sequences, table)
     with Device.open("emulator") as emulator:
         out = run_kernel(emulator, twin, inputs)["out"]
         contiguous = gathered(spec, twin, inputs)

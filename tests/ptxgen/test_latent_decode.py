@@ -16,6 +16,7 @@ from urdir.ptxgen.kernels.attention.flash_decode import FlashDecode
 from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
 from urdir.ptxgen.kernels.attention.latent_decode import LatentDecode
 from urdir.ptxgen.kernels.attention.own_token import QK_NORM, OwnToken
+from urdir.ptxgen.kernels.attention.random_inputs import attention_inputs
 from urdir.ptxgen.kernels.attention.scores import Scores
 from urdir.ptxgen.kernels.rotation import Rotation
 
@@ -41,7 +42,7 @@ def of_rows(rows: int, heads: int = 16, layout: KvLayout = LATENT, **fields: Any
 
 
 def inputs_of(spec: LatentDecode, positions: list[int], seed: int = 0) -> Inputs:
-    return spec.inputs_at(np.random.default_rng(seed), positions, list(range(spec.rows)))
+    return attention_inputs(spec, np.random.default_rng(seed), positions, list(range(spec.rows)))
 
 
 @pytest.mark.usefixtures("on_hopper")

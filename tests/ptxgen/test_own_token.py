@@ -20,6 +20,7 @@ from urdir.ptxgen.kernels.attention.incremental_attention import IncrementalAtte
 from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
 from urdir.ptxgen.kernels.attention.own_token import QK_NORM, V_NORM, OwnToken, Temperature
 from urdir.ptxgen.kernels.attention.prepare_tokens import PrepareTokens
+from urdir.ptxgen.kernels.attention.random_inputs import attention_inputs
 from urdir.ptxgen.kernels.norm import Norm
 from urdir.ptxgen.kernels.rotation import Rotation
 
@@ -45,7 +46,7 @@ def test_a_layer_reads_the_cache_of_another(device: Device, kind: Any) -> None:
     layout = KvLayout(2, 1, 50, 64, "f16")
     token = OwnToken(Rotation(64, "half"), QK_NORM, appends=False)
     spec = kind(4, layout, 3, token=token)
-    inputs = spec.inputs_at(np.random.default_rng(4), [20, 41, 999], [1, 0, 0])
+    inputs = attention_inputs(spec, np.random.default_rng(4), [20, 41, 999], [1, 0, 0])
     assert not {"k", "v", "k_norm"} & {p.name for p in spec.params}
     prepares = PrepareTokens(4, layout, 3, token)
     prepared = run_kernel(device, prepares, {p.name: inputs[p.name] for p in prepares.params})

@@ -15,6 +15,7 @@ from urdir.driver.launch import launch, pack
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
 from urdir.ptxgen.kernels.attention.prefill_attention import PrefillAttention
+from urdir.ptxgen.kernels.attention.random_inputs import attention_inputs
 from urdir.ptxgen.kernels.attention.scores import Scores
 from urdir.ptxgen.tools.assemble import assemble, is_available
 
@@ -36,7 +37,7 @@ def chunk(spec: PrefillAttention, start: int, seed: int = 0, live: int | None = 
     """Inputs of a chunk from position ``start`` on, its rows after ``live`` idle."""
     live = spec.rows if live is None else live
     positions = [start + r if r < live else IDLE for r in range(spec.rows)]
-    return spec.inputs_at(np.random.default_rng(seed), positions, [0] * spec.rows)
+    return attention_inputs(spec, np.random.default_rng(seed), positions, [0] * spec.rows)
 
 
 def run(device: Device, spec: PrefillAttention, inputs: Inputs) -> Any:
@@ -77,14 +78,14 @@ def test_rows_may_have_any_positions(device: Device) -> None:
     spec = prefill()
     positions = np.random.default_rng(3).integers(0, 200, spec.rows).tolist()
     positions[4] = IDLE
-    run(device, spec, spec.inputs_at(np.random.default_rng(4), positions, [0] * spec.rows))
+    run(device, spec, attention_inputs(spec, np.random.default_rng(4), positions, [0] * spec.rows))
 
 
 def test_ctas_of_a_launch_see_different_numbers_of_keys(device: Device) -> None:
     """The middle one of three has one tile of keys, the others four."""
     spec = prefill(heads=1, rows=3 * 64)
     positions = [*range(136, 200), *range(64), *range(136, 200)]
-    run(device, spec, spec.inputs_at(np.random.default_rng(5), positions, [0] * spec.rows))
+    run(device, spec, attention_inputs(spec, np.random.default_rng(5), positions, [0] * spec.rows))
 
 
 # ---- equal bits ----

@@ -15,6 +15,7 @@ from urdir.ptxgen.kernels.attention.choice import block_attention
 from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
 from urdir.ptxgen.kernels.attention.prefill_block import IDLE, PrefillBlock
 from urdir.ptxgen.kernels.attention.prefill_wgmma import PrefillWgmma
+from urdir.ptxgen.kernels.attention.random_inputs import attention_inputs
 from urdir.ptxgen.kernels.attention.scores import Scores
 
 #: Of a sequence, of keys of a tile, of a block, and those that there is room for.
@@ -69,7 +70,9 @@ def part_of(
 ) -> dict[str, Any]:
     """Inputs of rows of a sequence of its own."""
     one = PrefillWgmma(heads, layout, len(position))
-    return one.inputs_at(np.random.default_rng(seed), position.tolist(), [0] * len(position))
+    return attention_inputs(
+        one, np.random.default_rng(seed), position.tolist(), [0] * len(position)
+    )
 
 
 @pytest.mark.parametrize(

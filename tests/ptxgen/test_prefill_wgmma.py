@@ -17,6 +17,7 @@ from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
 from urdir.ptxgen.kernels.attention.prefill_attention import PrefillAttention
 from urdir.ptxgen.kernels.attention.prefill_wgmma import PrefillWgmma
 from urdir.ptxgen.kernels.attention.prompt import PromptAttention
+from urdir.ptxgen.kernels.attention.random_inputs import attention_inputs
 from urdir.ptxgen.kernels.attention.scores import Scores
 from urdir.ptxgen.tools.assemble import assemble, is_available
 from urdir.ptxgen.weights.packed import pack
@@ -43,7 +44,7 @@ def chunk(spec: PromptAttention, start: int, live: int | None = None) -> Inputs:
     """Inputs of a chunk from position ``start`` on, its rows after ``live`` idle."""
     live = spec.rows if live is None else live
     positions = [start + r if r < live else IDLE for r in range(spec.rows)]
-    return spec.inputs_at(np.random.default_rng(start), positions, [0] * spec.rows)
+    return attention_inputs(spec, np.random.default_rng(start), positions, [0] * spec.rows)
 
 
 def run(device: Device, spec: PromptAttention, inputs: Inputs) -> Any:
@@ -109,7 +110,7 @@ def test_ctas_of_a_launch_see_different_numbers_of_keys(device: Device) -> None:
     """The middle one of three has one tile of keys, the last has none."""
     spec = prefill(1, 3 * 128)
     positions = [*range(272, 400), *range(100), *[IDLE] * 156]
-    run(device, spec, spec.inputs_at(np.random.default_rng(5), positions, [0] * spec.rows))
+    run(device, spec, attention_inputs(spec, np.random.default_rng(5), positions, [0] * spec.rows))
 
 
 # ---- equal bits ----
@@ -119,7 +120,7 @@ def test_ctas_of_a_launch_see_different_numbers_of_keys(device: Device) -> None:
 def test_paged_is_contiguous_bit_for_bit(device: Device) -> None:
     contiguous = prefill(rows=30, sequences=2, max_len=256, window=120)
     paged = prefill(rows=30, sequences=2, max_len=256, window=120, page_len=16, pages=40)
-    inputs = contiguous.inputs_at(np.random.default_rng(1), [*range(170, 200)], [1] * 30)
+    inputs = attention_inputs(contiguous, np.random.default_rng(1), [*range(170, 200)], [1] * 30)
     scattered = {**inputs, "block_table": paged.layout.random_table(np.random.default_rng(2))}
     for name in ("k_cache", "v_cache"):
         values = contiguous.layout.read(inputs[name], 1, np.arange(200))
@@ -200,7 +201,9 @@ def test_sequences_share_a_launch(device: Device, kind: type[PromptAttention], g
         positions[place] = range(start, start + length)
         sequences[place] = [sequence] * length
         places.append(place)
-    inputs = spec.inputs_at(np.random.default_rng(6), positions, [s % (1 << 20) for s in sequences])
+    inputs = attention_inputs(
+        spec, np.random.default_rng(6), positions, [s % (1 << 20) for s in sequences]
+    )
     inputs["sequence"][:] = sequences
     out = run(device, spec, inputs)
     for place in places:

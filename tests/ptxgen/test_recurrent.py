@@ -13,6 +13,7 @@ from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.activation import Activation
 from urdir.ptxgen.kernels.recurrent.causal_conv import CausalConv
 from urdir.ptxgen.kernels.recurrent.gated_recurrence import GatedRecurrence
+from urdir.ptxgen.kernels.recurrent.heads import HeadsRule
 from urdir.ptxgen.kernels.recurrent.prefill_conv import PrefillConv
 from urdir.ptxgen.kernels.recurrent.prefill_scan import PrefillScan
 from urdir.ptxgen.kernels.recurrent.rows import RecurrentRows
@@ -20,18 +21,17 @@ from urdir.ptxgen.kernels.recurrent.selective_scan import SelectiveScan
 
 IDLE = 0xFFFFFFFF
 TOKENS = 29
-BY_CHANNEL = GatedRecurrence(
-    *(32, 2, 64, 1, 4, 2, 36, 20), delta=True, eps=1e-6, order="apart", channels=True
-)
+BY_CHANNEL = HeadsRule(4, 2, 36, 20, delta=True, eps=1e-6, order="apart", channels=True)
+PROMPT = (32, 2, 64, 1)
 KERNELS = {
     "conv": PrefillConv(
         32, 2, 64, 1, channels=44, taps=4, bias=True, activation=Activation("silu")
     ),
     "gated conv": PrefillConv(32, 2, 64, 1, channels=44, taps=3, gated=True),
-    "delta rule": GatedRecurrence(32, 2, 64, 1, 4, 2, 32, 20, delta=True, eps=1e-6),
-    "delta rule by channel": BY_CHANNEL,
-    "delta rule with a floor": replace(BY_CHANNEL, floor=-5.0),
-    "scan": GatedRecurrence(32, 2, 64, 1, 4, 2, 16, 20, delta=False, order="vkq"),
+    "delta rule": GatedRecurrence(*PROMPT, HeadsRule(4, 2, 32, 20, delta=True, eps=1e-6)),
+    "delta rule by channel": GatedRecurrence(*PROMPT, BY_CHANNEL),
+    "delta rule with a floor": GatedRecurrence(*PROMPT, replace(BY_CHANNEL, floor=-5.0)),
+    "scan": GatedRecurrence(*PROMPT, HeadsRule(4, 2, 16, 20, delta=False, order="vkq")),
     "selective scan": PrefillScan(32, 2, 64, 1, 20, 16),
 }
 
@@ -136,6 +136,16 @@ def test_segments_side_by_side_give_what_single_tokens_give(name: str, device: D
         ({"rows": 0}, "0 rows"),
         ({"segments": 5}, "5 segments in 32 rows"),
         ({"sequences": 0}, "0 sequences"),
+    ],
+)
+def test_rows_are_refused(fields: dict[str, int], text: str) -> None:
+    with pytest.raises(PtxgenError, match=text):
+        replace(KERNELS["delta rule"], **fields)
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
         ({"heads": 3}, "3 heads"),
         ({"key_dim": 6}, "multiples of 4"),
         ({"heads": 2, "value_dim": 1}, "multiples of 4"),
@@ -145,9 +155,10 @@ def test_segments_side_by_side_give_what_single_tokens_give(name: str, device: D
         ({"delta": False, "channels": True}, "belong to the delta rule"),
     ],
 )
-def test_a_recurrence_refuses(fields: dict[str, int], text: str) -> None:
+def test_a_recurrence_refuses(fields: dict[str, Any], text: str) -> None:
+    rule = {"heads": 4, "key_heads": 2, "key_dim": 32, "value_dim": 20, "delta": True}
     with pytest.raises(PtxgenError, match=text):
-        replace(KERNELS["delta rule"], **fields)
+        GatedRecurrence(*PROMPT, HeadsRule(**rule | fields))
 
 
 @pytest.mark.parametrize("fields", [{"size": 12}, {"channels": 0}, {"size": 8 * 33}])
@@ -181,8 +192,9 @@ class Late(GatedRecurrence):
 
 def test_states_of_many_rows_are_read_after_the_wait(device: Device) -> None:
     """Where they fit beside the launch before, they are read while it still works."""
-    late = Late(4, 3, 64, 0, 4, 2, 36, 20, delta=False)
-    few, many = (GatedRecurrence(n, 8, 64, 0, 24, 1, 256, 128, delta=False) for n in (1, 2))
+    late = Late(4, 3, 64, 0, HeadsRule(4, 2, 36, 20, delta=False))
+    rule = HeadsRule(24, 1, 256, 128, delta=False)
+    few, many = (GatedRecurrence(n, 8, 64, 0, rule) for n in (1, 2))
     assert few.reads_early
     assert not many.reads_early
     assert not replace(few, segments=1).reads_early

@@ -72,7 +72,7 @@ def test_decoding(device: Device, dtype: Any, widths: tuple[int, int]) -> None:
         IncrementalAttention(6, layout, 2, token=TOKEN),
         FlashDecode(3, layout, 2, token=TOKEN, ctas=3, least=16, most=16),
     ):
-        check(device, spec, is_alike=spec.suits_tensor_cores or widths == NARROW)
+        check(device, spec, is_alike=spec.head_tiles.tensor_cores or widths == NARROW)
 
 
 @pytest.mark.turns(2)

@@ -16,11 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from urdir.driver.emulator.machine.cluster_space import ClusterSpace
-from urdir.driver.emulator.machine.faults import (
-    LAUNCH_FAILED,
-    MISALIGNED_ADDRESS,
-    AccessFault,
-)
+from urdir.driver.emulator.machine.faults import LAUNCH_FAILED, MISALIGNED_ADDRESS, AccessFault
 from urdir.driver.emulator.machine.mbarriers import Landing, MBarriers
 from urdir.driver.emulator.machine.spaces import GlobalSpace
 

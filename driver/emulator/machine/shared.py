@@ -10,12 +10,7 @@ import numpy.typing as npt
 
 from urdir.driver.emulator.machine.faults import AccessFault
 from urdir.driver.emulator.machine.layout import SharedVariable
-from urdir.driver.emulator.machine.memory import (
-    ALL_WRITTEN,
-    ELEMENTS,
-    WRITTEN,
-    written_prefix,
-)
+from urdir.driver.emulator.machine.memory import ALL_WRITTEN, ELEMENTS, WRITTEN, written_prefix
 
 Array = npt.NDArray[Any]
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from urdir.driver.parallel import cores
 from urdir.model.commands import options, values
 from urdir.model.commands.ptx import arguments
 from urdir.model.commands.report import roles_text
@@ -115,7 +115,7 @@ def _measure_all(specs: Sequence[KernelSpec], target: str, gpu: Gpu) -> list[Ker
     # The assembler releases the interpreter: every core assembles while the next text is rendered.
     with (
         Progress("measuring", len(specs)) as progress,
-        ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as assembler,
+        ThreadPoolExecutor(max_workers=cores()) as assembler,
     ):
         jobs: list[tuple[KernelSpec, str, Future[Assembly] | None]] = []
         for spec in specs:

@@ -109,6 +109,11 @@ class Service(Owner):
         """The first half of `submit`, for items without text; it may compile a constraint."""
         return self._loop.answer_to(request, deliver)
 
+    def expect(self) -> None:
+        """A request is being read: where nothing is open, other threads leave off now."""
+        if self._loop.is_idle:
+            self._gate.close(_FIRST_SECONDS)
+
     def add(self, answer: Answer) -> None:
         """The second half of `submit`, which never waits."""
         if not self._loop.awaits:  # of more, the later ones wait for the first anyway

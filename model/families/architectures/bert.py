@@ -30,15 +30,7 @@ from urdir.model.families.description import Description
 from urdir.model.families.feed_forward import Dense
 from urdir.model.families.layers import Block, Branch, LayerConfig, Network
 from urdir.model.families.mixtures import dense_width, mixture, router, weights_scale
-from urdir.model.families.parts import (
-    attention,
-    dense,
-    gelu,
-    head_dims,
-    heads,
-    layer_norm,
-    model,
-)
+from urdir.model.families.parts import attention, dense, gelu, head_dims, heads, layer_norm, model
 from urdir.model.families.reader import Reader
 from urdir.model.families.stored import Normalization
 

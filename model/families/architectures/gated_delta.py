@@ -21,7 +21,7 @@ from collections.abc import Callable
 
 from urdir.model.errors import ConfigError
 from urdir.model.families.attention import Attention, OutputGate
-from urdir.model.families.dense import shared_rope
+from urdir.model.families.dense import decoder, shared_rope
 from urdir.model.families.description import Description
 from urdir.model.families.feed_forward import Mixture
 from urdir.model.families.layers import Network
@@ -38,11 +38,9 @@ from urdir.model.families.nextn import NextnKind
 from urdir.model.families.parts import (
     head_dims,
     heads,
-    model,
     qkv,
     required_head_norms,
     rms_norm,
-    sequential,
 )
 from urdir.model.families.reader import Reader
 from urdir.model.families.recurrent import Recurrence, convolution
@@ -70,14 +68,12 @@ def qwen3next(file: Reader) -> Description:
 
 def _decoder(file: Reader, rope: RopeConfig, network: Callable[[int], Network]) -> Description:
     norm, recurrent = rms_norm(file), recurrent_layers(file)
-    return model(
+    return decoder(
         file,
-        lambda index: sequential(
-            delta_net(file, index) if recurrent[index] else gated_attention(file, index, rope),
-            network(index),
-            (file.norm("attn_norm", index, norm), file.norm("post_attention_norm", index, norm)),
-        ),
-        file.norm("output_norm", None, norm),
+        norm,
+        lambda i: delta_net(file, i) if recurrent[i] else gated_attention(file, i, rope),
+        network,
+        norms=("attn_norm", "post_attention_norm"),
         unused=("ssm_in.weight",),
         nextn=NextnKind(norm, passes_normed=True),
     )

@@ -14,15 +14,9 @@ from collections.abc import Callable
 from typing import Any
 
 from urdir.model.families.attention import Attention
-from urdir.model.families.dense import decoder, windowed_mixer
+from urdir.model.families.dense import mixer, rms_decoder, shared_rope, windowed_mixer
 from urdir.model.families.description import Description
-from urdir.model.families.parts import (
-    GELU,
-    attention,
-    dense,
-    head_dims,
-    rms_norm,
-)
+from urdir.model.families.parts import GELU, dense, head_dims
 from urdir.model.families.reader import Reader
 from urdir.model.families.rope import read_rope, windowed_rope
 from urdir.model.families.windows import optional_window, optional_windows, windowed_layers
@@ -32,14 +26,8 @@ _POST_NORMS = ("post_attention_norm", "post_ffw_norm")
 
 def gemma(file: Reader) -> Description:
     """Gemma 1."""
-    key_dim, value_dim = head_dims(file)
-    rope = read_rope(file, "half", key_dim, factors=False)
-    scale = 1.0 / math.sqrt(value_dim)
-    return _decoder(
-        file,
-        lambda layer: attention(file, layer, rope, scale=scale, output_bias="absent"),
-        output="absent",
-    )
+    rope, scale = shared_rope(file, "half"), 1.0 / math.sqrt(head_dims(file)[1])
+    return _decoder(file, mixer(file, rope, scale=scale), output="absent")
 
 
 def gemma2(file: Reader) -> Description:
@@ -83,11 +71,10 @@ def _scale(file: Reader, largest: int) -> float:
     return 1.0 / math.sqrt(head_dims(file)[0])
 
 
-def _decoder(file: Reader, mixer: Callable[[int], Attention], **options: Any) -> Description:
-    return decoder(
+def _decoder(file: Reader, attends: Callable[[int], Attention], **options: Any) -> Description:
+    return rms_decoder(
         file,
-        rms_norm(file),
-        mixer,
+        attends,
         lambda layer: dense(file, layer, GELU, bias="absent"),
         embedding_scale=math.sqrt(file.hidden),
         **options,

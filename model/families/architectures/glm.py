@@ -6,35 +6,23 @@ rope.dimension_sections. llama.cpp: `src/models/` chatglm.cpp, glm4.cpp.
 
 from __future__ import annotations
 
-from urdir.model.families.dense import decoder
+from urdir.model.families.dense import plain_decoder, shared_rope
 from urdir.model.families.description import Description
-from urdir.model.families.parts import attention, dense, head_dims, rms_norm
+from urdir.model.families.parts import head_dims
 from urdir.model.families.reader import Reader
-from urdir.model.families.rope import read_rope, read_rope_by_axes
+from urdir.model.families.rope import read_rope_by_axes
 
 
 def chatglm(file: Reader) -> Description:
     """ChatGLM 2 and 3, GLM 4 of 2024."""
-    rope = read_rope(file, "interleaved", head_dims(file)[0], factors=False)
-    return decoder(
-        file,
-        rms_norm(file),
-        lambda layer: attention(file, layer, rope, output_bias="absent"),
-        lambda layer: dense(file, layer, bias="absent"),
-    )
+    return plain_decoder(file, shared_rope(file, "interleaved"))
 
 
 def glm4(file: Reader) -> Description:
     """GLM 4 of 2025: norms after attention and FFN too. Multi-axis positions (GLM 4V) rotate halves
     instead of neighbours."""
     rope = read_rope_by_axes(file, head_dims(file)[0])
-    return decoder(
-        file,
-        rms_norm(file),
-        lambda layer: attention(file, layer, rope, output_bias="absent"),
-        lambda layer: dense(file, layer, bias="absent"),
-        post_norms=("post_attention_norm", "post_ffw_norm"),
-    )
+    return plain_decoder(file, rope, post_norms=("post_attention_norm", "post_ffw_norm"))
 
 
 ARCHITECTURES = {"chatglm": chatglm, "glm4": glm4}

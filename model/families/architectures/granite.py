@@ -14,11 +14,11 @@ from dataclasses import replace
 
 from urdir.model.errors import ConfigError
 from urdir.model.families.attention import Attention
-from urdir.model.families.dense import decoder, without_experts
+from urdir.model.families.dense import rms_decoder, without_experts
 from urdir.model.families.description import Description
 from urdir.model.families.feed_forward import Dense
 from urdir.model.families.mixtures import optional_mixture, shared_width
-from urdir.model.families.parts import attention, head_dims, heads, rms_norm
+from urdir.model.families.parts import attention, head_dims, heads
 from urdir.model.families.reader import Reader
 from urdir.model.families.rope import read_rope
 from urdir.model.families.switch import Switch, SwitchedMatrix
@@ -141,9 +141,8 @@ def _scaled(
     residual: float = 0.0,
     embedding: float = 0.0,
 ) -> Description:
-    return decoder(
+    return rms_decoder(
         file,
-        rms_norm(file),
         mixer,
         lambda layer: optional_mixture(file, layer, shared),
         scale=file.optional("residual_scale", float, residual) or 1.0,

@@ -18,13 +18,7 @@ from urdir.model.families.description import Description
 from urdir.model.families.feed_forward import Mixture
 from urdir.model.families.hyper import stream_join, with_streams
 from urdir.model.families.latent import latent_attention, latent_head_dims
-from urdir.model.families.mixtures import (
-    expert_width,
-    limited,
-    scoring,
-    shared_count,
-    unless_dense,
-)
+from urdir.model.families.mixtures import expert_width, limited, scoring, shared_count, unless_dense
 from urdir.model.families.parts import SILU, output_gate, rms_norm
 from urdir.model.families.reader import Reader
 from urdir.model.families.rope import read_rope

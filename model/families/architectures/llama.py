@@ -13,19 +13,19 @@ llama.cpp, qwen2.cpp, qwen3.cpp.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
+from urdir.model.families.attention import Attention
+from urdir.model.families.dense import rms_decoder
 from urdir.model.families.description import Description
 from urdir.model.families.feed_forward import Dense, Mixture
-from urdir.model.families.layers import LayerConfig
 from urdir.model.families.mixtures import optional_mixture
 from urdir.model.families.parts import (
     attention,
     dense,
     head_dims,
     head_norms,
-    model,
     rms_norm,
-    sequential,
 )
 from urdir.model.families.reader import Reader
 from urdir.model.families.rope import read_rope
@@ -60,15 +60,11 @@ def _decoder(
     norm, (key_dim, _) = rms_norm(file), head_dims(file)
     rope = read_rope(file, style, key_dim)
 
-    def layer(index: int) -> LayerConfig:
+    def attends(index: int) -> Attention:
         norms = head_norms(file, index, norm, key_dim) if head_norm else None
-        return sequential(
-            attention(file, index, rope, qk_norm=norms),
-            network(file, index),
-            (file.norm("attn_norm", index, norm), file.norm("ffn_norm", index, norm)),
-        )
+        return attention(file, index, rope, qk_norm=norms)
 
-    return model(file, layer, file.norm("output_norm", None, norm))
+    return rms_decoder(file, attends, partial(network, file))
 
 
 ARCHITECTURES = {"llama": llama, "qwen2": qwen2, "qwen3": qwen3}

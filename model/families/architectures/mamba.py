@@ -12,11 +12,11 @@ mamba-base.cpp, mamba.cpp, jamba.cpp.
 
 from __future__ import annotations
 
-from urdir.model.families.dense import weightless
+from urdir.model.families.dense import rms_decoder, weightless
 from urdir.model.families.description import Description
 from urdir.model.families.layers import Block, Branch, LayerConfig, Network
 from urdir.model.families.mixtures import dense_width, mixture, plain_dense, router
-from urdir.model.families.parts import attention, model, rms_norm, sequential
+from urdir.model.families.parts import attention, model, rms_norm
 from urdir.model.families.reader import Reader
 from urdir.model.families.recurrent import Selective, convolution
 from urdir.model.families.stored import Normalization
@@ -55,15 +55,7 @@ def jamba(file: Reader) -> Description:
         route = router(file, index)
         return mixture(file, index, route, dense_width(file, index))
 
-    return model(
-        file,
-        lambda index: sequential(
-            mixer(index),
-            network(index),
-            (file.norm("attn_norm", index, norm), file.norm("ffn_norm", index, norm)),
-        ),
-        file.norm("output_norm", None, norm),
-    )
+    return rms_decoder(file, mixer, network)
 
 
 def _mixer(

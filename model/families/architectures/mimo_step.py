@@ -29,19 +29,11 @@ from urdir.model.families.mixtures import (
     without,
 )
 from urdir.model.families.nextn import NextnKind
-from urdir.model.families.parts import (
-    head_dims,
-    head_norms,
-    heads,
-    output_gate,
-    rms_norm,
-)
+from urdir.model.families.parts import head_dims, head_norms, heads, output_gate, rms_norm
 from urdir.model.families.reader import Reader
 from urdir.model.families.rope import check_dim, windowed_rope
 from urdir.model.families.scored_experts import scored_experts
-from urdir.model.families.windows import (
-    flagged_layers,
-)
+from urdir.model.families.windows import flagged_layers
 
 
 def mimo2(file: Reader) -> Description:

@@ -11,18 +11,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from urdir.model.families.dense import decoder, mixer, weightless, windowed_mixer
-from urdir.model.families.description import Description
-from urdir.model.families.parts import (
-    attention,
-    dense,
-    head_dims,
-    layer_norm,
-    rms_norm,
-    row_norms,
+from urdir.model.families.dense import (
+    decoder,
+    mixer,
+    rms_decoder,
+    shared_rope,
+    weightless,
+    windowed_mixer,
 )
+from urdir.model.families.description import Description
+from urdir.model.families.parts import dense, head_dims, layer_norm, rms_norm, row_norms
 from urdir.model.families.reader import Reader
-from urdir.model.families.rope import read_rope, unscaled_rope
+from urdir.model.families.rope import unscaled_rope
 from urdir.model.families.windows import optional_window, optional_windows, windowed_layers
 
 _POST_NORMS = ("post_attention_norm", "post_ffw_norm")
@@ -31,12 +31,12 @@ _POST_NORMS = ("post_attention_norm", "post_ffw_norm")
 def olmo(file: Reader) -> Description:
     """OLMo 1: LayerNorm without weights; queries, keys and values are clamped."""
     norm = layer_norm(file)
-    rope = read_rope(file, "interleaved", head_dims(file)[0], factors=False)
+    rope = shared_rope(file, "interleaved")
     clamp = max(0.0, file.optional("attention.clamp_kqv", float, 0.0))
     return decoder(
         file,
         norm,
-        lambda layer: attention(file, layer, rope, clamp=clamp, output_bias="absent"),
+        mixer(file, rope, clamp=clamp),
         lambda layer: dense(file, layer, bias="absent"),
         norms=(weightless(norm), weightless(norm)),
         output_norm=weightless(norm),
@@ -46,7 +46,7 @@ def olmo(file: Reader) -> Description:
 def olmo2(file: Reader) -> Description:
     """OLMo 2 and 3: one norm over all query heads, one over all key heads. OLMo 3: three of four
     layers use a sliding window and RoPE without context extension."""
-    norm, rope = rms_norm(file), read_rope(file, "half", head_dims(file)[0], factors=False)
+    norm, rope = rms_norm(file), shared_rope(file, "half")
     local = unscaled_rope(file, rope, head_dims(file)[0])
     window = optional_window(file)
     windowed = optional_windows(file, window, 4)
@@ -68,14 +68,13 @@ def olmo2(file: Reader) -> Description:
 def exaone4(file: Reader) -> Description:
     """EXAONE 4: QK norms. With 64 layers (32B) three of four use a sliding window (default 4096),
     and only those have RoPE."""
-    rope = read_rope(file, "half", head_dims(file)[0])
+    rope = shared_rope(file, "half", factors=True)
     attends = mixer(file, rope, head_norm=True)
     if file.layer_count() == 64 or file.own("has_windows", bool, False):
         windowed, window = windowed_layers(file, 4), file.size("attention.sliding_window", 4096)
         attends = windowed_mixer(file, windowed, window, rope, None, head_norm=True)
-    return decoder(
+    return rms_decoder(
         file,
-        rms_norm(file),
         attends,
         lambda layer: dense(file, layer, bias="absent"),
         norms=(None, None),

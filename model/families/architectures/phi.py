@@ -7,11 +7,9 @@ attention.layer_norm_rms_epsilon (Phi 3). llama.cpp: `src/models/` phi2.cpp, phi
 from __future__ import annotations
 
 from urdir.model.families.architectures.gpt import parallel_decoder
-from urdir.model.families.dense import decoder
+from urdir.model.families.dense import plain_decoder, shared_rope
 from urdir.model.families.description import Description
-from urdir.model.families.parts import attention, dense, head_dims, rms_norm
 from urdir.model.families.reader import Reader
-from urdir.model.families.rope import read_rope
 
 
 def phi2(file: Reader) -> Description:
@@ -22,13 +20,7 @@ def phi2(file: Reader) -> Description:
 def phi3(file: Reader) -> Description:
     """Phi 3 and 4: LLaMA with fused matrices and LongRoPE (arXiv 2402.13753). As in llama.cpp,
     attention.sliding_window is ignored."""
-    rope = read_rope(file, "half", head_dims(file)[0])
-    return decoder(
-        file,
-        rms_norm(file),
-        lambda layer: attention(file, layer, rope, output_bias="absent"),
-        lambda layer: dense(file, layer, bias="absent"),
-    )
+    return plain_decoder(file, shared_rope(file, "half", factors=True))
 
 
 ARCHITECTURES = {"phi2": phi2, "phi3": phi3}

@@ -12,7 +12,7 @@ import math
 
 from urdir.model.errors import ConfigError, UnsupportedError
 from urdir.model.families.attention import Attention, QkNorm
-from urdir.model.families.dense import decoder, windowed_mixer
+from urdir.model.families.dense import plain_decoder, shared_rope, windowed_mixer
 from urdir.model.families.description import Description
 from urdir.model.families.layers import LayerConfig
 from urdir.model.families.parts import (
@@ -33,12 +33,9 @@ from urdir.model.families.windows import optional_window, optional_windows
 
 def plamo(file: Reader) -> Description:
     """PLaMo 13B: attention and FFN in parallel on one norm."""
-    rope = read_rope(file, "half", head_dims(file)[0], factors=False)
-    return decoder(
+    return plain_decoder(
         file,
-        rms_norm(file),
-        lambda layer: attention(file, layer, rope, output_bias="absent"),
-        lambda layer: dense(file, layer, bias="absent"),
+        shared_rope(file, "half"),
         norms=("attn_norm", "attn_norm"),
         side_by_side=True,
         output="required",
@@ -48,7 +45,7 @@ def plamo(file: Reader) -> Description:
 def plamo2(file: Reader) -> Description:
     """PLaMo 2: Mamba with heads where attention.head_count_kv is 0, else attention with QK norms;
     norms before and after each block."""
-    rope = read_rope(file, "half", head_dims(file)[0], factors=False)
+    rope = shared_rope(file, "half")
     kv_heads = file.by_layer("attention.head_count_kv", int)
 
     def layer(index: int) -> LayerConfig:

@@ -9,15 +9,19 @@ llama.cpp: `src/models/` qwen.cpp, qwen2vl.cpp, qwen3vl.cpp.
 from __future__ import annotations
 
 from urdir.model.families.attention import Attention
-from urdir.model.families.dense import decoder
+from urdir.model.families.dense import (
+    decoder,
+    mixer,
+    plain_decoder,
+    rms_decoder,
+    shared_rope,
+)
 from urdir.model.families.description import Description
 from urdir.model.families.parts import (
     attention,
     dense,
     head_dims,
     heads,
-    required_head_norms,
-    rms_norm,
 )
 from urdir.model.families.reader import Reader
 from urdir.model.families.rope import read_rope, with_sections
@@ -30,7 +34,7 @@ def qwen(file: Reader) -> Description:
     key_dim, _ = head_dims(file)
     rope = read_rope(file, "half", key_dim, factors=False)
 
-    def mixer(layer: int) -> Attention:
+    def attends(layer: int) -> Attention:
         queries, keys = heads(file, layer)
         fused = file.linear("attn_qkv", layer, 3 * file.hidden, file.hidden, bias="required")
         wide, narrow = queries * key_dim, keys * key_dim
@@ -40,10 +44,9 @@ def qwen(file: Reader) -> Description:
         )
         return attention(file, layer, rope, output_bias="absent", q=q, k=k, v=v)
 
-    return decoder(
+    return rms_decoder(
         file,
-        rms_norm(file),
-        mixer,
+        attends,
         lambda layer: dense(
             file, layer, width=file.size_at("feed_forward_length", layer) // 2, bias="absent"
         ),
@@ -55,11 +58,11 @@ def qwen2vl(file: Reader) -> Description:
     """Qwen 2 VL. A missing norm epsilon counts as 0, as in llama.cpp, which does not read it. The
     output bias is ignored, as there."""
     eps = file.amount("attention.layer_norm_rms_epsilon")
-    rope = with_sections(file, read_rope(file, "half", head_dims(file)[0], factors=False))
+    rope = with_sections(file, shared_rope(file, "half"))
     return decoder(
         file,
         Norm("rms", eps),
-        lambda layer: attention(file, layer, rope, output_bias="absent"),
+        mixer(file, rope),
         lambda layer: dense(file, layer, bias="absent"),
         output_bias="absent",
         unused=("output.bias",),
@@ -69,21 +72,9 @@ def qwen2vl(file: Reader) -> Description:
 def qwen3vl(file: Reader) -> Description:
     """Qwen 3 VL: QK norms, interleaved axes. Deepstack adds image features to the first layers and
     has no effect on text."""
-    norm, (key_dim, _) = rms_norm(file), head_dims(file)
-    rope = read_rope(file, "half", key_dim, factors=False)
-    rope = with_sections(file, rope, interleaved=True)
-
-    def mixer(layer: int) -> Attention:
-        norms = required_head_norms(file, layer, norm, key_dim)
-        return attention(file, layer, rope, qk_norm=norms, output_bias="absent")
-
-    return decoder(
-        file,
-        norm,
-        mixer,
-        lambda layer: dense(file, layer, bias="absent"),
-        unused=("cls.output.weight",),
-    )
+    rope = with_sections(file, shared_rope(file, "half"), interleaved=True)
+    attends, unused = {"head_norm": True}, ("cls.output.weight",)
+    return plain_decoder(file, rope, attends=attends, unused=unused)
 
 
 ARCHITECTURES = {"qwen": qwen, "qwen2vl": qwen2vl, "qwen3vl": qwen3vl}

@@ -9,67 +9,43 @@ seed-oss.cpp, smollm3.cpp, xverse.cpp, cogvlm.cpp.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from urdir.model.families.attention import Attention
-from urdir.model.families.dense import decoder, without_experts
+from urdir.model.families.dense import (
+    mixer,
+    plain_decoder,
+    rms_decoder,
+    shared_rope,
+    without_experts,
+)
 from urdir.model.families.description import Description
-from urdir.model.families.layers import Network
 from urdir.model.families.mixtures import EXPERTS, has_experts, optional_mixture
 from urdir.model.families.parts import (
     RELU2,
     SILU,
-    attention,
     dense,
     head_dims,
-    required_head_norms,
-    rms_norm,
 )
-from urdir.model.families.reader import Presence, Reader
-from urdir.model.families.rope import RopeConfig, read_rope, with_sections
+from urdir.model.families.reader import Reader
+from urdir.model.families.rope import RopeConfig, with_sections
 from urdir.ptxgen.kernels.activation import Activation
 from urdir.ptxgen.kernels.attention.own_token import Temperature
-from urdir.ptxgen.kernels.rotation import RopeScaling, RopeStyle
+from urdir.ptxgen.kernels.rotation import RopeScaling
 
 #: Tensors of llama.cpp's common layer that some families load without using them.
 _BIASES = ("attn_output.bias", "ffn_gate.bias", "ffn_up.bias", "ffn_down.bias")
+#: QK norms follow RoPE.
+_NORMED_AFTER_ROPE = {"head_norm": True, "after_rope": True}
 _FACTORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
-
-
-def _rope(file: Reader, style: RopeStyle, *, factors: bool = False) -> RopeConfig:
-    return read_rope(file, style, head_dims(file)[0], factors=factors)
-
-
-def _decoder(
-    file: Reader,
-    rope: RopeConfig | None,
-    *,
-    output_bias: Presence = "absent",
-    bias: Presence = "absent",
-    attends: dict[str, Any] | None = None,
-    network: Callable[[int], Network] | None = None,
-    **options: Any,
-) -> Description:
-    """A decoder of equal layers with ``network`` (default SwiGLU); ``attends`` are further fields
-    of `Attention`."""
-    fields = attends or {}
-    return decoder(
-        file,
-        rms_norm(file),
-        lambda layer: attention(file, layer, rope, output_bias=output_bias, **fields),
-        network or (lambda layer: dense(file, layer, bias=bias)),
-        **options,
-    )
 
 
 def arcee(file: Reader) -> Description:
     """Arcee AFM: ungated squared ReLU."""
-    rope = _rope(file, "interleaved", factors=True)
+    rope = shared_rope(file, "interleaved", factors=True)
     network = partial(dense, file, activation=RELU2, gated=False, bias="absent")
-    return _decoder(file, rope, network=network)
+    return plain_decoder(file, rope, network=network)
 
 
 def apertus(file: Reader) -> Description:
@@ -78,8 +54,7 @@ def apertus(file: Reader) -> Description:
     Keys: xielu.alpha_n, alpha_p, beta, eps (without the architecture's name, for all layers or
     each). Softplus is applied to stored alphas; beta is added to the negative one.
     """
-    norm, (key_dim, _) = rms_norm(file), head_dims(file)
-    rope = _rope(file, "half", factors=True)
+    rope = shared_rope(file, "half", factors=True)
     keys = ("alpha_n", "alpha_p", "beta", "eps")
     stored = [file.global_by_layer(f"xielu.{name}", float) for name in keys]
 
@@ -89,12 +64,11 @@ def apertus(file: Reader) -> Description:
         activation = Activation("xielu", parameters=parameters)
         return dense(file, layer, activation, gated=False, bias="absent")
 
-    def mixer(layer: int) -> Attention:
-        norms = required_head_norms(file, layer, norm, key_dim)
-        return attention(file, layer, rope, qk_norm=norms)
-
+    attends = {"head_norm": True, "output_bias": "optional"}
     unused = ("attn_q_norm.bias", "attn_k_norm.bias")
-    return decoder(file, norm, mixer, network, output="required", unused=unused)
+    return plain_decoder(
+        file, rope, attends=attends, network=network, output="required", unused=unused
+    )
 
 
 def _softplus(x: float) -> float:
@@ -105,20 +79,20 @@ def baichuan(file: Reader) -> Description:
     """Baichuan (arXiv 2309.10305): RoPE with 32 layers (7B), ALiBi with 40 (13B). Other layer
     counts have no positions in llama.cpp."""
     layers = file.layer_count()
-    rope = _rope(file, "interleaved") if layers == 32 else None
+    rope = shared_rope(file, "interleaved") if layers == 32 else None
     max_bias = 8.0 if layers == 40 else 0.0
-    return _decoder(file, rope, attends={"max_bias": max_bias}, output="required")
+    return plain_decoder(file, rope, attends={"max_bias": max_bias}, output="required")
 
 
 def ernie4_5(file: Reader) -> Description:
     """ERNIE 4.5, dense. The bias of attention's output is ignored."""
-    return _decoder(file, _rope(file, "interleaved"), unused=("attn_output.bias",))
+    return plain_decoder(file, shared_rope(file, "interleaved"), unused=("attn_output.bias",))
 
 
 def paddleocr(file: Reader) -> Description:
     """PaddleOCR-VL: ERNIE 4.5 with multi-axis positions."""
-    rope = with_sections(file, _rope(file, "half"))
-    return _decoder(file, rope, output_bias="optional")
+    rope = with_sections(file, shared_rope(file, "half"))
+    return plain_decoder(file, rope, attends={"output_bias": "optional"})
 
 
 def cogvlm(file: Reader) -> Description:
@@ -126,12 +100,12 @@ def cogvlm(file: Reader) -> Description:
     a fixed base."""
     rope = RopeConfig(head_dims(file)[0], "half", 1e4, RopeScaling())
     pictures = (f"vis_{name}.weight" for name in ("attn_qkv", "attn_output", "gate", "up", "down"))
-    return _decoder(file, rope, unused=(*pictures, "rope_freqs.weight"))
+    return plain_decoder(file, rope, unused=(*pictures, "rope_freqs.weight"))
 
 
 def exaone(file: Reader) -> Description:
     """EXAONE 3 (arXiv 2408.03541)."""
-    return _decoder(file, _rope(file, "half", factors=True))
+    return plain_decoder(file, shared_rope(file, "half", factors=True))
 
 
 def hunyuan(file: Reader, *, axes: bool = False) -> Description:
@@ -141,34 +115,23 @@ def hunyuan(file: Reader, *, axes: bool = False) -> Description:
     Hunyuan-VL) rope.dimension_sections.
     """
     without_experts(file, most=1)
-    key_dim, rope = head_dims(file)[0], _rope(file, "half")
+    key_dim, rope = head_dims(file)[0], shared_rope(file, "half")
     alpha = file.optional("rope.scaling.alpha", float, 0.0)
     if alpha > 0.0:
         rope = replace(rope, freq_base=rope.freq_base * alpha ** (key_dim / (key_dim - 2)))
     if axes:
         rope = with_sections(file, rope, required=False)
-    return _normed_after_rope(file, rope)
-
-
-def _normed_after_rope(file: Reader, rope: RopeConfig) -> Description:
-    """A decoder of equal layers whose QK norms follow RoPE."""
-    norm, (key_dim, _) = rms_norm(file), head_dims(file)
-
-    def mixer(layer: int) -> Attention:
-        norms = required_head_norms(file, layer, norm, key_dim, after_rope=True)
-        return attention(file, layer, rope, qk_norm=norms, output_bias="absent")
-
-    return decoder(file, norm, mixer, lambda layer: dense(file, layer, bias="absent"))
+    return plain_decoder(file, rope, attends=_NORMED_AFTER_ROPE)
 
 
 def internlm2(file: Reader) -> Description:
     """InternLM 2 (arXiv 2403.17297)."""
-    return _decoder(file, _rope(file, "interleaved"), output="required")
+    return plain_decoder(file, shared_rope(file, "interleaved"), output="required")
 
 
 def maincoder(file: Reader) -> Description:
     """Maincoder: QK norms follow RoPE."""
-    return _normed_after_rope(file, _rope(file, "interleaved"))
+    return plain_decoder(file, shared_rope(file, "interleaved"), attends=_NORMED_AFTER_ROPE)
 
 
 def mistral3(file: Reader) -> Description:
@@ -176,22 +139,22 @@ def mistral3(file: Reader) -> Description:
 
     Key: attention.temperature_scale; the step is the original context length.
     """
-    rope = _rope(file, "interleaved", factors=True)
+    rope = shared_rope(file, "interleaved", factors=True)
     scale = file.optional("attention.temperature_scale", float, 0.0)
     length = file.own("temperature_length", int, rope.scaling.original_context)
     temperature = Temperature(scale, length) if scale else None
-    return _decoder(
+    return plain_decoder(
         file,
         rope,
-        output_bias="optional",
         network=lambda layer: optional_mixture(file, layer),
-        attends={"temperature": temperature},
+        attends={"temperature": temperature, "output_bias": "optional"},
     )
 
 
 def pangu(file: Reader) -> Description:
     """openPangu-Embedded: attention output has a bias. Frequency factors are ignored."""
-    return _decoder(file, _rope(file, "half"), output_bias="required", unused=_FACTORS)
+    rope, attends = shared_rope(file, "half"), {"output_bias": "required"}
+    return plain_decoder(file, rope, attends=attends, unused=_FACTORS)
 
 
 def refact(file: Reader) -> Description:
@@ -208,23 +171,21 @@ def refact(file: Reader) -> Description:
         "rope_factors_short.weight",
     )
     network = (lambda layer: SILU) if has_any else None
-    return _decoder(file, None, attends={"max_bias": 8.0}, network=network, unused=unused)
+    return plain_decoder(file, None, attends={"max_bias": 8.0}, network=network, unused=unused)
 
 
 def seed_oss(file: Reader) -> Description:
     """Seed-OSS: the FFN norm is named post_attention_norm."""
-    return _decoder(file, _rope(file, "half"), norms=("attn_norm", "post_attention_norm"))
+    norms = ("attn_norm", "post_attention_norm")
+    return plain_decoder(file, shared_rope(file, "half"), norms=norms)
 
 
 def smollm3(file: Reader) -> Description:
     """SmolLM 3: every fourth layer has no RoPE (arXiv 2501.18795)."""
-    rope = _rope(file, "interleaved")
-    return decoder(
+    rope = shared_rope(file, "interleaved")
+    return rms_decoder(
         file,
-        rms_norm(file),
-        lambda layer: attention(
-            file, layer, rope if (layer + 1) % 4 else None, output_bias="absent"
-        ),
+        lambda layer: mixer(file, rope if (layer + 1) % 4 else None)(layer),
         lambda layer: dense(file, layer, bias="absent"),
     )
 

@@ -14,6 +14,7 @@ C), ssm.state_size (values of such a head); each family lists its own.
 from __future__ import annotations
 
 from urdir.model.errors import ConfigError
+from urdir.model.families.dense import rms_decoder
 from urdir.model.families.description import Description
 from urdir.model.families.feed_forward import LatentExperts, Mixture
 from urdir.model.families.layers import Block, Branch, LayerConfig, Network
@@ -70,15 +71,11 @@ def granitehybrid(file: Reader) -> Description:
             return attention(file, index, rope if rotates else None, scale=scale)
         return mamba2_mixer(file, index, norm)
 
-    return model(
+    return rms_decoder(
         file,
-        lambda index: sequential(
-            mixer(index),
-            optional_mixture(file, index, shared),
-            (file.norm("attn_norm", index, norm), file.norm("ffn_norm", index, norm)),
-            scale=file.amount("residual_scale") or 1.0,
-        ),
-        file.norm("output_norm", None, norm),
+        mixer,
+        lambda index: optional_mixture(file, index, shared),
+        scale=file.amount("residual_scale") or 1.0,
         embedding_scale=file.amount("embedding_scale") or 1.0,
         logit_scale=1.0 / (file.amount("logit_scale") or 1.0),
     )

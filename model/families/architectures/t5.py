@@ -21,19 +21,11 @@ from typing import Any
 
 from urdir.model.errors import ConfigError, UnsupportedError
 from urdir.model.families.attention import Attention, CrossKeys
-from urdir.model.families.dense import decoder
+from urdir.model.families.dense import rms_decoder
 from urdir.model.families.description import Description, SourceText
 from urdir.model.families.feed_forward import Dense
 from urdir.model.families.layers import Block, Branch, LayerConfig
-from urdir.model.families.parts import (
-    GELU,
-    RELU,
-    dense,
-    head_dims,
-    heads,
-    model,
-    rms_norm,
-)
+from urdir.model.families.parts import GELU, RELU, dense, head_dims, heads, model, rms_norm
 from urdir.model.families.reader import Reader
 from urdir.model.families.stored import Normalization, RelativeBias
 
@@ -76,9 +68,8 @@ def _blocks_key(file: Reader) -> str:
 
 def _encoder(file: Reader, **options: Any) -> Description:
     file.part = "enc."
-    return decoder(
+    return rms_decoder(
         file,
-        rms_norm(file),
         lambda layer: _attention(file, layer, causal=False),
         lambda layer: _network(file, layer),
         output_norm="enc.output_norm",

@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from urdir.model.families.attention import Attention
-from urdir.model.families.dense import decoder
+from urdir.model.families.dense import plain_decoder, shared_rope
 from urdir.model.families.description import Description
 from urdir.model.families.layers import Block, Branch, LayerConfig, Network
 from urdir.model.families.parts import (
@@ -19,7 +18,6 @@ from urdir.model.families.parts import (
     dense,
     head_dims,
     model,
-    required_head_norms,
     rms_norm,
 )
 from urdir.model.families.reader import Reader
@@ -63,16 +61,8 @@ def deci(file: Reader) -> Description:
 
 def openelm(file: Reader) -> Description:
     """OpenELM: QK norms, head counts and widths that grow from layer to layer; tied embeddings."""
-    norm, (key_dim, _) = rms_norm(file), head_dims(file)
-    rope = read_rope(file, "half", key_dim, factors=False)
-
-    def mixer(layer: int) -> Attention:
-        norms = required_head_norms(file, layer, norm, key_dim)
-        return attention(file, layer, rope, qk_norm=norms, qkv_bias="absent", output_bias="absent")
-
-    return decoder(
-        file, norm, mixer, lambda layer: dense(file, layer, bias="absent"), output="absent"
-    )
+    attends = {"head_norm": True, "qkv_bias": "absent"}
+    return plain_decoder(file, shared_rope(file, "half"), attends=attends, output="absent")
 
 
 ARCHITECTURES = {"deci": deci, "openelm": openelm}

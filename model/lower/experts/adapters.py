@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 from urdir.model.families.adapters import AdapterRoom
 from urdir.model.families.stored import Linear
-from urdir.model.graph.experts import Experts
-from urdir.model.lower.adapters import SLOTS
+from urdir.model.graph.experts import Experts, Route
+from urdir.model.lower.adapters import SLOTS, rows_of_tensor
 from urdir.model.lower.lowering import Lowering
+from urdir.model.lower.requests import alike
 from urdir.model.lower.rows import Rows
 from urdir.ptxgen.kernels.linear.lora_expand import LoraExpand
 from urdir.ptxgen.kernels.linear.lora_shrink import LoraShrink
@@ -110,3 +111,17 @@ class ExpertAdapters:
                 weight=at.work["expert weight"] if last else None,
                 y=y,
             )
+
+
+def known_positions(at: Lowering, of: Route | Experts) -> Slice:
+    """The positions of the rows, by which mixtures know padding. Where launches between products go
+    over the pairs of all rows, sequences stand in their place, and no row is padding."""
+    rows, readers = rows_of_tensor(at, of.x), [of] if isinstance(of, Experts) else at.readers(of.y)
+    apart = any(isinstance(op, Experts) and _are_apart(at, op) for op in readers)
+    return rows.sequence if apart else rows.position
+
+
+def _are_apart(at: Lowering, of: Experts) -> bool:
+    """Whether there are launches between the products: adapters, or the activation."""
+    together = of.gate is None or alike(at.matrix(of.gate), at.matrix(of.up))
+    return of.room is not None or not together

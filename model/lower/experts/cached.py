@@ -1,25 +1,27 @@
 """Experts in host memory: those that rows chose are looked up in a cache on the device, and what it
-lacks is copied before the products."""
+lacks is copied before the products; of one row by the products themselves."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import Any
 
+from urdir.driver.memory import Slice
 from urdir.model.families.stored import Linear
 from urdir.model.graph.experts import Experts
 from urdir.model.lower.adapters import rows_of_tensor
+from urdir.model.lower.experts.layer import MixtureLayer
 from urdir.model.lower.experts.per_row import PerRow
 from urdir.model.lower.experts.products import MixtureCall
 from urdir.model.lower.lowering import Lowering
 from urdir.model.memory.expert_cache import ExpertCache, ReadExperts
+from urdir.model.memory.layer_files import InFile
 from urdir.model.memory.weights import Matrix
 from urdir.ptxgen.kernels.experts.fetch import FetchExperts
 from urdir.ptxgen.kernels.experts.place import MAX_PAIRS, PlaceExperts
-
-if TYPE_CHECKING:
-    from urdir.driver.memory import Slice
+from urdir.ptxgen.kernels.experts.settle import MAX_CACHES, SettleExperts
+from urdir.ptxgen.kernels.experts.up import ExpertsUp
 
 #: The register with the slot of each pair's expert, or where experts are gathered its number.
 SLOT = "expert slot"
@@ -31,6 +33,7 @@ MOST_CHOICES = 4
 
 _place = lru_cache(maxsize=64)(PlaceExperts)
 _fetch = lru_cache(maxsize=64)(FetchExperts)
+_settle = lru_cache(maxsize=64)(SettleExperts)
 
 
 def through_cache(at: Lowering, of: Experts, call: MixtureCall, cache: ExpertCache) -> MixtureCall:
@@ -38,6 +41,8 @@ def through_cache(at: Lowering, of: Experts, call: MixtureCall, cache: ExpertCac
     of its cache, of more with the streamed ones, where the chosen experts are gathered. Of many
     pairs it is as it was: all experts are streamed."""
     rows, used = of.x.rows, of.selection.used
+    if rows == 1 and used <= cache.slots and cache.reader is None:
+        return replace(call, mixture=_held(call.mixture, of, cache, state=cache.state))
     gathers = at.takes_gemm(rows) or rows * used > min(cache.slots, MAX_HELD)
     if gathers and (
         rows * used > min(MAX_PAIRS, MOST_CHOICES * cache.experts) or cache.reader is not None
@@ -64,15 +69,27 @@ def through_cache(at: Lowering, of: Experts, call: MixtureCall, cache: ExpertCac
         _append_gather(at, call.label, cache, place, copies)
         return replace(call, mixture=replace(whole, number=SLOT), selection=None, parted=None)
     _append_fetch(at, call.label, cache, place, copies)
-    held = replace(
-        whole,
-        up=_held(whole.up, of.up, cache),
-        down=_held(whole.down, of.down, cache),
-        gate=None if whole.gate is None or of.gate is None else _held(whole.gate, of.gate, cache),
-        slots=cache.slots,
-        number=SLOT,
-    )
+    held = _held(whole, of, cache, number=SLOT)
     return replace(call, mixture=held, selection=None, parted=None)
+
+
+def append_settled(at: Lowering, first: int) -> None:
+    """Append the launches after which caches have what products from launch ``first`` on have
+    looked up there and copied. They run beside those that follow, up to what moves the row on."""
+    looked_up: dict[SettleExperts, dict[int, Slice]] = {}
+    for kernel, _, args in at.plan.launches[first:]:
+        if isinstance(kernel, ExpertsUp) and (held := kernel.held) is not None:
+            state = args["state"]
+            one = _settle(1, held.used, held.experts, held.slots)
+            looked_up.setdefault(one, {})[state.offset] = state
+    rows = at.rows if at.outputs is None or at.outputs.rows.count > 1 else at.outputs.rows
+    for one, states in looked_up.items():
+        every = [*states.values()]
+        for start in range(0, len(every), MAX_CACHES):
+            some = every[start : start + MAX_CACHES]
+            kernel = _settle(len(some), one.used, one.experts, one.slots)
+            given = {f"state{i}": of for i, of in enumerate(some)}
+            at.launch(kernel, "settle", position=rows.position, **given)
 
 
 def _append_fetch(
@@ -106,8 +123,18 @@ def _append_gather(
     at.launch(fetch, f"{label}.gather", copies=copies, **arguments)
 
 
-def _held(matrix: Matrix, of: Linear, cache: ExpertCache) -> Matrix:
-    """The experts of a matrix that are in the slots."""
-    bias = None if of.bias is None else cache.parts[of.bias].target
-    layout, data = cache.layouts[of.matrix], cache.parts[of.matrix].target
-    return replace(matrix, layout=layout, data=data, bias=bias)
+def _held(mixture: MixtureLayer, of: Experts, cache: ExpertCache, **fields: Any) -> MixtureLayer:
+    """The mixture of the experts in the slots; products that look them up there have a state."""
+
+    def matrix(whole: Matrix, of: Linear) -> Matrix:
+        part, layout = cache.parts[of.matrix], cache.layouts[of.matrix]
+        bias = None if of.bias is None else cache.parts[of.bias].target
+        held = replace(whole, layout=layout, data=part.target)
+        if "state" not in fields:
+            return replace(held, bias=bias)
+        assert not isinstance(part.source, InFile | Slice)  # `ExpertCache.reader`
+        return replace(held, source=part.source, held_bias=bias)
+
+    gate = None if mixture.gate is None or of.gate is None else matrix(mixture.gate, of.gate)
+    up, down = matrix(mixture.up, of.up), matrix(mixture.down, of.down)
+    return replace(mixture, up=up, down=down, gate=gate, slots=cache.slots, **fields)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from urdir.model.memory.weights import Matrix
 from urdir.ptxgen.kernels.activation import Activation
+from urdir.ptxgen.kernels.experts.held import Held
 from urdir.ptxgen.kernels.experts.selection import Selection
 
 if TYPE_CHECKING:
@@ -31,7 +32,8 @@ class MixtureLayer:
     """The experts on the device. The matrices have the rows of all experts, one after the other,
     and so have their biases. Without a ``gate``, down(f(up x)). ``weigh_input``: an expert's weight
     multiplies its gate and up products, not its result (Llama 4). With ``slots`` the matrices have
-    this many of the experts. The register ``number`` says where each pair's expert is.
+    this many of the experts. The register ``number`` says where each pair's expert is; with a
+    ``state`` products look up there which slot has it.
     """
 
     selection: Selection
@@ -42,11 +44,23 @@ class MixtureLayer:
     weigh_input: bool = False
     slots: int = 0
     number: str = "expert"
+    state: Slice | None = None
 
     @property
     def held(self) -> int:
         """How many experts the matrices have."""
         return self.slots or self.selection.experts
+
+    @property
+    def numbered(self) -> int:
+        """How many experts are numbered: all of them where products look them up."""
+        return self.held if self.state is None else self.selection.experts
+
+    @property
+    def cache(self) -> Held | None:
+        """Where products look experts up, if they do."""
+        experts, used = self.selection.experts, self.selection.used
+        return None if self.state is None else Held(experts, used, self.slots)
 
     @property
     def width(self) -> int:

@@ -28,10 +28,11 @@ if TYPE_CHECKING:
     from urdir.model.lower.registers import Registers
     from urdir.model.lower.sheet import Sheet
 
-#: Pairs of a tile, at least, from this many pairs an expert on: rows of a step choose alike. On an
-#: H200 a step of qwen3-30b-a3b takes 3.75 ms with them and 4.14 without for 64 rows, 3.08 and 3.19
-#: for 32.
-_LEAST_HEIGHT, _MANY_PAIRS = 32, 2
+#: Pairs of a tile, at least, from as many pairs as experts on: rows of a step choose alike, and
+#: products of tiles with few pairs take few vectors. On an H200 a step of qwen3-30b-a3b takes 3.75
+#: ms with them and 4.14 without for 64 rows, 3.08 and 3.19 for 32, 2.67 and 2.79 for 24, and as
+#: long with either for 16.
+_LEAST_HEIGHT = 32
 # One object for equal kernels, with its cached properties.
 _group = lru_cache(maxsize=64)(GroupExperts)
 _pack = lru_cache(maxsize=64)(Pack)
@@ -73,7 +74,7 @@ class PackedExperts:
     def _tiles(self, mixture: MixtureLayer) -> Mixture:
         experts, used = mixture.selection.experts, mixture.selection.used
         height = tile_height(self.rows, experts, used)
-        if self.rows * used >= _MANY_PAIRS * experts:
+        if self.rows * used >= experts:
             height = max(height, _LEAST_HEIGHT)
         return Mixture(experts, used, height)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -15,6 +16,7 @@ from urdir.model.lower.experts.products import (
 from urdir.model.memory.weights import Matrix
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.experts.down import ExpertsDown
+from urdir.ptxgen.kernels.experts.held import Held
 from urdir.ptxgen.kernels.experts.tiled import ExpertsSpec
 from urdir.ptxgen.kernels.experts.up import ExpertsUp
 from urdir.ptxgen.kernels.linear.epilogue.residual import Residual
@@ -45,17 +47,20 @@ class PerRow(ExpertProducts):
             self._append_up(label, call, product, to)
 
         self.append_activated(call, multiply)
-        residual, down = call.residual, mixture_products(call.mixture)[-1]
-        kernel = self.down(call)
+        residual, mixture = call.residual, call.mixture
+        kernel, down = self.down(call), mixture_products(mixture)[-1]
         weighted = down.weighted and call.selection is None
         self.at.plan.launch(
             kernel,
             f"{call.label}_down",
             **self.choice(call),
+            **self.positions(call),
             x=self.work["expert gate"],
             y=call.y,
             **without_none(
-                weight=self.work["expert weight"] if weighted else None, residual=residual
+                weight=self.work["expert weight"] if weighted else None,
+                residual=residual,
+                state=mixture.state,
             ),
             **down.arguments,
         )
@@ -66,7 +71,7 @@ class PerRow(ExpertProducts):
         return self._fitted(
             ExpertsDown,
             self.rows == 1,
-            mixture.held,
+            mixture.numbered,
             mixture.selection.used,
             down.matrix,
             *down.epilogue,
@@ -75,22 +80,23 @@ class PerRow(ExpertProducts):
             early=True,  # the products before it have waited for the router
             selection=call.selection,
             logit_parts=call.logit_parts,
+            held=mixture.cache,
         )
 
     def _append_up(self, label: str, call: MixtureCall, product: Product, y: Slice) -> None:
-        norm, selection, matrix = call.norm, call.mixture.selection, product.matrix
+        norm, mixture, matrix = call.norm, call.mixture, product.matrix
         steps = (*([Normed(norm.norm)] if norm is not None else []), *product.epilogue)
-        experts, used = call.mixture.held, selection.used
         kernel = self._fitted(
             ExpertsUp,
             self.rows > 1,
-            experts,
-            used,
+            mixture.numbered,
+            mixture.selection.used,
             matrix,
             *steps,
             batch=self.rows,
             selection=call.selection,
             logit_parts=call.logit_parts,
+            held=None if mixture.cache is None else replace(mixture.cache, tells=True),
         )
         weight = self.work["expert weight"] if product.weighted else None
         norms = {} if norm is None else without_none(norm=norm.weight, norm_bias=norm.bias)
@@ -98,9 +104,10 @@ class PerRow(ExpertProducts):
             kernel,
             label,
             **self.choice(call),
+            **self.positions(call),
             x=call.x,
             y=y,
-            **without_none(weight=weight),
+            **without_none(weight=weight, state=mixture.state),
             **norms,
             **product.arguments,
         )
@@ -132,7 +139,9 @@ class PerRow(ExpertProducts):
         """The kernel for the matrices of all experts, with the ``larger`` share of an SM or the
         smaller one."""
         rounding = "f32" if self.at.exact or matrix.format.arithmetic != "integers" else "i16"
-        shape = (matrix.format, experts, used, matrix.rows // experts, matrix.cols)
+        held: Held | None = fields.get("held")
+        rows = matrix.rows // (experts if held is None else held.slots)
+        shape = (matrix.format, experts, used, rows, matrix.cols)
         fields |= {"activations": rounding, "sms": self.at.limits.sms}
         found: _Kernel = _fitted(
             kind,  # type: ignore[arg-type]  # mypy takes no class for hashable

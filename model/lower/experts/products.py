@@ -26,6 +26,7 @@ from urdir.ptxgen.weights.packed_few import Order
 
 if TYPE_CHECKING:
     from urdir.driver.memory import Slice
+    from urdir.driver.pinned import PinnedBuffer
     from urdir.model.lower.registers import Registers
 
 # One object for equal kernels, with its cached properties.
@@ -39,9 +40,9 @@ class MixtureCall:
     """A mixture to compute: y = residual + the weighted sum of the chosen experts for x after the
     ``norm``, all (rows, hidden) f32; y is another buffer. Labels of launches begin with ``label``.
     ``selection``: by which the products choose the experts, None if they are chosen; ``parted``: by
-    the parts of logits. ``begins``: the norm of y that is begun, for products that take packed
-    vectors, few ones in that ``order``. ``factored``: the factors of the ``norm`` are in the
-    register "router factor".
+    the parts of logits. ``position`` (rows,) u32: padding rows have no experts. ``begins``: the
+    norm of y that is begun, for products that take packed vectors, few ones in that ``order``.
+    ``factored``: the factors of the ``norm`` are in the register "router factor".
     """
 
     label: str
@@ -50,6 +51,7 @@ class MixtureCall:
     norm: NormLayer | None
     residual: Slice | None
     y: Slice
+    position: Slice
     adapters: CallAdapters | None = None
     selection: Selection | None = None
     parted: Parted | None = None
@@ -100,14 +102,14 @@ class Product:
         return (*weighted, *bias, *([self.nonlinearity] if self.nonlinearity else []))
 
     @property
-    def arguments(self) -> dict[str, Slice]:
+    def arguments(self) -> dict[str, Slice | PinnedBuffer]:
         """The matrices and their biases, by parameter name."""
-        first = without_none(weights=self.matrix.data, bias=self.matrix.bias)
-        return (
-            first
-            if self.up is None
-            else first | without_none(up=self.up.data, up_bias=self.up.bias)
-        )
+        found: dict[str, Slice | PinnedBuffer] = {}
+        for name, bias, of in (("weights", "bias", self.matrix), ("up", "up_bias", self.up)):
+            if of is not None:
+                given = {name: of.data, f"{name}_source": of.source}
+                found |= without_none(**given, **{bias: of.bias, f"{bias}_held": of.held_bias})
+        return found
 
 
 class CallAdapters(Protocol):
@@ -141,6 +143,10 @@ class ExpertProducts:
             return dict(call.parted.arguments)
         return {"logits": self.work["router logits"]}
 
+    def positions(self, call: MixtureCall) -> dict[str, Slice]:
+        """Those of the rows, by which several know padding."""
+        return {"position": call.position} if self.rows > 1 else {}
+
     def append_activated(self, call: MixtureCall, multiply: Multiply) -> None:
         """``work["expert gate"]`` = f(gate x) * up x, without a gate f(up x), for each pair of a
         row and its experts."""
@@ -166,7 +172,7 @@ class ExpertProducts:
         label, x = f"{call.label}.combine", self.work["expert out"]
         given = {} if residual is None else {"residual": residual}
         given |= {} if begins is None else begins.arguments
-        self.at.plan.launch(kernel, label, x=x, y=call.y, **given)
+        self.at.plan.launch(kernel, label, x=x, y=call.y, position=call.position, **given)
 
 
 def mixture_products(mixture: MixtureLayer, apart: bool = False) -> list[Product]:

@@ -33,7 +33,7 @@ class SharedRead(ExpertProducts):
     def serves(self, call: MixtureCall) -> bool:
         """Whether `ExpertsGemmSmall` serves, and pays."""
         mixture, norm, choice = call.mixture, call.norm, call.selection
-        if not self.pays(mixture):
+        if mixture.state is not None or not self.pays(mixture):
             return False
         products = mixture_products(mixture)
         return all(self._small(mixture, product, norm, choice) is not None for product in products)
@@ -79,6 +79,7 @@ class SharedRead(ExpertProducts):
             kernel,
             label,
             **self.choice(call),
+            **self.positions(call),
             x=x,
             y=y,
             **without_none(weight=weight, norm=None if norm is None else norm.weight),

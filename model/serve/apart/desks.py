@@ -48,6 +48,9 @@ class Engine(Protocol):
     def answer_to(self, request: Request, deliver: Callable[[Item], None]) -> Answer:
         """See `Service`."""
 
+    def expect(self) -> None:
+        """See `Service`."""
+
     def add(self, answer: Answer) -> None:
         """See `Service`."""
 
@@ -130,9 +133,15 @@ class Desk:
                 self._compilers.submit(self._reply, call.number, partial(_do, engine, call))
             case wire.Query() | wire.Keep() | wire.Scales():
                 self._reply(call.number, partial(self._found, engine, call))
-            case wire.Ready():
-                self.failure = call.failure
-                self.is_ready.set()
+            case wire.Ready() | wire.Expect():
+                self._note(engine, call)
+
+    def _note(self, engine: Engine, call: wire.Ready | wire.Expect) -> None:
+        if isinstance(call, wire.Expect):
+            engine.expect()
+        else:
+            self.failure = call.failure
+            self.is_ready.set()
 
     def _ask(self, engine: Engine, call: wire.Ask) -> None:
         try:

@@ -92,6 +92,7 @@ async def _serve(
             raise
 
     link.on_order = end
+    server.clients.on_post = link.expect
     if link.ordered is not None:
         end(link.ordered)
     beginning = asyncio.create_task(begin())

@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import socket
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import cast
 
 from urdir.model.engine.adapters import AdapterScale
@@ -21,6 +22,8 @@ from urdir.model.serve.kept import Action
 from urdir.model.text.constraints import Constraint
 from urdir.model.text.tokenizer import Tokenizer
 
+_LOOK_SECONDS = 0.01
+
 
 class EngineLink(Answering[int], asyncio.Protocol):
     """An `AsyncService` by the engine at the other end of a socket.
@@ -30,8 +33,10 @@ class EngineLink(Answering[int], asyncio.Protocol):
     error.
     """
 
-    def __init__(self, tokenizer: Tokenizer | None) -> None:
+    def __init__(self, tokenizer: Tokenizer | None, connection: socket.socket) -> None:
         super().__init__(tokenizer)
+        self._connection = connection
+        self._is_late = False  # the transport has something to send
         self.lost: Exception | None = None
         self.on_order: Callable[[bool], None] = lambda aborts: None
         self.ordered: bool | None = None
@@ -46,7 +51,7 @@ class EngineLink(Answering[int], asyncio.Protocol):
     @classmethod
     async def connect(cls, tokenizer: Tokenizer | None, connection: socket.socket) -> EngineLink:
         """Begin to listen to the engine."""
-        link = cls(tokenizer)
+        link = cls(tokenizer, connection)
         await asyncio.get_running_loop().create_unix_connection(lambda: link, sock=connection)
         link._send(wire.Ready())
         return link
@@ -91,6 +96,11 @@ class EngineLink(Answering[int], asyncio.Protocol):
         """See `Keeping`: the engine's process keeps it for all front ends."""
         return (await self._reply(lambda n: wire.Keep(n, action, name, value, start))).kept
 
+    def expect(self) -> None:
+        """A request begins to arrive: tell the engine, so that other threads there leave off."""
+        if self._model is not None and not self._open and self.lost is None:
+            self._send(wire.Expect())
+
     async def close(self) -> None:
         """Close the connection; the engine goes on."""
         self._transport.close()
@@ -125,9 +135,25 @@ class EngineLink(Answering[int], asyncio.Protocol):
         return update
 
     def _send(self, call: wire.Call) -> None:
+        """Send a call at once, if there is room: what a transport is given, uvloop's sends after
+        all that the loop has to do."""
         if self.lost is not None:
             raise self.lost
-        self._transport.write(wire.frame(call))
+        data = wire.frame(call)
+        if not self._is_late:
+            with suppress(OSError):  # of no room, or of the end, which the transport finds, too
+                data = data[self._connection.send(data) :]
+        if data:
+            self._transport.write(data)
+            if not self._is_late:
+                self._is_late = True
+                asyncio.get_running_loop().call_soon(self._look)
+
+    def _look(self) -> None:
+        """Send by the transport until it has sent all."""
+        self._is_late = self._transport.get_write_buffer_size() > 0
+        if self._is_late:
+            asyncio.get_running_loop().call_later(_LOOK_SECONDS, self._look)
 
     # ---- the engine's side ----
 

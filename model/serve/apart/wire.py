@@ -133,6 +133,10 @@ class Ask(msgspec.Struct, tag=True, array_like=True):
         return Request(**{name: getattr(self, name) for name in self.__struct_fields__[1:]})
 
 
+class Expect(msgspec.Struct, tag=True, array_like=True):
+    """A request is being read; nothing else is open here."""
+
+
 class Stop(msgspec.Struct, tag=True, array_like=True):
     """A stop string was found."""
 
@@ -182,7 +186,7 @@ class Keep(msgspec.Struct, tag=True, array_like=True):
     start: int = 0
 
 
-Call = Ready | Ask | Stop | Cancel | Check | Query | Keep | Slot | Scales
+Call = Ready | Expect | Ask | Stop | Cancel | Check | Query | Keep | Slot | Scales
 
 # ---- from the engine ----
 

@@ -22,6 +22,7 @@ class MatchLength(KernelSpec):
 
     name = "match_length"
     template = ("urdir.templates", "altup/match_length.ptx.j2")
+    tolerance = Tolerance(rtol=5e-6)
 
     def __post_init__(self) -> None:
         if not 1 <= self.rows < 2**31 or self.cols < 1:
@@ -39,10 +40,6 @@ class MatchLength(KernelSpec):
     @property
     def launch_shape(self) -> LaunchShape:
         return LaunchShape(grid=(self.rows, 1, 1), block=(THREADS, 1, 1))
-
-    @property
-    def tolerance(self) -> Tolerance:
-        return Tolerance(rtol=5e-6)
 
     def reference(self, **inputs: Any) -> dict[str, Array]:
         x, target = (inputs[name].astype(np.float64) for name in ("x", "target"))

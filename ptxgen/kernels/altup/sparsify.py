@@ -24,6 +24,7 @@ class Sparsify(KernelSpec):
 
     name = "sparsify"
     template = ("urdir.templates", "altup/sparsify.ptx.j2")
+    tolerance = Tolerance(rtol=1e-5, atol=2e-6)
 
     def __post_init__(self) -> None:
         if not 1 <= self.rows < 2**31 or self.cols < 2:
@@ -37,10 +38,6 @@ class Sparsify(KernelSpec):
     @property
     def launch_shape(self) -> LaunchShape:
         return LaunchShape(grid=(self.rows, 1, 1), block=(THREADS, 1, 1))
-
-    @property
-    def tolerance(self) -> Tolerance:
-        return Tolerance(rtol=1e-5, atol=2e-6)
 
     def reference(self, **inputs: Any) -> dict[str, Array]:
         return {"y": sparse(inputs["x"].astype(np.float64), self.deviations).astype(np.float32)}

@@ -36,6 +36,7 @@ class CachedTokens(KernelSpec):
 
     name = "cached_tokens"
     template = ("urdir.templates", "attention/cached_tokens.ptx.j2")
+    launch_fields = frozenset({"tokens"})
 
     def __post_init__(self) -> None:
         if self.layout.kv_heads != 1 or self.layout.capacity:
@@ -53,10 +54,6 @@ class CachedTokens(KernelSpec):
             )
         if self.room * self.eights >= 2**31:
             raise PtxgenError(f"{self.room} tokens of a cache: too many for one launch")
-
-    @property
-    def launch_fields(self) -> frozenset[str]:
-        return frozenset({"tokens"})
 
     @property
     def own_units(self) -> int:

@@ -10,10 +10,11 @@ from dataclasses import replace
 from functools import lru_cache
 
 from urdir.ptxgen.kernels.attention.chunk_cut import CHUNK_UNIT
-from urdir.ptxgen.kernels.attention.flash_decode import FlashDecode
+from urdir.ptxgen.kernels.attention.flash_decode import FlashDecode, can_share
+from urdir.ptxgen.kernels.attention.head_tiles import MAX_STATIC_SHARED
 from urdir.ptxgen.kernels.attention.incremental_attention import IncrementalAttention
 from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
-from urdir.ptxgen.kernels.attention.latent_decode import LatentDecode
+from urdir.ptxgen.kernels.attention.latent_decode import LatentDecode, serves_latents
 from urdir.ptxgen.kernels.attention.own_token import OwnToken
 from urdir.ptxgen.kernels.attention.prefill_attention import PrefillAttention
 from urdir.ptxgen.kernels.attention.prefill_block import PrefillBlock
@@ -45,6 +46,8 @@ ONE_RING_NBYTES, NARROW = 85 << 10, 128
 RUN, WIDER_RUN = 4, 2
 #: CTAs of eight warps, with narrow heads, that an SM holds.
 CTAS_PER_SM = 2
+#: Lanes of a key from which on a single head of one row has twice the warps.
+WIDE_LANES = 16
 #: Heads with norms of CTAs with half the warps, at most: more take another round.
 MOST_NORMS = 6
 #: Minimum keys of a chunk, and for several rows the approximate number (see `FlashDecode`). 32 rows
@@ -127,8 +130,8 @@ def block_attention(
     if not PrefillWgmma.serves(layout) or scores != replace(PLAIN, scale=scores.scale):
         return None
     whole = PrefillWgmma(heads, layout, rows, scores)
-    length = room // whole.key_tile * whole.key_tile
-    if whole.parts > 1 or not length or whole.target_on(target) is None:
+    length = room // whole.cta.key_tile * whole.cta.key_tile
+    if whole.cta.parts > 1 or not length or whole.target_on(target) is None:
         return None
     layout = replace(layout, max_len=length)
     return PrefillBlock(heads, layout, rows, scores, tokens=tokens)
@@ -165,13 +168,14 @@ def decode_attention(
         if (latent := latent_attention(*shape, packs=incremental.packs)) is not None:
             return latent
     if incremental.value_dim > WIDE and target:
-        if Target.parse(target).sm < incremental.tensor_cores_since:
+        if Target.parse(target).sm < incremental.head_tiles.since:
             incremental = replace(incremental, most_heads=1)
         elif (wide := _wide(incremental, max_keys, sm_count, target)) is not None:
             return wide
     whole = SINGLE_KEYS if rows == 1 else INCREMENTAL_KEYS
     if scores.texts or min(scores.span or max_keys, max_keys) <= whole:
-        return _narrowed(_spread(incremental, sm_count), sm_count, target)
+        spread = _spread(incremental, sm_count)
+        return _widened(spread, target) if rows == 1 else _narrowed(spread, sm_count, target)
     split = split_attention(incremental, max_keys, sm_count)
     if run > 1 and (shared := _shared(split, run, sm_count, target)) is not None:
         return shared
@@ -191,12 +195,12 @@ def _one_near(split: FlashDecode, max_keys: int, sm_count: int, target: str) -> 
     keys = min(split.scores.span or max_keys, max_keys)
     if keys <= INCREMENTAL_KEYS:
         near = replace(split, ctas=1, cluster=4)
-        is_faster = near.cluster * near.head_tiles <= sm_count
+        is_faster = near.cluster * near.head_tiles.count <= sm_count
     else:
         is_large = _has_much_memory(target)
         near = replace(split, ctas=1, cluster=8, ring=RING_NBYTES if is_large else 0)
-        ctas = near.cluster * near.head_tiles
-        is_read_whole = split.suits_tensor_cores and (
+        ctas = near.cluster * near.head_tiles.count
+        is_read_whole = split.head_tiles.tensor_cores and (
             is_large or not any(of.is_scaled for of in split.layout.formats)
         )
         is_faster = keys <= FEW_KEYS and 2 * sm_count <= 5 * ctas <= 4 * sm_count and is_read_whole
@@ -207,9 +211,9 @@ def _near(split: FlashDecode, sm_count: int, target: str) -> FlashDecode:
     """The kernel for several rows with one CTA per SM, a cluster for each row's KV head (tile of
     query heads), if that fills most SMs."""
     fits = max(split.head_dim, split.value_dim) <= NARROW and _has_much_memory(target)
-    if not (split.suits_tensor_cores and fits):
+    if not (split.head_tiles.tensor_cores and fits):
         return split
-    ctas = sm_count // split.head_tiles
+    ctas = sm_count // split.head_tiles.count
     for cluster in (2, 8):
         if 7 * ctas <= 8 * cluster * split.rows <= 8 * ctas:
             return replace(split, ctas=ctas // cluster, cluster=cluster, ring=ONE_RING_NBYTES)
@@ -224,8 +228,8 @@ def _shared(split: FlashDecode, run: int, sm_count: int, target: str) -> FlashDe
     if widest > WIDE or (target and not _has_much_memory(target)):
         return None
     most = min(RUN if widest <= NARROW else WIDER_RUN, 2 if run == 2 else RUN)
-    alone = replace(split, ctas=max(1, sm_count // split.head_tiles), ring=ONE_RING_NBYTES)
-    return replace(alone, run=most) if most > 1 and alone.can_share(most) else None
+    alone = replace(split, ctas=max(1, sm_count // split.head_tiles.count), ring=ONE_RING_NBYTES)
+    return replace(alone, run=most) if most > 1 and can_share(alone, most) else None
 
 
 def _wide(
@@ -239,15 +243,15 @@ def _wide(
         if whole.rows > 1:
             return None
         near = replace(split, most_heads=1, ctas=1, cluster=4, least=CHUNK_UNIT)
-        if keys > SINGLE_KEYS and 8 * near.head_tiles <= sm_count:
+        if keys > SINGLE_KEYS and 8 * near.head_tiles.count <= sm_count:
             near = replace(near, cluster=8)
-        return near if near.cluster * near.head_tiles <= sm_count else None
+        return near if near.cluster * near.head_tiles.count <= sm_count else None
     is_short = whole.rows == 1 and keys <= FEW_KEYS
-    has_ring = split.suits_tensor_cores and _has_much_memory(target)
+    has_ring = split.head_tiles.tensor_cores and _has_much_memory(target)
     if is_short or whole.layout.values_in_keys or not has_ring:
         return split
     near = replace(split, cluster=2, ring=WIDE_RING_NBYTES)
-    return replace(near, ctas=max(1, sm_count // (2 * near.head_tiles)))
+    return replace(near, ctas=max(1, sm_count // (2 * near.head_tiles.count)))
 
 
 @lru_cache(maxsize=256)
@@ -265,7 +269,7 @@ def latent_attention(
 ) -> LatentDecode | None:
     """The kernel for a latent vector on wgmma, one CTA per SM; None if unsupported. A ``token``
     that is not appended is that of several rows of a sequence."""
-    if not LatentDecode.serves(heads, layout, scores, token):
+    if not serves_latents(heads, layout, scores, token):
         return None
     is_short = rows == 1 and max_keys <= FEW_KEYS and heads <= FEW_HEADS
     each = 8 if is_short or heads % 16 else 16
@@ -293,7 +297,7 @@ def chosen_attention(
     """The kernel for rows that each attend to tokens of their own choice (`KvLayout.chosen`), whose
     keys are in the cache and whose queries have been rotated: on wgmma if supported, with queries
     in MLA's two ``parts``, a token that is neither rotated nor appended."""
-    if parts is not None and LatentDecode.serves(heads, layout, scores, parts):
+    if parts is not None and serves_latents(heads, layout, scores, parts):
         each = 8 if heads % 16 or (rows == 1 and heads <= FEW_HEADS) else 16
         clusters = rows * heads // each
         cluster = next((n for n in (8, 4) if n * clusters <= sm_count), 2)
@@ -324,7 +328,7 @@ def split_attention(whole: IncrementalAttention, max_keys: int, sm_count: int) -
         whole.scores,
         whole.token,
         whole.most_heads,
-        ctas=max(1, ctas // (whole.layout.kv_heads * whole.tiles)),
+        ctas=max(1, ctas // whole.head_tiles.count),
         least=LEAST_KEYS,
         most=0 if whole.rows == 1 else MOST_KEYS * (1 + whole.rows // MANY_ROWS),
         packs=whole.packs,
@@ -336,20 +340,34 @@ def _spread(spec: IncrementalAttention, sm_count: int) -> IncrementalAttention:
     less work per key, and keys that are read again come from the L2 cache."""
     for heads in (2, 1):
         fewer = replace(spec, most_heads=heads)
-        if spec.layout.kv_heads * spec.rows * fewer.tiles > sm_count:
+        if spec.rows * fewer.head_tiles.count > sm_count:
             break
         spec = fewer
     return spec
 
 
+def _widened(spec: IncrementalAttention, target: str) -> IncrementalAttention:
+    """The kernel of one row with twice the warps per CTA, if these have one head, of as many dims
+    that a warp has few keys at a time, and room for keys in flight: each warp then has half the
+    keys. A step of qwen3-30b-a3b (one row, up to 128 keys) on an H200 takes 953.5 us with 16 warps,
+    959.4 with eight, 980 with four (2026-11-29); up to 64 keys 946.7 and 946.9."""
+    heads = spec.head_tiles
+    is_single = heads.size == 1 and heads.lanes.count >= WIDE_LANES and not heads.tensor_cores
+    if not target or not is_single or not spec.appends:
+        return spec
+    wide = replace(spec, warps=2 * spec.warps)
+    cta = wide.cta(Target.parse(target))
+    return wide if cta.asynchronous and cta.scratch_bytes <= MAX_STATIC_SHARED else spec
+
+
 def _narrowed(spec: IncrementalAttention, sm_count: int, target: str) -> IncrementalAttention:
     """The kernel with half the warps per CTA where there are more CTAs than SMs hold with all: SMs
     then hold twice as many rows, and each merges fewer sums."""
-    ctas = spec.layout.kv_heads * spec.rows * spec.tiles
-    multiplies = spec.suits_tensor_cores and max(spec.head_dim, spec.value_dim) <= NARROW
+    ctas = spec.rows * spec.head_tiles.count
+    multiplies = spec.head_tiles.tensor_cores and max(spec.head_dim, spec.value_dim) <= NARROW
     if not target or not multiplies or ctas <= CTAS_PER_SM * sm_count:
         return spec
-    if spec.norms > MOST_NORMS:
+    if spec.token and spec.token.norms(spec.head_tiles.size) > MOST_NORMS:
         return spec
     if Target.parse(target).sm not in LARGE_SHARED:
         return spec

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from urdir.ptxgen.spec import ceil_div
+from urdir.ptxgen.spec import Access, Param, ceil_div
 
 #: Chunk sizes are multiples of this.
 CHUNK_UNIT = 16
@@ -59,6 +59,18 @@ class KeySplit:
     def chunks(self) -> int:
         """Maximum number of chunks of a row."""
         return self.cut.most(self.longest)
+
+    @property
+    def params(self) -> tuple[Param, ...]:
+        """What CTAs leave for each other, unless each row is one chunk."""
+        if self.chunks == 1:
+            return ()
+        # Chunks that rows lack leave it unchanged: INOUT, not OUT.
+        return (
+            Param("partial", "f32", ("rows", "heads", self.chunks, "value_dim"), Access.INOUT),
+            Param("softmax", "f32", ("rows", "heads", self.chunks, 2), Access.INOUT),
+            Param("arrived", "u32", ("rows", "heads"), Access.INOUT),
+        )
 
     @property
     def takers(self) -> int:

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
 
-from urdir.ptxgen.kernels.attention.reference import Attention, softmax
+from urdir.ptxgen.kernels.attention.chunk_cut import ChunkCut
+from urdir.ptxgen.kernels.attention.reference import softmax
+from urdir.ptxgen.kernels.attention.spec import AttentionSpec
 from urdir.ptxgen.spec import Array
 
 
 def sums_of_chunks(
-    spec: Attention, chunks: Sequence[Sequence[range]], inputs: dict[str, Array]
+    spec: AttentionSpec, cut: ChunkCut, run: int, inputs: dict[str, Array]
 ) -> dict[str, Array]:
-    """``partial``, ``softmax`` and ``arrived`` after a launch. ``chunks`` of each row are those of
+    """``partial``, ``softmax`` and ``arrived`` after a launch. The chunks of each row are those of
     the row whose read of keys it shares; the last one also has the row's later keys."""
+    first_rows = np.arange(spec.rows) - places_in_runs(spec, run, inputs)
+    chunks = [chunks_of(spec, cut, at) for at in inputs["position"][first_rows].tolist()]
     partial, tops = inputs["partial"].copy(), inputs["softmax"].copy()
     for row, position in enumerate(inputs["position"].tolist()):
         seen = spec.scores.first_key(position)
@@ -33,7 +36,14 @@ def sums_of_chunks(
     return {"partial": partial, "softmax": tops, "arrived": arrived}
 
 
-def places_in_runs(spec: Attention, run: int, inputs: dict[str, Array]) -> Array:
+def chunks_of(spec: AttentionSpec, cut: ChunkCut, position: int) -> list[range]:
+    """The chunks of a row at ``position``; none for a padding row, or if not split."""
+    if position >= spec.layout.max_len:
+        return []
+    return cut.ranges(spec.scores.first_key(position), position + 1)
+
+
+def places_in_runs(spec: AttentionSpec, run: int, inputs: dict[str, Array]) -> Array:
     """For each row, how many rows before it share its read of keys: consecutive tokens of a
     sequence do, up to ``run``."""
     places = np.zeros(spec.rows, np.int64)

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from urdir.ptxgen.kernels.attention.divided import Divided
-from urdir.ptxgen.kernels.attention.tensor_cores import TILE_KEYS
+from urdir.ptxgen.kernels.attention.decode import DecodeAttention
+from urdir.ptxgen.kernels.attention.decode_memory import eight_nbytes
+from urdir.ptxgen.kernels.attention.head_tiles import MAX_STATIC_SHARED, TILE_KEYS
 from urdir.ptxgen.kernels.normalise import Normalise
 from urdir.ptxgen.spec import ceil_div
 from urdir.ptxgen.target import Target
 
-#: Statically declared shared memory that every target supports.
-MAX_STATIC_SHARED = 48 << 10
 #: Minimum bytes of a CTA's remaining keys and values when the next launch may start: its CTAs begin
 #: to load within 1.4 us, in which an SM of an H200 reads this much.
 LEFT_NBYTES = 44 << 10
 #: Stages of small slabs: more are not needed.
 MAX_STAGES = 8
+#: Maximum number of threads that merge the same outputs, limited by shared memory.
+MAX_MERGERS = 4
 
 
 class DecodeCta:
@@ -24,22 +25,26 @@ class DecodeCta:
     per step of the loop over the keys; afterwards the warps' sums take its place. An f16 scale is
     copied with its neighbour in an aligned word, which must belong to the same slot. On
     ``tensor_cores`` a stage is half a slab, 128 dims of the keys or values of a step
-    (attention/_mma.j2). Values contained in keys are read from there (``keeps_keys``). Sizes and
-    offsets (``..._at``) are in bytes.
+    (attention/_mma.j2). Values contained in keys are read from there (``keeps_keys``). With
+    ``reads_once`` keys and values in tensor cores' rings are evicted first from the L2 cache: a
+    step reads more of them than it holds, and CTAs that read the same ones do so at about the same
+    time. Sizes and offsets (``..._at``) are in bytes.
     """
 
-    def __init__(self, spec: Divided, target: Target) -> None:
-        layout, threads = spec.layout, spec.launch_shape.threads
-        self.spec, self.target, self.layout = spec, target, layout
-        self.head_dim, self.value_dim = spec.head_dim, spec.value_dim
-        self.threads, self.warps = threads, threads // 32
+    def __init__(self, spec: DecodeAttention, target: Target, *, reads_once: bool) -> None:
+        layout, tiles = spec.layout, spec.head_tiles
+        self.spec, self.target, self.layout, self.reads_once = spec, target, layout, reads_once
+        self.head_dim, self.value_dim = layout.widths
+        self.warps = tiles.lanes.warps
+        self.threads = threads = 32 * self.warps
         # query heads of the CTA; lanes that share a key; groups of eight dims of a key and a value,
         # and their number per lane
-        self.tile, self.lanes = spec.tile, spec.lanes.count
+        self.tile, self.tiles, self.lanes = tiles.size, tiles.each, tiles.lanes.count
+        self.keys_per_pass = tiles.lanes.keys_per_pass
         # rows of a sequence that the CTA takes at once, and the heads of all of them
-        self.rows, self.vectors = spec.rows_at_once, spec.rows_at_once * spec.tile
+        self.rows, self.vectors = tiles.rows, tiles.rows * tiles.size
         self.eights = {"k": self.head_dim // 8, "v": self.value_dim // 8}
-        self.pieces = dict(zip("kv", spec.lanes.pieces, strict=True))
+        self.pieces = dict(zip("kv", tiles.lanes.pieces, strict=True))
         self.formats = {"k": layout.format, "v": layout.values.format}
         # caches whose elements have scales, whose scales are halves of words, whose elements tensor
         # cores multiply as integers
@@ -50,14 +55,14 @@ class DecodeCta:
 
         # bytes of a thread's load
         self.load_bytes = {name: min(16, of.bits) for name, of in self.formats.items()}
-        self.tensor_cores = spec.suits_tensor_cores and target.sm >= spec.tensor_cores_since
+        self.tensor_cores = tiles.tensor_cores and target.sm >= tiles.since
         self.asynchronous = self.keeps_keys = False
         if self.tensor_cores:
             self._divide_among_fragments()
         else:
             self._divide_among_lanes()
         # whether the ring is dynamic shared memory
-        self.is_ring_apart = self.tensor_cores and spec.ring_nbytes > 0
+        self.is_ring_apart = self.tensor_cores and tiles.ring > 0
         self.ring_bytes = self.stages * self.stage_bytes
         has_ring = (self.asynchronous or self.tensor_cores) and not self.is_ring_apart
 
@@ -65,7 +70,8 @@ class DecodeCta:
         # and the other values
         self.staged_heads = self.tile + spec.appends
         # heads whose norms a warp finds
-        self.norm_rounds = ceil_div(spec.norms, self.warps)
+        norms = spec.token.norms(tiles.size) if spec.token else 0
+        self.norm_rounds = ceil_div(norms, self.warps)
         self.pairs = spec.rope.pairs if spec.rope else 0
         self.rest = self.head_dim - 2 * self.pairs
         # pairs per thread, in the queries and the key
@@ -84,7 +90,7 @@ class DecodeCta:
             self.sums_at[name] = end
             end += 16 * ceil_div(norm.warps, 4)
         # eight dims of a key or a value in the cache's form, and the key
-        self.eight_bytes = spec.eight_nbytes
+        self.eight_bytes = eight_nbytes(layout)
         self.token_bytes = self.eights["k"] * self.eight_bytes
         # the warp that stores the row's new key, before the one that stores the value: others than
         # those that split the queries, if there are any
@@ -124,17 +130,26 @@ class DecodeCta:
         """Whether a thread merges further outputs afterwards."""
         return self.vectors * self.value_dim > self.outputs_each * self.threads
 
+    @property
+    def merged_vectors(self) -> int:
+        """Groups of four output values of the CTA: each is merged by one or several threads."""
+        return self.vectors * self.value_dim // 4
+
+    def mergers(self, chunks: int) -> int:
+        """Threads that merge the ``chunks`` of four output values."""
+        return max(1, min(MAX_MERGERS, self.threads // self.merged_vectors, chunks))
+
     def _divide_among_lanes(self) -> None:
         """The ring if lanes multiply: a thread's part of the first copy of a key or value, the
         distance to its second one, eight dims of a key or value of all threads; then the keys of a
         step, per lane and per CTA, all loaded ``together``."""
-        spec, threads = self.spec, self.threads
+        threads = self.threads
         # values in a key belong to the lanes that have the key, not to those of separate values
         self.keeps_keys = self.layout.values_in_keys
         if self.keeps_keys:
             self.pieces["v"] = self.pieces["k"]
         pieces = sum(self.pieces[name] for name in self.fetched)
-        wide = max(spec.lanes.pieces) > 1
+        wide = max(self.pieces.values()) > 1
         self.stages = 2 if wide and self.keeps_keys else 3
         self.thread_bytes = max(self.load_bytes.values())
         self.second_part = self.thread_bytes * threads
@@ -144,9 +159,10 @@ class DecodeCta:
         dims = {"k": self.head_dim, "v": self.value_dim}
         in_words = not any(dims[name] % 64 for name in self.halved)
         self.asynchronous = self.target.sm >= 80 and in_words and fewest <= MAX_STATIC_SHARED
-        is_long = self.asynchronous and self.piece_bytes > 16 * threads
+        is_long = self.piece_bytes > 16 * threads or 2 * fewest > MAX_STATIC_SHARED
+        is_long = is_long and self.asynchronous
         self.ahead = 1 if (wide and not self.keeps_keys) or is_long else 2
-        self.together = self.step = self.ahead * spec.lanes.keys_per_pass
+        self.together = self.step = self.ahead * self.keys_per_pass
         self.stage_bytes = self.ahead * pieces * self.piece_bytes
 
     def _divide_among_fragments(self) -> None:
@@ -182,7 +198,7 @@ class DecodeCta:
         self.halves: tuple[tuple[int, ...], ...] = ((0,), (1,)) if is_wide else ((0, 1),)
         # eight bits are small: whole slabs, if there is memory for enough of them
         is_small = all(of.bits <= 8 for of in self.formats.values())
-        whole = is_small and not is_wide and self.spec.ring_nbytes > 0
+        whole = is_small and not is_wide and self.spec.head_tiles.ring > 0
         self.stages_of_slab: tuple[tuple[int, ...], ...] = ((0, 1),) if whole else ((0,), (1,))
         self.order = [
             (name, slab, number)
@@ -208,8 +224,8 @@ class DecodeCta:
         self.word_bytes = 8 * self.stage_keys if self.scaled else 0
         self.stage_bytes = (self.warp_bytes + self.word_bytes) * self.warps
         self.stages = min(MAX_STAGES, MAX_STATIC_SHARED // self.stage_bytes)
-        if self.spec.ring_nbytes:
-            self.stages = self.spec.ring_nbytes // self.stage_bytes
+        if self.spec.head_tiles.ring:
+            self.stages = self.spec.head_tiles.ring // self.stage_bytes
 
     def _bytes_of(self, name: str) -> int:
         """Bytes of a key or value in the cache, without scales."""
@@ -274,7 +290,7 @@ class DecodeCta:
         return {count: f"%has_dims{i or ''}" for i, count in enumerate(ragged)}
 
 
-def _row_norms(spec: Divided) -> dict[str, Normalise]:
+def _row_norms(spec: DecodeAttention) -> dict[str, Normalise]:
     """The kernels that norm "q" and "k" as one vector, or the "latent" one: the CTA adds in their
     order."""
     token = spec.token

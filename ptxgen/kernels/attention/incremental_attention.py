@@ -4,13 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
-from urdir.ptxgen.kernels.attention.decode import WARPS, DecodeAttention
+import numpy as np
+
+from urdir.ptxgen.kernels.attention.decode import DecodeAttention
+from urdir.ptxgen.kernels.attention.decode_cta import DecodeCta
+from urdir.ptxgen.kernels.attention.decode_memory import DecodeMemory, token_and_queries
+from urdir.ptxgen.kernels.attention.head_tiles import WARPS, HeadTiles, decode_tiles
 from urdir.ptxgen.kernels.attention.incremental_attention_examples import examples_of_rows
+from urdir.ptxgen.kernels.attention.random_inputs import rows_of_decode
 from urdir.ptxgen.kernels.attention.reference import attend
 from urdir.ptxgen.kernels.attention.token_reference import appended
 from urdir.ptxgen.spec import Array, LaunchShape
+from urdir.ptxgen.target import Target
 
 
 @dataclass(frozen=True)
@@ -27,16 +35,26 @@ class IncrementalAttention(DecodeAttention):
     name = "incremental_attention"
     template = ("urdir.templates", "attention/incremental_attention.ptx.j2")
 
+    @cached_property
+    def head_tiles(self) -> HeadTiles:
+        shape = (self.layout, self.scores, self.heads, self.rows, self.most_heads)
+        return decode_tiles(*shape, warps=self.warps)
+
     @property
-    def reads_once(self) -> bool:
-        # With it, a step of 8 rows of an 8B Q4_K_M model at 300 keys on an H200 takes 1.635 ms,
-        # else 1.647; of one row at 128 keys 1.345 and 1.346: it may find them in the cache.
-        return self.rows > 1
+    def memory(self) -> DecodeMemory:
+        """The dynamic shared memory of a CTA."""
+        return DecodeMemory(*token_and_queries(self))
+
+    def cta(self, target: Target) -> DecodeCta:
+        """The template's description of a CTA on ``target``."""
+        # reads_once: with it, a step of 8 rows of an 8B Q4_K_M model at 300 keys on an H200 takes
+        # 1.635 ms, else 1.647; of one row at 128 keys 1.345 and 1.346: they may be in the cache
+        return DecodeCta(self, target, reads_once=self.rows > 1)
 
     @property
     def launch_shape(self) -> LaunchShape:
         return LaunchShape(
-            grid=(self.layout.kv_heads * self.tiles, self.rows, 1),
+            grid=(self.head_tiles.count, self.rows, 1),
             block=(32 * self.warps, 1, 1),
             shared_bytes=self.memory.nbytes,
             prefers_shared=True,
@@ -46,11 +64,14 @@ class IncrementalAttention(DecodeAttention):
         inputs, caches = appended(self, inputs)
         return {"out": self.out.of(attend(self, inputs), inputs)} | caches
 
+    def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
+        return rows_of_decode(self, rng)
+
     @classmethod
     def examples(cls) -> Mapping[str, IncrementalAttention]:
         return examples_of_rows(cls)
 
     def bytes_moved(self) -> int:
         """K and V of every row at full length, the queries and the output."""
-        ends = self.heads * (self.head_dim + self.value_dim)
-        return self._kv_bytes() + 4 * self.rows * (ends + 2)
+        keys = self.longest * self.layout.pair_nbytes
+        return self.rows * (keys + 4 * (self.heads * sum(self.layout.widths) + 2))

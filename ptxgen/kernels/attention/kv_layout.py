@@ -159,6 +159,11 @@ class KvLayout:
         """Values per head in V."""
         return self.value_dim or self.head_dim
 
+    @property
+    def widths(self) -> tuple[int, int]:
+        """Values of a key and of a value."""
+        return self.head_dim, self.values_per_head
+
     @cached_property
     def values(self) -> KvLayout:
         """The layout of the cache with V."""

@@ -26,7 +26,8 @@ class LatentCta:
 
     def __init__(self, spec: FlashDecode, target: Target) -> None:
         layout = spec.layout
-        self.spec, self.target, self.layout, self.tile = spec, target, layout, spec.tile
+        self.spec, self.target, self.layout, self.tile = spec, target, layout, spec.most_heads
+        self.tiles = spec.head_tiles.each
         # a CTA takes one row
         self.rows, self.has_holes = 1, False
         self.half = layout.dtype
@@ -34,7 +35,6 @@ class LatentCta:
         self.high_bits = "0xFFFF0000" if self.half == "bf16" else "0xFFFFE000"
         self.threads, self.warps = WARPGROUP, WARPGROUP // 32
         self.head_dim, self.value_dim = spec.head_dim, spec.value_dim
-        self.rotated_dim = spec.rotated_dim
         self.blocks, self.value_blocks = self.head_dim // BLOCK_DIMS, self.value_dim // BLOCK_DIMS
         # whether a rotated pair is two halves of the rotated dims, not neighbours
         self.halves = spec.rope is not None and spec.rope.style == "half"

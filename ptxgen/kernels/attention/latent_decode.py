@@ -4,12 +4,14 @@ read."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import ClassVar
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.attention.flash_decode import FlashDecode
 from urdir.ptxgen.kernels.attention.flash_decode_examples import examples_of_latents
+from urdir.ptxgen.kernels.attention.head_tiles import HeadLanes, HeadTiles
 from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
 from urdir.ptxgen.kernels.attention.latent_cta import WARPGROUP, LatentCta
 from urdir.ptxgen.kernels.attention.own_token import OwnToken
@@ -29,8 +31,8 @@ class LatentDecode(FlashDecode):
     queries and weights as sums of two 16-bit floats. It reads keys once, and uses them from shared
     memory as keys and as values. CTA n of a cluster merges part n of all heads' values; with
     several chunks the last CTAs n to finish do so, which are counted in ``arrived`` at head n of a
-    CTA's. For shapes that it `serves`. A ``token`` that is not appended, whose key is in the cache,
-    is one of several rows of a sequence.
+    CTA's. `serves_latents` has its shapes. A ``token`` that is not appended, whose key is in the
+    cache, is one of several rows of a sequence.
     """
 
     most_heads: int = 8
@@ -40,64 +42,26 @@ class LatentDecode(FlashDecode):
     takes_queries_in_parts: ClassVar = True
     name = "latent_decode"
     template = ("urdir.templates", "attention/latent_decode.ptx.j2")
+    targets = ("sm_90a",)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.heads % self.most_heads or not self.serves(
-            self.heads, self.layout, self.scores, self.token
-        ):
-            raise PtxgenError(
-                f"latent_decode: multiples of {self.most_heads} heads, rows with a latent vector "
-                f"and plain scores, 16-bit caches of keys of {ROTATED_DIM} rotated and {VALUE_DIM} "
-                f"other values: not {self.heads} heads of {self.layout}"
-            )
-        if self.cluster == 1 or self.ring:
-            raise PtxgenError("latent_decode: clusters of 2, 4 or 8 CTAs, without a ring")
+        _check(self)
 
-    @staticmethod
-    def serves(heads: int, layout: KvLayout, scores: Scores, token: OwnToken | None) -> bool:
-        """Whether the kernel supports a number of heads, a cache, scores and new tokens."""
-        if token is None or token.latent_norm is None or token.temperature is not None:
-            return False
-        turns = token.rope is None or token.rope.rotary_dim == ROTATED_DIM
-        dims = (layout.value_start, layout.values_per_head)
-        is_plain = Scores(scale=scores.scale) == scores and not layout.capacity
-        return (
-            turns
-            and is_plain
-            and heads % min(LatentDecode.heads_of_cta) == 0
-            and layout.format.bits == 16
-            and dims == (ROTATED_DIM, VALUE_DIM)
+    @cached_property
+    def head_tiles(self) -> HeadTiles:
+        lanes = HeadLanes(*self.layout.widths, WARPGROUP // 32)
+        return HeadTiles(
+            self.layout.kv_heads, self.group, self.most_heads, lanes, tensor_cores=True
         )
-
-    @property
-    def targets(self) -> tuple[str, ...]:
-        return ("sm_90a",)
-
-    @property
-    def tile(self) -> int:
-        return self.most_heads
-
-    @property
-    def suits_tensor_cores(self) -> bool:
-        return True
-
-    @property
-    def reads_once(self) -> bool:
-        return False
 
     def resident_on(self, target: Target) -> int:
         return 2
 
     @property
     def launch_shape(self) -> LaunchShape:
-        return LaunchShape(
-            grid=(self.head_tiles, self.split.takers * self.cluster, 1),
-            block=(WARPGROUP, 1, 1),
-            cluster=(1, self.cluster, 1),
-            shared_bytes=LatentCta(self, Target.parse("sm_90a")).nbytes,
-            prefers_shared=True,
-        )
+        nbytes = LatentCta(self, Target.parse("sm_90a")).nbytes
+        return replace(super().launch_shape, shared_bytes=nbytes)
 
     def cta(self, target: Target) -> LatentCta:  # type: ignore[override]
         """The template's description of a CTA, which differs from FlashDecode's."""
@@ -106,3 +70,31 @@ class LatentDecode(FlashDecode):
     @classmethod
     def examples(cls) -> Mapping[str, LatentDecode]:
         return examples_of_latents(cls)
+
+
+def serves_latents(heads: int, layout: KvLayout, scores: Scores, token: OwnToken | None) -> bool:
+    """Whether the kernel supports a number of heads, a cache, scores and new tokens."""
+    if token is None or token.latent_norm is None or token.temperature is not None:
+        return False
+    turns = token.rope is None or token.rope.rotary_dim == ROTATED_DIM
+    dims = (layout.value_start, layout.values_per_head)
+    is_plain = Scores(scale=scores.scale) == scores and not layout.capacity
+    return (
+        turns
+        and is_plain
+        and heads % min(LatentDecode.heads_of_cta) == 0
+        and layout.format.bits == 16
+        and dims == (ROTATED_DIM, VALUE_DIM)
+    )
+
+
+def _check(spec: LatentDecode) -> None:
+    heads, layout = spec.heads, spec.layout
+    if heads % spec.most_heads or not serves_latents(heads, layout, spec.scores, spec.token):
+        raise PtxgenError(
+            f"latent_decode: multiples of {spec.most_heads} heads, rows with a latent vector and "
+            f"plain scores, 16-bit caches of keys of {ROTATED_DIM} rotated and {VALUE_DIM} other "
+            f"values: not {heads} heads of {layout}"
+        )
+    if spec.cluster == 1 or spec.ring:
+        raise PtxgenError("latent_decode: clusters of 2, 4 or 8 CTAs, without a ring")

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
 from urdir.ptxgen.kernels.norm import Norm
 from urdir.ptxgen.kernels.rotation import Rotation
 from urdir.ptxgen.spec import Access, Array, Param
@@ -94,6 +95,12 @@ class OwnToken:
         """Whether norms span all heads of a row."""
         return self.qk_norm_over == "row"
 
+    def norms(self, heads: int) -> int:
+        """Of a row's ``heads`` of q, key and value, those whose norms warps find, one by one."""
+        if not (self.v_norm or (self.qk_norm and not self.norms_rows)):
+            return 0
+        return heads + self.appends + (self.v_norm is not None)
+
     @property
     def weights(self) -> tuple[str, ...]:
         """The norm weights that are parameters."""
@@ -108,18 +115,18 @@ class OwnToken:
             return ()
         return ("q_norm", "k_norm") if self.appends else ("q_norm",)
 
-    def head_params(self, appended: tuple[Param, ...]) -> tuple[Param, ...]:
-        """The rows' own queries and, where they are appended, keys and values; ``appended`` are
-        those parameters where they are whole."""
+    def head_params(self, layout: KvLayout) -> tuple[Param, ...]:
+        """The rows' own queries and, where they are appended to a cache, keys and values."""
         if self.latent_norm is None:
             q = Param("q", "f32", ("rows", "heads", "head_dim"), Access.IN)
-            return (q, *(appended if self.appends else ()))
+            return (q, *(layout.token_params if self.appends else ()))
+        rotated = layout.value_start
         queries = (
-            Param("q_rotated", "f32", ("rows", "heads", "rotated_dim"), Access.IN),
+            Param("q_rotated", "f32", ("rows", "heads", rotated), Access.IN),
             Param("q_absorbed", "f32", ("rows", "heads", "value_dim"), Access.IN),
         )
         key = (
-            Param("k_rotated", "f32", ("rows", "rotated_dim"), Access.IN),
+            Param("k_rotated", "f32", ("rows", rotated), Access.IN),
             Param("latent", "f32", ("rows", "value_dim"), Access.IN),
         )
         return (*queries, *key) if self.appends else queries

@@ -11,9 +11,10 @@ import numpy as np
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
 from urdir.ptxgen.kernels.attention.prefill_wgmma import PrefillWgmma
+from urdir.ptxgen.kernels.attention.random_inputs import attention_inputs
 from urdir.ptxgen.kernels.attention.reference import weighted
 from urdir.ptxgen.kernels.attention.scores import Scores
-from urdir.ptxgen.spec import Access, Array, Param
+from urdir.ptxgen.spec import Access, Array, Param, ceil_div
 from urdir.ptxgen.weights.packed import unpack
 
 #: A position of padding rows.
@@ -46,17 +47,13 @@ class PrefillBlock(PrefillWgmma):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.layout.max_len % self.key_tile or self.tokens < 1:
+        if self.layout.max_len % self.cta.key_tile or self.tokens < 1:
             raise PtxgenError(
                 f"a block of {self.layout.max_len} keys of sequences of {self.tokens} tokens: it "
-                f"has whole tiles of {self.key_tile}"
+                f"has whole tiles of {self.cta.key_tile}"
             )
-        if self.parts > 1 or self.scores.span or self.scores.sinks or self.scores.max_bias:
+        if self.cta.parts > 1 or self.scores.span or self.scores.sinks or self.scores.max_bias:
             raise PtxgenError("blocks are for values of up to 128 dims and plain scores")
-
-    @property
-    def positions(self) -> int:
-        return self.tokens
 
     @property
     def params(self) -> tuple[Param, ...]:
@@ -81,15 +78,7 @@ class PrefillBlock(PrefillWgmma):
         return carried | {"out": self.out.of(made.astype(np.float32), inputs)}
 
     def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
-        """A chunk whose last rows see more than the block, or whose first rows less; the last of
-        several rows is padding. Another sequence may precede it in the walk."""
-        length = self.key_tile * int(rng.integers(1, self.layout.max_len // self.key_tile + 1))
-        blocks = -(-self.tokens // length)
-        first = length * int(rng.integers(0, blocks))
-        most = min(self.tokens, first + length + self.rows) - self.rows
-        start = int(rng.integers(max(0, first - self.rows // 2), most + 1))
-        begin = self.key_tile * int(rng.integers(0, length // self.key_tile))
-        return _block_inputs(self, rng, range(first, first + length), start, begin)
+        return _random_block(self, rng)
 
     @classmethod
     def examples(cls) -> Mapping[str, PrefillBlock]:
@@ -103,12 +92,15 @@ class PrefillBlock(PrefillWgmma):
         }
 
 
-def _block_inputs(
-    spec: PrefillBlock, rng: np.random.Generator, block: range, start: int, begin: int
-) -> dict[str, Any]:
-    """Inputs for the ``block`` of keys of a walk, and rows from position ``start`` on of a sequence
-    that starts in it at key ``begin``."""
-    first, length = block.start, len(block)
+def _random_block(spec: PrefillBlock, rng: np.random.Generator) -> dict[str, Any]:
+    """A chunk whose last rows see more than the block, or whose first rows less; the last of
+    several rows is padding. Another sequence may precede it in the walk."""
+    tile = spec.cta.key_tile
+    length = tile * int(rng.integers(1, spec.layout.max_len // tile + 1))
+    first = length * int(rng.integers(0, ceil_div(spec.tokens, length)))
+    most = min(spec.tokens, first + length + spec.rows) - spec.rows
+    start = int(rng.integers(max(0, first - spec.rows // 2), most + 1))
+    begin = tile * int(rng.integers(0, length // tile))
     position = start + np.arange(spec.rows)
     if spec.rows > 1:
         position[-1] = IDLE
@@ -116,7 +108,7 @@ def _block_inputs(
     place = position + begin
     seen = np.where(place < first, 0, np.minimum(place - first, length - 1))
     seen[position == IDLE] = IDLE
-    inputs = spec.inputs_at(rng, seen.tolist(), [0] * spec.rows)
+    inputs = attention_inputs(spec, rng, seen.tolist(), [0] * spec.rows)
     inputs |= {"first": np.uint32(first), "length": np.uint32(length)}
     inputs["position"] = position.astype(np.uint32)
     inputs["begin"] = np.full(spec.rows, begin, np.uint32)

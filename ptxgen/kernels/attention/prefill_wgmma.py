@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
-
-import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.attention.heads_out import HeadsOut
@@ -15,67 +11,15 @@ from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
 from urdir.ptxgen.kernels.attention.kv_types import KvDtype
 from urdir.ptxgen.kernels.attention.prefill_examples import wgmma_examples
 from urdir.ptxgen.kernels.attention.prompt import PromptAttention
-from urdir.ptxgen.spec import Array, LaunchShape, Param, Tolerance, ceil_div
+from urdir.ptxgen.kernels.attention.wgmma_cta import WgmmaCta
+from urdir.ptxgen.spec import LaunchShape, Param, Tolerance, ceil_div
 from urdir.ptxgen.weights.layout import TILE_COLS
 from urdir.ptxgen.weights.packed import GROUP
 
-#: Threads of a warpgroup, and the queries that it multiplies: the height of a wgmma.
-WARPGROUP, WARPGROUP_QUERIES = 128, 64
-#: f16 values per line of shared memory: the period of wgmma's swizzling.
-LINE = 64
 #: Maximum head width of each cache type. f16 is copied; other types are converted, and their
 #: prefetched values (of some also what converts them) take registers: wider heads, or f32, need
 #: more than there are.
 WIDEST: Mapping[KvDtype, int] = {"f16": 256, "bf16": 192, "q8_0": 128, "fp8": 256, "q4_0": 256}
-#: Alignment of tiles: the period of swizzling.
-ALIGNMENT = 1024
-
-
-@dataclass(frozen=True, slots=True)
-class SharedMemory:
-    """Offsets in a CTA's shared memory, in bytes from its first multiple of `ALIGNMENT`.
-
-    Queries of both warpgroups, then the rings of K and of V, each tile in lines of 64 f16 values:
-    all lines of the first 64 dims, then those of the next; then data about queries, and barriers.
-    """
-
-    stages: int
-    consumers: int
-    q_nbytes: int
-    k_nbytes: int
-    v_nbytes: int
-    bounds_nbytes: int = 8
-
-    @property
-    def k(self) -> int:
-        """The first tile of K."""
-        return self.consumers * self.q_nbytes
-
-    @property
-    def v(self) -> int:
-        """The first tile of V."""
-        return self.k + self.stages * self.k_nbytes
-
-    @property
-    def seen(self) -> int:
-        """The position of every query, u32."""
-        return self.v + self.stages * self.v_nbytes
-
-    @property
-    def bounds(self) -> int:
-        """The number of keys that some query sees, and the first query's position, u32; of texts
-        also the first and the last one of their first keys."""
-        return self.seen + 4 * self.consumers * WARPGROUP_QUERIES
-
-    def barrier(self, name: str) -> int:
-        """The barriers of a ring, one per place: "full_k", "empty_k", "full_v" or "empty_v"."""
-        names = ("full_k", "empty_k", "full_v", "empty_v")
-        return self.bounds + self.bounds_nbytes + 8 * self.stages * names.index(name)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes per CTA, for any alignment of its shared memory."""
-        return self.barrier("empty_v") + 8 * self.stages + ALIGNMENT
 
 
 @dataclass(frozen=True)
@@ -98,6 +42,8 @@ class PrefillWgmma(PromptAttention):
 
     name = "prefill_wgmma"
     template = ("urdir.templates", "attention/prefill_wgmma.ptx.j2")
+    launch_fields = frozenset({"rows"})
+    targets = ("sm_90a",)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -107,16 +53,11 @@ class PrefillWgmma(PromptAttention):
                 f"{' and '.join({of.name: of for of in self.layout.formats})}, "
                 f"head_dim {self.head_dim}, value_dim {self.value_dim}"
             )
-
         if self.packs and not self.can_pack:
             raise PtxgenError(
                 f"attention packs parts of heads that are multiples of 32 values, of rows that are "
                 f"multiples of {TILE_COLS}: not {self.heads} heads of {self.value_dim}"
             )
-
-    @property
-    def launch_fields(self) -> frozenset[str]:
-        return frozenset({"rows"})
 
     @property
     def params(self) -> tuple[Param, ...]:
@@ -127,36 +68,16 @@ class PrefillWgmma(PromptAttention):
         shape = (self.rows, self.heads, self.value_dim)
         return HeadsOut(*shape, self.packs, groups="packed_groups")
 
-    def inputs_at(
-        self,
-        rng: np.random.Generator,
-        positions: list[int],
-        sequences: list[int],
-        block_table: Array | None = None,
-    ) -> dict[str, Any]:
-        made = super().inputs_at(rng, positions, sequences, block_table)
-        return {"count": np.uint32(self.rows), **made}
-
-    @property
-    def positions(self) -> int:
-        """Positions from this on mark padding rows."""
-        return self.layout.max_len
-
     @property
     def can_pack(self) -> bool:
         """Whether ``packs`` is supported: places beyond the last column would not be cleared."""
         fills = self.heads * self.value_dim % TILE_COLS == 0
-        return fills and self.value_dim % (32 * self.parts) == 0
+        return fills and self.value_dim % (32 * self.cta.parts) == 0
 
     @property
     def packed_groups(self) -> int:
         """Groups of eight packed rows; those beyond ``rows`` are zeros."""
         return ceil_div(self.rows, GROUP)
-
-    @property
-    def packed_run(self) -> int:
-        """Units of 32 columns that are contiguous in every CTA's part of a head."""
-        return math.gcd(self.out_dims // 32, 4)
 
     @property
     def tiles(self) -> int:
@@ -180,71 +101,21 @@ class PrefillWgmma(PromptAttention):
         )
 
     @property
-    def targets(self) -> tuple[str, ...]:
-        return ("sm_90a",)
-
-    @property
-    def consumers(self) -> int:
-        """Warpgroups that multiply."""
-        return 2
+    def cta(self) -> WgmmaCta:
+        """What a CTA has."""
+        leans = self.scores.max_bias > 0
+        return WgmmaCta(self.head_dim, self.value_dim, leans, self.scores.texts)
 
     @property
     def queries(self) -> int:
-        return self.consumers * WARPGROUP_QUERIES
-
-    @property
-    def key_tile(self) -> int:
-        """Keys per step: as many as fit the registers that the sums leave for scores and weights.
-
-        All warps have 168 registers per thread. ``setmaxnreg``, with which copying warps could pass
-        theirs to multiplying ones (as in `GemmWgmma`), is not tried here."""
-        if self.scores.max_bias:  # slopes, and the distances to keys
-            return 80
-        return 112 if self.out_dims <= 80 and self.head_dim <= 128 else 96
-
-    @property
-    def parts(self) -> int:
-        """CTAs that share a tile of queries: sums for more than 128 dims of V exceed the registers,
-        so each computes its part of ``out`` (and all scores)."""
-        return ceil_div(self.value_dim, 128)
-
-    @property
-    def out_dims(self) -> int:
-        """Dims of ``out``, and so of V, per CTA. If the parts do not divide them, the last two
-        overlap."""
-        return 16 * ceil_div(self.value_dim, 16 * self.parts)
-
-    @property
-    def stages(self) -> int:
-        """Places in a ring."""
-        return 2
-
-    def pieces(self, dims: int) -> tuple[tuple[int, int], ...]:
-        """The pieces of a tile with rows of ``dims`` that a thread copies, eight values each: (key,
-        in units of 16 keys; first dim), relative to the first."""
-        return tuple(
-            (key, dim) for key in range(self.key_tile // 16) for dim in range(0, dims, LINE)
-        )
-
-    @property
-    def shared(self) -> SharedMemory:
-        """The CTA's shared memory."""
-        q, v = (2 * LINE * ceil_div(dim, LINE) for dim in (self.head_dim, self.out_dims))
-        return SharedMemory(
-            stages=self.stages,
-            consumers=self.consumers,
-            q_nbytes=WARPGROUP_QUERIES * q,
-            k_nbytes=self.key_tile * q,
-            v_nbytes=self.key_tile * v,
-            bounds_nbytes=16 if self.scores.texts else 8,
-        )
+        return self.cta.queries
 
     @property
     def launch_shape(self) -> LaunchShape:
         return LaunchShape(
-            grid=(self.layout.kv_heads, self.tiles, self.parts),
-            block=((self.consumers + 1) * WARPGROUP, 1, 1),
-            shared_bytes=self.shared.nbytes,
+            grid=(self.layout.kv_heads, self.tiles, self.cta.parts),
+            block=(self.cta.threads, 1, 1),
+            shared_bytes=self.cta.shared.nbytes,
             resident=1,
         )
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
-from urdir.ptxgen.kernels.attention.random_inputs import texts_side_by_side
+from urdir.ptxgen.kernels.attention.random_inputs import rows_of_prompt
 from urdir.ptxgen.kernels.attention.reference import attend
 from urdir.ptxgen.kernels.attention.spec import AttentionSpec
 from urdir.ptxgen.spec import Array, Tolerance, ceil_div
@@ -68,17 +68,7 @@ class PromptAttention(AttentionSpec):
         return {"out": self.out.of(attend(self, inputs), inputs)}
 
     def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
-        """A chunk at a random place of a random sequence, often with trailing padding rows; or
-        texts."""
-        if self.scores.texts:
-            positions, begin = texts_side_by_side(self, rng)
-            return self.inputs_at(rng, positions, [0] * self.rows) | {"begin": begin}
-        max_len = self.layout.max_len
-        live = min(int(rng.integers(ceil_div(self.rows, 2), self.rows + 1)), max_len)
-        start = int(rng.integers(0, max_len - live + 1))
-        positions = [start + r if r < live else max_len + 1000 * r for r in range(self.rows)]
-        sequence = int(rng.integers(0, self.layout.sequences))
-        return self.inputs_at(rng, positions, [sequence] * self.rows)
+        return rows_of_prompt(self, rng)
 
     def flops(self) -> int:
         """For the last ``rows`` positions of a full cache: two products and about eight operations

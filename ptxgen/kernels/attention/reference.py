@@ -2,35 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import numpy as np
 
-from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
-from urdir.ptxgen.kernels.attention.scores import LOG2E, Scores
+from urdir.ptxgen.kernels.attention.scores import LOG2E
+from urdir.ptxgen.kernels.attention.spec import AttentionSpec
 from urdir.ptxgen.spec import Array
 
 
-class Attention(Protocol):
-    """See `spec.AttentionSpec`."""
-
-    @property
-    def heads(self) -> int: ...
-    @property
-    def layout(self) -> KvLayout: ...
-    @property
-    def rows(self) -> int: ...
-    @property
-    def scores(self) -> Scores: ...
-    @property
-    def head_dim(self) -> int: ...
-    @property
-    def value_dim(self) -> int: ...
-    @property
-    def group(self) -> int: ...
-
-
-def attend(spec: Attention, inputs: dict[str, Array]) -> Array:
+def attend(spec: AttentionSpec, inputs: dict[str, Array]) -> Array:
     """The output (rows, heads, value_dim) f32 of all rows; zeros for idle ones."""
     out = np.zeros((spec.rows, spec.heads, spec.value_dim), np.float32)
     for row, position in enumerate(inputs["position"].tolist()):
@@ -46,7 +25,7 @@ def attend(spec: Attention, inputs: dict[str, Array]) -> Array:
 
 
 def softmax(
-    spec: Attention, inputs: dict[str, Array], row: int, first: int, last: int
+    spec: AttentionSpec, inputs: dict[str, Array], row: int, first: int, last: int
 ) -> tuple[Array, Array, Array]:
     """Row ``row`` over keys first ... last in float64, by the definition: the maximum of the
     exponents (of 2) and the sum of weights, (heads,); weighted V (heads, value_dim)."""
@@ -55,7 +34,7 @@ def softmax(
 
 
 def weighted(
-    spec: Attention, inputs: dict[str, Array], row: int, first: int, last: int
+    spec: AttentionSpec, inputs: dict[str, Array], row: int, first: int, last: int
 ) -> tuple[Array, Array, Array]:
     """The same with the weights, (heads, keys), in place of their sum."""
     layout, seen = spec.layout, np.arange(first, last + 1)

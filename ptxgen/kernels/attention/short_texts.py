@@ -48,6 +48,8 @@ class ShortTexts(KernelSpec):
     packs: bool = False
     halves: bool = False
 
+    #: Tokens of a text at most.
+    most = MOST_TOKENS
     name = "short_texts"
     template = ("urdir.templates", "attention/short_texts.ptx.j2")
     #: Values of a head.
@@ -83,11 +85,6 @@ class ShortTexts(KernelSpec):
     def group(self) -> int:
         """Query heads of one KV head."""
         return self.heads // self.kv_heads
-
-    @property
-    def most(self) -> int:
-        """Tokens of a text at most."""
-        return MOST_TOKENS
 
     @property
     def warps(self) -> int:

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
-
-import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.attention.heads_out import HeadsOut
 from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
-from urdir.ptxgen.kernels.attention.random_inputs import cached_inputs
 from urdir.ptxgen.kernels.attention.scores import PLAIN, Scores
-from urdir.ptxgen.spec import Access, Array, KernelSpec, Param
+from urdir.ptxgen.spec import Access, KernelSpec, Param
 
 #: The most values of a head, of keys and of values.
 MAX_HEAD_DIM = 576
@@ -34,29 +30,7 @@ class AttentionSpec(KernelSpec):
     scores: Scores = PLAIN
 
     def __post_init__(self) -> None:
-        if self.heads < 1 or self.heads % self.layout.kv_heads:
-            raise PtxgenError(
-                f"{self.heads} query heads are not a multiple of {self.layout.kv_heads} KV heads"
-            )
-        if not 1 <= self.rows <= 65535:
-            raise PtxgenError(f"attention of {self.rows} rows: 1 to 65535")
-        if max(self.head_dim, self.value_dim) > MAX_HEAD_DIM:
-            raise PtxgenError(
-                f"attention takes heads of up to {MAX_HEAD_DIM} values: "
-                f"head_dim {self.head_dim}, value_dim {self.value_dim}"
-            )
-        if not self.scores.causal:
-            raise PtxgenError("keys after a row's own are those of texts")
-        if self.scores.texts and (self.layout.sequences > 1 or self.rows > self.layout.max_len):
-            raise PtxgenError(
-                f"texts side by side are one sequence with room for all rows: {self.rows} rows, "
-                f"{self.layout.sequences} sequences of {self.layout.max_len}"
-            )
-        if self.layout.capacity and not 0 < self.scores.span <= self.layout.capacity:
-            raise PtxgenError(
-                f"rows look back on {self.scores.span or 'all'} keys, in a ring of "
-                f"{self.layout.capacity}"
-            )
+        _check(self)
 
     @property
     def head_dim(self) -> int:
@@ -92,12 +66,28 @@ class AttentionSpec(KernelSpec):
         """The output."""
         return HeadsOut(self.rows, self.heads, self.value_dim)
 
-    def inputs_at(
-        self,
-        rng: np.random.Generator,
-        positions: list[int],
-        sequences: list[int],
-        block_table: Array | None = None,
-    ) -> dict[str, Any]:
-        """Random inputs for given rows: see `cached_inputs`."""
-        return cached_inputs(self, rng, positions, sequences, block_table)
+
+def _check(spec: AttentionSpec) -> None:
+    layout, scores = spec.layout, spec.scores
+    if spec.heads < 1 or spec.heads % layout.kv_heads:
+        raise PtxgenError(
+            f"{spec.heads} query heads are not a multiple of {layout.kv_heads} KV heads"
+        )
+    if not 1 <= spec.rows <= 65535:
+        raise PtxgenError(f"attention of {spec.rows} rows: 1 to 65535")
+    if max(layout.widths) > MAX_HEAD_DIM:
+        raise PtxgenError(
+            f"attention takes heads of up to {MAX_HEAD_DIM} values: "
+            f"head_dim {spec.head_dim}, value_dim {spec.value_dim}"
+        )
+    if not scores.causal:
+        raise PtxgenError("keys after a row's own are those of texts")
+    if scores.texts and (layout.sequences > 1 or spec.rows > layout.max_len):
+        raise PtxgenError(
+            f"texts side by side are one sequence with room for all rows: {spec.rows} rows, "
+            f"{layout.sequences} sequences of {layout.max_len}"
+        )
+    if layout.capacity and not 0 < scores.span <= layout.capacity:
+        raise PtxgenError(
+            f"rows look back on {scores.span or 'all'} keys, in a ring of {layout.capacity}"
+        )

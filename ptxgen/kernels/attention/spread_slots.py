@@ -28,20 +28,17 @@ class SpreadSlots(KernelSpec):
 
     name = "spread_slots"
     template = ("urdir.templates", "attention/spread_slots.ptx.j2")
+    params = (
+        Param("slots", "u32", ("rows", "width"), Access.IN),
+        Param("last", "u32", ("rows",), Access.IN),
+        Param("spread", "u32", ("spread_rows", "width"), Access.OUT),
+        Param("spread_last", "u32", ("spread_rows",), Access.OUT),
+        Param("spread_row", "u32", ("spread_rows",), Access.OUT),
+    )
 
     def __post_init__(self) -> None:
         if not 1 <= self.rows * self.heads <= 65535 or min(self.width, self.heads, self.apart) < 1:
             raise PtxgenError(f"spread_slots: {self.rows} rows of {self.heads} heads")
-
-    @property
-    def params(self) -> tuple[Param, ...]:
-        return (
-            Param("slots", "u32", ("rows", "width"), Access.IN),
-            Param("last", "u32", ("rows",), Access.IN),
-            Param("spread", "u32", ("spread_rows", "width"), Access.OUT),
-            Param("spread_last", "u32", ("spread_rows",), Access.OUT),
-            Param("spread_row", "u32", ("spread_rows",), Access.OUT),
-        )
 
     @property
     def spread_rows(self) -> int:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from urdir.ptxgen.kernels.attention.rows_with_tokens import RowsWithTokens
+from urdir.ptxgen.kernels.attention.decode import DecodeAttention
 from urdir.ptxgen.spec import Array
 
 
 def appended(
-    spec: RowsWithTokens, inputs: dict[str, Array]
+    spec: DecodeAttention, inputs: dict[str, Array]
 ) -> tuple[dict[str, Array], dict[str, Array]]:
     """Inputs after the rows' new tokens are prepared and in the caches, and these caches;
     without a token the inputs as they are, and nothing."""
@@ -20,7 +20,7 @@ def appended(
     names = [name[0] for name in spec.layout.caches if spec.appends]
     caches = {f"{name}_cache": inputs[f"{name}_cache"].copy() for name in names}
     q = inputs["q"].copy()
-    for row in np.flatnonzero(inputs["position"] < spec.keys):
+    for row in np.flatnonzero(inputs["position"] < spec.layout.max_len):
         sequence, position = (int(inputs[name][row]) for name in ("sequence", "position"))
         prepared = {
             name: spec.token.prepared(name, inputs[name][None, row], [position], inputs)[0]
@@ -34,7 +34,7 @@ def appended(
     return inputs | {"q": q} | caches, caches
 
 
-def _joined(spec: RowsWithTokens, inputs: dict[str, Array]) -> dict[str, Array]:
+def _joined(spec: DecodeAttention, inputs: dict[str, Array]) -> dict[str, Array]:
     """q and k of their parts, in float64."""
     assert spec.token is not None
     assert spec.token.latent_norm is not None

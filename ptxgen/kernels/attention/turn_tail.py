@@ -28,6 +28,7 @@ class TurnTail(KernelSpec):
 
     name = "turn_tail"
     template = ("urdir.templates", "attention/turn_tail.ptx.j2")
+    tolerance = Tolerance(rtol=2e-6)
 
     def __post_init__(self) -> None:
         check_tail(self.name, self.rotation, self.dim, 2)
@@ -53,10 +54,6 @@ class TurnTail(KernelSpec):
     def launch_shape(self) -> LaunchShape:
         ctas = ceil_div(self.heads * self.pairs, THREADS)
         return LaunchShape(grid=(ctas, self.rows, 1), block=(THREADS, 1, 1))
-
-    @property
-    def tolerance(self) -> Tolerance:
-        return Tolerance(rtol=2e-6)
 
     def reference(self, **inputs: Any) -> dict[str, Array]:
         y = inputs["x"].astype(np.float64)

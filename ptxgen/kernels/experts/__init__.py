@@ -8,6 +8,9 @@
     experts_gemm_small  both, for few rows; rows with the same expert read its weights once
     group_experts       pairs of rows and experts, sorted by expert, for many rows
     experts_gemm        the matrices of experts times many rows, on f16 tensor cores
+    place_experts       which slots of a cache the chosen experts have or get
+    fetch_experts       those that are missing, copied to their slots
+    settle_experts      caches after products of one row have looked up what it chose themselves
     combine_experts     the results of a row's experts, added up
 
 The matrices of all experts of a layer are one, experts * rows high, so that an expert is a row

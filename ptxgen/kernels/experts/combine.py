@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.kernels.advance import IDLE
+from urdir.ptxgen.kernels.experts.select import random_positions
 from urdir.ptxgen.kernels.experts.selection import MAX_USED
 from urdir.ptxgen.kernels.linear.pack import TILE_THREADS
 from urdir.ptxgen.kernels.summary import PACKED_SUMMARY, SUMMARY, packed_squares, summary
@@ -24,7 +26,8 @@ CTA_ROWS = 2
 
 @dataclass(frozen=True)
 class CombineExperts(KernelSpec):
-    """y[b] = the sum over slots s of x[b, s] (+ residual[b]), slot by slot.
+    """y[b] = the sum over slots s of x[b, s] (+ residual[b]), slot by slot. Padding rows, whose
+    ``position`` is `IDLE`, have no slots.
 
     ``begins``: the RMSNorm that follows is begun for products that take packed vectors, as by
     `BeginNorm`: ``scaled`` is y times its weights ``next_norm``, packed, and ``y_summary`` has the
@@ -64,6 +67,7 @@ class CombineExperts(KernelSpec):
         residual = (Param("residual", "f32", ("rows", "cols"), Access.IN),) if self.residual else ()
         params = (
             Param("x", "f32", ("rows", "used", "cols"), Access.IN),
+            Param("position", "u32", ("rows",), Access.IN),
             *residual,
             Param("y", "f32", ("rows", "cols"), Access.OUT),
         )
@@ -104,6 +108,7 @@ class CombineExperts(KernelSpec):
 
     def reference(self, **inputs: Any) -> dict[str, Array]:
         y = inputs["x"].astype(np.float64).sum(axis=1)
+        y[inputs["position"] == IDLE] = 0.0
         if self.residual:
             y += inputs["residual"]
         made = {"y": y.astype(np.float32)}
@@ -116,6 +121,13 @@ class CombineExperts(KernelSpec):
             return {**made, "scaled": few, "y_summary": squares}
         scaled = pack(scaled)
         return {**made, "scaled": scaled, "y_summary": packed_squares(made["y"])}
+
+    def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
+        """What padding rows have in x is of no importance."""
+        inputs = super().make_inputs(rng)
+        inputs["position"] = random_positions(self.rows, rng)
+        inputs["x"][inputs["position"] == IDLE] = np.nan
+        return inputs
 
     @classmethod
     def examples(cls) -> Mapping[str, CombineExperts]:

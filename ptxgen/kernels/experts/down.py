@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from urdir.ptxgen.kernels.experts.examples import down_examples
-from urdir.ptxgen.kernels.experts.reference import ended, matrices_of, with_choice
+from urdir.ptxgen.kernels.experts.reference import ended, found, with_choice
 from urdir.ptxgen.kernels.experts.tiled import ExpertsSpec
 from urdir.ptxgen.kernels.linear.epilogue.bias import Bias
 from urdir.ptxgen.kernels.linear.epilogue.residual import Residual
@@ -20,7 +20,7 @@ from urdir.ptxgen.spec import Access, Array, Param
 @dataclass(frozen=True)
 class ExpertsDown(ExpertsSpec):
     """y[b] = sum over slots s of D x[b, s] after `Bias` and `Weighted`, D of the expert that row b
-    has there; then `Residual`.
+    has there; then `Residual`, which is all of a padding row.
 
     The experts' matrices stand side by side: one product with ``used`` times ``cols`` columns.
     ``early``: the experts were chosen before the launch before this one, which waited for that. The
@@ -59,14 +59,15 @@ class ExpertsDown(ExpertsSpec):
 
     def reference(self, **inputs: Any) -> dict[str, Array]:
         inputs = with_choice(self, inputs)
-        experts, (weights,) = inputs["expert"], matrices_of(self, inputs)
-        y = np.einsum("bsrc,bsc->bsr", weights[experts], inputs["x"].astype(np.float64))
+        experts = inputs["expert"]
+        places, (weights,), held = found(self, inputs, experts)
+        y = np.einsum("bsrc,bsc->bsr", weights[places], inputs["x"].astype(np.float64))
         flat, pairs = experts.reshape(-1), np.arange(self.pairs)
         of_slots = [step for step in self.epilogue if not isinstance(step, Residual)]
         y = ended(self, y.reshape(-1, self.rows), flat, pairs, inputs, of_slots)
         y = y.reshape(self.batch, self.used, self.rows).sum(axis=1)
         after = [step for step in self.epilogue if isinstance(step, Residual)]
-        return {"y": ended(self, y, flat, pairs, inputs, after).astype(np.float32)}
+        return {"y": ended(self, y, flat, pairs, inputs, after).astype(np.float32), **held}
 
     @classmethod
     def examples(cls) -> Mapping[str, ExpertsDown]:

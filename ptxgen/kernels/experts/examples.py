@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, TypeVar
 
 from urdir.ptxgen.kernels.activation import Activation
+from urdir.ptxgen.kernels.experts.held import Held
 from urdir.ptxgen.kernels.experts.parts import LogitParts
 from urdir.ptxgen.kernels.experts.selection import Selection
 from urdir.ptxgen.kernels.experts.spec import ExpertsProduct
@@ -72,6 +73,22 @@ def up_examples(cls: type[S]) -> dict[str, S]:
             logit_parts=LogitParts(90, 2880, 1e-5, bias=True, scale=0.5),
         ),
         "chooses, all of them": cls.of(q8, 3, 3, 16, 64, selection=Selection(3, 3)),
+        "slots": cls.of(
+            *(q4_k, 128, 8, 48, 512, rms, Gated()),
+            **{"activations": "i16", "selection": Selection(128, 8), "sms": 20},
+            held=Held(128, 8, 40, tells=True),
+        ),
+        "slots by parts": cls.of(
+            *(q6_k, 32, 4, 48, 1280, rms, Bias(), Gated(oai)),
+            selection=Selection(32, 4, "softmax_selected"),
+            logit_parts=LogitParts(90, 2880, 1e-5, scale=0.5),
+            held=Held(32, 4, 4, tells=True),
+        ),
+        "slots of the chosen": cls.of(
+            *(q5_1, 61, 5, 80, 608, Activated(Activation("relu2"))),
+            **{"sms": 10, "split": 2, "groups": 1, "held": Held(61, 5, 17)},
+        ),
+        "slots for all": cls.of(q8, 3, 3, 16, 64, Weighted(), held=Held(3, 3, 3, tells=True)),
     }
 
 
@@ -117,6 +134,24 @@ def down_examples(cls: type[S]) -> dict[str, S]:
             **{"early": True, "selection": Selection(70, 4, "softmax_selected", scale=2.5)},
             **i16,
         ),
+        "slots": cls.of(
+            *(q6_k, 128, 8, 48, 256, weighted, adds),
+            **{"early": True, "selection": Selection(128, 8, normalised=True)},
+            **{"held": Held(128, 8, 40), "sms": 2},
+            **i16,
+        ),
+        "slots by parts": cls.of(
+            *(q4_k, 64, 6, 32, 512, Bias(), weighted, adds),
+            **{"early": True, "selection": Selection(64, 6, normalised=True)},
+            held=Held(64, 6, 6),
+            logit_parts=LogitParts(131, 300, 1e-6),
+            **i16,
+        ),
+        "slots of the chosen": cls.of(
+            *(q5_1, 61, 5, 80, 608, Bias(), weighted),
+            **{"early": True, "sms": 2, "split": 2, "groups": 1, "held": Held(61, 5, 17)},
+        ),
+        "slots for all": cls.of(f16, 3, 3, 32, 96, adds, held=Held(3, 3, 3)),
     }
 
 

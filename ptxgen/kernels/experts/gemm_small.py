@@ -15,7 +15,7 @@ from urdir.ptxgen.kernels.experts.gemm import DOWN, UP
 from urdir.ptxgen.kernels.experts.quartet_memory import MAX_WARPS, QuartetMemory
 from urdir.ptxgen.kernels.experts.reference import ended, matrices_of, with_choice
 from urdir.ptxgen.kernels.experts.selection import MAX_EXPERTS, MAX_USED
-from urdir.ptxgen.kernels.experts.spec import ExpertsProduct
+from urdir.ptxgen.kernels.experts.spec import ExpertsProduct, check_choice
 from urdir.ptxgen.kernels.linear.cut import MAX_SLOTS, MIN_SLOTS
 from urdir.ptxgen.kernels.linear.epilogue.bias import Bias
 from urdir.ptxgen.kernels.linear.epilogue.weighted import Weighted
@@ -49,6 +49,8 @@ class ExpertsGemmSmall(ExpertsProduct):
     ``warps`` of a CTA and ``stages`` of a ring are the most, in ``shared`` bytes; there are
     ``sms``.
 
+    Results of padding rows are left as they are.
+
     Activations are rounded as in `GemmSmall`, and tiles multiplied in the same way. A pair's result
     has the same bits whatever other pairs there are.
 
@@ -77,7 +79,7 @@ class ExpertsGemmSmall(ExpertsProduct):
             )
         if not 1 <= self.batch <= MAX_BATCH:
             raise PtxgenError(f"{self.name}: {self.batch} rows: 1 to {MAX_BATCH}")
-        self.check_selection()
+        check_choice(self)
         if self.format.arithmetic != "integers":
             raise PtxgenError(f"{self.name}: the weights must be quantised")
         self.check_steps(DOWN if self.down else UP)

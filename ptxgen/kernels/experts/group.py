@@ -23,7 +23,8 @@ class GroupExperts(KernelSpec):
     Pair p is slot p % used of row p / used. ``pair``: all of them, those of expert 0 first, in
     rising order of an expert; those of each begin at a multiple of ``align``, a power of two, and
     places between are
-    `NO_PAIR`, as are those after the last. ``tile_of`` (tiles, 4) u32: for up to
+    `NO_PAIR`, as are those after the last. Pairs whose expert is from number ``experts`` on are not
+    among them. ``tile_of`` (tiles, 4) u32: for up to
     ``tile`` neighbouring ones of an expert its number, the place of the first, how many, 0; how
     many is 0 after the last tile.
     """
@@ -90,8 +91,10 @@ class GroupExperts(KernelSpec):
         return grouped(inputs["expert"], self.experts, self.tile, self.align)
 
     def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
-        """Some experts are chosen by most rows, some by none."""
-        return {"expert": random_choice(rng, self.rows, self.experts, self.used)}
+        """Some experts are chosen by most rows, some by none; the second row has none."""
+        expert = random_choice(rng, self.rows, self.experts, self.used)
+        expert[1:2] = self.experts
+        return {"expert": expert}
 
     @classmethod
     def examples(cls) -> Mapping[str, GroupExperts]:

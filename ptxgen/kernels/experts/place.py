@@ -11,18 +11,23 @@ import numpy as np
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.advance import IDLE
 from urdir.ptxgen.kernels.experts.parts import TAKEN, LogitParts
-from urdir.ptxgen.kernels.experts.selection import MAX_EXPERTS, Selection
+from urdir.ptxgen.kernels.experts.select import random_positions
+from urdir.ptxgen.kernels.experts.selection import MAX_EXPERTS, MAX_USED, Selection
 from urdir.ptxgen.kernels.pairs import random_choice
 from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, Tolerance
 
 #: Pairs of rows and experts of a launch, at most.
 MAX_PAIRS = 512
 #: See `PlaceExperts`. Experts of a layer that are copied for a token, of 8 of 128, with 32 and 64
-#: slots (simulated): with the locality of traces (`memory.local_choices`) 1.73, 0.31, of the least
-#: recently used slots 1.51, 0.29, if the future were known 0.74, 0.16; if some experts are also
-#: popular in each text, as in these traces, 1.29, 0.37, of least recently used slots 1.37, 0.39; of
-#: independent choices, where the more popular half have 90 %, 3.25, 1.08 and 4.13, 1.46. With a
-#: credit of 32 that halves for each 32 of the distance 2.03, 0.43; 1.36, 0.40; 3.03, 1.03.
+#: slots (simulated), with the locality of traces (`memory.local_choices`), and of independent
+#: choices of which the more popular half have 90 %:
+#:     the credit less the distance         1.60, 0.292; 4.56, 1.29
+#:     less half of it                      1.72, 0.305; 4.54, 1.17
+#:     16 or 32, less the distance          1.62, 0.290; 4.57, 1.51 and 1.57, 0.291; 4.56, 1.29
+#:     none: the least recently used slots  1.50, 0.282; 4.85, 2.01
+#: If some experts are also popular in each text, all of these are within 4 %. If the future were
+#: known, 0.74, 0.16 with locality: its choices are drawn by recency, so that nothing else that is
+#: known before finds more than the last line.
 CREDIT = 24
 
 
@@ -38,7 +43,8 @@ class PlaceExperts(KernelSpec):
 
     ``state`` (u32) has for every expert its slot + 1 (0: none), for every slot its expert + 1, for
     every expert its stamp, the number of the launch, how many pairs there were, how many copies, a
-    blank; for every expert, how many pairs have chosen it. Zeros are an empty cache.
+    blank; for every expert, how many pairs have chosen it; what one row has chosen, see
+    `SettleExperts`. Zeros are an empty cache.
     Pairs of padding rows, whose ``position`` is `IDLE`, choose nothing: they get what another pair
     has, and are not counted.
     With a plain ``selection`` experts are chosen by ``logits`` here, as products choose them, and
@@ -164,7 +170,7 @@ class PlaceExperts(KernelSpec):
             expert, weight = self.selection(logits)
             inputs["expert"], weights["weight"] = expert, weight.astype(np.float32)
         state = inputs["state"].copy()
-        held, holder, stamp, rest, chosen = parts_of(state, self.experts, self.slots)
+        held, holder, stamp, rest, chosen, _ = parts_of(state, self.experts, self.slots)
         now = rest[0] + 1
         experts = np.minimum(inputs["expert"], self.experts - 1).ravel()
         active = np.repeat(inputs["position"] != IDLE, self.used)
@@ -175,7 +181,7 @@ class PlaceExperts(KernelSpec):
         used = np.unique(experts)
         late = np.maximum(stamp[used], now)
         apart = late - np.minimum(stamp[used], now)
-        stamp[used] = late + CREDIT - np.minimum(apart // 2, CREDIT)
+        stamp[used] = late + CREDIT - np.minimum(apart, CREDIT)
         taken = {*found.tolist()}
         copies = np.zeros(4 * self.list_vectors, np.uint32)
         if self.gathers:
@@ -212,8 +218,7 @@ class PlaceExperts(KernelSpec):
 
     def _random_choice(self, rng: np.random.Generator) -> dict[str, Array]:
         """That of some rows; of several the second is a padding row."""
-        position = rng.integers(0, 100, self.rows).astype(np.uint32)
-        position[1:2] = IDLE
+        position = random_positions(self.rows, rng)
         if self.logit_parts is not None:
             bias = {"router_bias": rng.standard_normal(self.experts).astype(np.float32)}
             made = self.logit_parts.make_inputs(self.experts, rng)
@@ -260,7 +265,7 @@ class PlaceExperts(KernelSpec):
 
 def state_words(experts: int, slots: int) -> int:
     """Words of the state of a cache."""
-    return 3 * experts + slots + 4
+    return 3 * experts + slots + 4 + MAX_USED
 
 
 def copies_words(most: int, gathers: bool = False) -> int:
@@ -270,4 +275,4 @@ def copies_words(most: int, gathers: bool = False) -> int:
 
 def parts_of(state: Array, experts: int, slots: int) -> list[Array]:
     """Views of the parts of a state, see `PlaceExperts`."""
-    return np.split(state, np.cumsum([experts, slots, experts, 4]))
+    return np.split(state, np.cumsum([experts, slots, experts, 4, experts]))

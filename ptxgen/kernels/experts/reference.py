@@ -20,9 +20,20 @@ def with_choice(spec: ExpertsProduct, inputs: Mapping[str, Any]) -> dict[str, An
 
 
 def matrices_of(spec: ExpertsProduct, inputs: dict[str, Any]) -> list[Array]:
-    """The weights (experts, rows, cols) f64 of each repacked matrix."""
-    shape = (spec.experts, spec.rows, spec.cols)
-    return [spec.layout.unpack(inputs[m]).reshape(shape).astype(float) for m in spec.matrices]
+    """The weights (experts, or slots of held ones, rows, cols) f64 of each repacked matrix."""
+    shape = (-1, spec.rows, spec.cols)
+    layout = spec.layout if spec.held is None else spec.held.layout(spec)
+    return [layout.unpack(inputs[m]).reshape(shape).astype(float) for m in spec.matrices]
+
+
+def found(
+    spec: ExpertsProduct, inputs: dict[str, Any], experts: Array
+) -> tuple[Array, list[Array], dict[str, Array]]:
+    """Which matrices ``experts`` (batch, used) have, these, and those of a cache as outputs."""
+    if spec.held is None:
+        return experts, matrices_of(spec, inputs), {}
+    places, held = spec.held.find(spec, inputs, experts)
+    return places, matrices_of(spec, inputs | held), held
 
 
 def ended(

@@ -10,7 +10,12 @@ from typing import Any
 import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
-from urdir.ptxgen.kernels.experts.select import SELECTIONS, selection_params
+from urdir.ptxgen.kernels.experts.select import (
+    SELECTIONS,
+    random_positions,
+    selection_params,
+    without_padding,
+)
 from urdir.ptxgen.kernels.experts.selection import Selection
 from urdir.ptxgen.kernels.linear.prologue.norm import norm_params, norm_text
 from urdir.ptxgen.kernels.norm import Norm
@@ -34,7 +39,7 @@ class RouteExperts(KernelSpec):
     The weights are F32, repacked. ``norm``: x is RMS-normalised first. The products, times
     ``scale``, plus ``bias`` (experts,), are ``logits`` (rows, experts). A CTA has ``each`` experts
     of a row; the last one to arrive selects, unless products choose for themselves (``selects``).
-    ``arrived`` (rows,) is 0 before and after.
+    ``arrived`` (rows,) is 0 before and after. Padding rows choose none, as by `SelectExperts`.
     """
 
     rows: int
@@ -143,10 +148,8 @@ class RouteExperts(KernelSpec):
         made = {"logits": logits.astype(np.float32)}
         if not self.selects:
             return made
-        extra = (inputs.get("choice_bias"), inputs.get("expert_scale"))
-        expert, weight = self.selection(logits, *extra)
         arrived = np.zeros_like(inputs["arrived"])
-        return {"arrived": arrived, **made, "expert": expert, "weight": weight.astype(np.float32)}
+        return {"arrived": arrived, **made, **without_padding(self.selection, inputs, logits)}
 
     def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
         shape = (self.selection.experts, self.cols)
@@ -158,6 +161,8 @@ class RouteExperts(KernelSpec):
                 inputs[p.name] = extra[p.name]
             elif p.name == "arrived":
                 inputs[p.name] = np.zeros(self.rows, np.uint32)
+            elif p.name == "position":
+                inputs[p.name] = random_positions(self.rows, rng)
             elif p.access is Access.IN:
                 inputs[p.name] = rng.standard_normal(self.shape_of(p)).astype(np.float32)
         return inputs

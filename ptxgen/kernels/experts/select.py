@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.kernels.advance import IDLE
 from urdir.ptxgen.kernels.experts.selection import Selection
 from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, Tolerance, ceil_div
 
@@ -18,7 +19,7 @@ THREADS = 256
 
 def selection_params(selection: Selection) -> list[Param]:
     """Parameters of a kernel that selects experts, except logits."""
-    params = []
+    params = [Param("position", "u32", ("rows",), Access.IN)]
     if selection.bias:
         params.append(Param("choice_bias", "f32", (selection.experts,), Access.IN))
     if selection.expert_scale:
@@ -28,15 +29,35 @@ def selection_params(selection: Selection) -> list[Param]:
     return params
 
 
+def without_padding(
+    selection: Selection, inputs: Mapping[str, Any], logits: Array
+) -> dict[str, Array]:
+    """``expert`` and ``weight`` (rows, used) for the logits (rows, experts) and other ``inputs`` of
+    a kernel that selects: padding rows choose none."""
+    extra = inputs.get("choice_bias"), inputs.get("expert_scale")
+    expert, weight = selection(logits, *extra)
+    idle = inputs["position"] == IDLE
+    expert[idle], weight[idle] = selection.experts, 0.0
+    return {"expert": expert, "weight": weight.astype(np.float32)}
+
+
+def random_positions(rows: int, rng: np.random.Generator) -> Array:
+    """Those of some rows (rows,) u32; of several the second is a padding row."""
+    position = rng.integers(0, 100, rows).astype(np.uint32)
+    position[1:2] = IDLE
+    return position
+
+
 @dataclass(frozen=True)
 class SelectExperts(KernelSpec):
     """The experts of each row and their weights, from the logits of a router (rows, experts), or
     from those of ``splits`` of its columns, which are added up: (splits, rows, experts).
 
-    See `Selection`. Whatever the logits are, the chosen experts are different ones; NaN counts as
-    the lowest. ``cols``: logits are those of rows of this many columns before an RMSNorm with
-    ``eps``, and ``squares`` (splits, rows) has the sums of the squares; ``factor`` (rows,) is what
-    the norm multiplies the rows with.
+    See `Selection`. Padding rows, whose ``position`` is `IDLE`, have none: their expert is number
+    ``experts``, beyond the last one, with weights of 0. Whatever the logits are, the chosen experts
+    are different ones; NaN counts as the lowest. ``cols``: logits are those of rows of this many
+    columns before an RMSNorm with ``eps``, and ``squares`` (splits, rows) has the sums of the
+    squares; ``factor`` (rows,) is what the norm multiplies the rows with.
     """
 
     rows: int
@@ -76,20 +97,18 @@ class SelectExperts(KernelSpec):
         return Tolerance(rtol=2e-6, atol=1e-7)
 
     def reference(self, **inputs: Any) -> dict[str, Array]:
-        extra = (inputs.get("choice_bias"), inputs.get("expert_scale"))
         logits = inputs["logits"].reshape(self.splits, self.rows, -1)
         logits = logits.sum(axis=0)
         if not self.cols:
-            expert, weight = self.selection(logits, *extra)
-            return {"expert": expert, "weight": weight.astype(np.float32)}
+            return without_padding(self.selection, inputs, logits)
         squares = inputs["squares"].astype(np.float64).sum(axis=0)
         factor = 1 / np.sqrt(squares / self.cols + self.eps)
-        expert, weight = self.selection(logits * factor[:, None], *extra)
-        weight, factor = weight.astype(np.float32), factor.astype(np.float32)
-        return {"expert": expert, "weight": weight, "factor": factor}
+        chosen = without_padding(self.selection, inputs, logits * factor[:, None])
+        return {**chosen, "factor": factor.astype(np.float32)}
 
     def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
         made = self.selection.random_logits(self.rows, rng)
+        made["position"] = random_positions(self.rows, rng)
         if self.cols:
             squares = rng.uniform(0.5, 2.0, (self.splits, self.rows)) * self.cols / self.splits
             made["squares"] = squares.astype(np.float32)

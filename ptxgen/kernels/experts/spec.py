@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.kernels.experts.held import Held
 from urdir.ptxgen.kernels.experts.parts import TAKEN, LogitParts
 from urdir.ptxgen.kernels.experts.selection import Selection
 from urdir.ptxgen.kernels.linear.epilogue.bias import Bias
@@ -26,6 +27,7 @@ class ExpertsProduct(Product):
     the steps of a ``prologue`` and an ``epilogue``. Biases are (experts, rows). Rows read their
     experts from ``expert`` (batch, used) u32 on the device, or choose them by a plain ``selection``
     from ``logits`` (batch, experts) f32, each warp for itself; one row from their ``logit_parts``.
+    The matrices may be ``held`` by a cache.
 
     Raises PtxgenError for matrices whose rows are not whole bands of tiles.
     """
@@ -40,6 +42,7 @@ class ExpertsProduct(Product):
     epilogue: tuple[Epilogue, ...] = field(default=(), kw_only=True)
     selection: Selection | None = field(default=None, kw_only=True)
     logit_parts: LogitParts | None = field(default=None, kw_only=True)
+    held: Held | None = field(default=None, kw_only=True)
 
     @cached_property
     def layout(self) -> Layout:
@@ -90,31 +93,22 @@ class ExpertsProduct(Product):
     @property
     def weight_params(self) -> tuple[Param, ...]:
         """The matrices."""
+        if self.held is not None:
+            return self.held.params(self)
         nbytes = (self.layout.nbytes,)
         return tuple(Param(name, "u8", nbytes, Access.IN) for name in self.matrices)
 
-    def check_selection(self) -> None:
-        """Raise PtxgenError for a selection of others."""
-        of = self.selection
-        if of is not None and (of.experts, of.used) != (self.experts, self.used):
-            raise PtxgenError(f"{self.name}: {self.used} of {self.experts} experts, not {of}")
-        if of is not None and not of.is_plain:
-            raise PtxgenError(f"{self.name}: a warp does not choose by {of}")
-        if self.logit_parts is not None and (
-            of is None or self.batch > 1 or self.experts not in TAKEN
-        ):
-            raise PtxgenError(
-                f"{self.name}: parts of logits are for one row that chooses among {TAKEN} experts"
-            )
-
     @property
     def choice_params(self) -> tuple[Param, ...]:
-        """Parameters by which a row has its experts."""
-        if self.selection is None:
-            return (Param("expert", "u32", ("batch", "used"), Access.IN),)
+        """Parameters by which a row has its experts, and of several rows their ``position``: those
+        with `IDLE` are padding, and have none."""
         if self.logit_parts is not None:
             return self.logit_parts.params(self.experts)
-        return (Param("logits", "f32", ("batch", "experts"), Access.IN),)
+        chosen = Param("expert", "u32", ("batch", "used"), Access.IN)
+        if self.selection is not None:
+            chosen = Param("logits", "f32", ("batch", "experts"), Access.IN)
+        position = Param("position", "u32", ("batch",), Access.IN)
+        return (chosen, position) if self.batch > 1 else (chosen,)
 
     def params_of(self, *kinds: type[Step]) -> tuple[Param, ...]:
         """The parameters of the steps of these kinds, in their order."""
@@ -125,7 +119,7 @@ class ExpertsProduct(Product):
     def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
         """Small weights, so that activations are curved at the sums; most rows choose some experts,
         and no row some others."""
-        inputs: dict[str, Any] = {}
+        inputs = {} if self.held is None else self.held.make_inputs(self, rng)
         if self.logit_parts is not None:
             inputs |= self.logit_parts.make_inputs(self.experts, rng)
         elif self.selection is not None:
@@ -135,6 +129,8 @@ class ExpertsProduct(Product):
                 continue
             if p.dtype == "u8":
                 inputs[p.name] = random_weights(self.layout, rng, 0.5 / self.cols**0.5)
+            elif p.name == "position":
+                inputs[p.name] = np.arange(self.batch, dtype=np.uint32)
             elif p.name == "expert":
                 inputs[p.name] = random_choice(rng, self.batch, self.experts, self.used)
             else:
@@ -143,3 +139,18 @@ class ExpertsProduct(Product):
 
     def flops(self) -> int:
         return 2 * self.pairs * self.rows * self.cols * self.pair
+
+
+def check_choice(of: ExpertsProduct) -> None:
+    """Raise PtxgenError for a selection, or a cache, of others."""
+    by, sizes = of.selection, (of.experts, of.used)
+    if by is not None and (by.experts, by.used) != sizes:
+        raise PtxgenError(f"{of.name}: {of.used} of {of.experts} experts, not {by}")
+    if by is not None and not by.is_plain:
+        raise PtxgenError(f"{of.name}: a warp does not choose by {by}")
+    if of.logit_parts is not None and (by is None or of.batch > 1 or of.experts not in TAKEN):
+        raise PtxgenError(
+            f"{of.name}: parts of logits are for one row that chooses among {TAKEN} experts"
+        )
+    if of.held is not None:
+        of.held.check(of)

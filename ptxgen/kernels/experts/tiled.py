@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.experts.selection import MAX_USED
-from urdir.ptxgen.kernels.experts.spec import ExpertsProduct
+from urdir.ptxgen.kernels.experts.spec import ExpertsProduct, check_choice
 from urdir.ptxgen.kernels.linear.cut import (
     WARPS,
     Cut,
@@ -69,7 +69,7 @@ class ExpertsSpec(ExpertsProduct):
                 f"{self.name}: {self.used} of {self.experts} experts for {self.batch} rows: "
                 f"1 to {MAX_USED} of them, for at least one row"
             )
-        self.check_selection()
+        check_choice(self)
         if self.activations == "i16" and self.format.arithmetic != "integers":
             raise PtxgenError(f"{self.name}: 16-bit activations are for quantised weights only")
         if self.options.cluster != 1 or self.options.fill:
@@ -145,7 +145,7 @@ class ExpertsSpec(ExpertsProduct):
 
     def bytes_moved(self) -> int:
         """Those of the chosen experts, each read for each row, and of the activations."""
-        matrices = sum(p.dtype == "u8" for p in self.params)
+        matrices = len(self.matrices)
         chosen = self.pairs * self.layout.tiles_nbytes // self.experts
         rest = sum(self.nbytes(p) for p in self.params if p.dtype != "u8")
         return matrices * chosen + rest

@@ -10,7 +10,7 @@ import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.experts.examples import up_examples
-from urdir.ptxgen.kernels.experts.reference import ended, matrices_of, with_choice
+from urdir.ptxgen.kernels.experts.reference import ended, found, with_choice
 from urdir.ptxgen.kernels.experts.tiled import ExpertsSpec
 from urdir.ptxgen.kernels.linear.epilogue.activation import Activated, Gated
 from urdir.ptxgen.kernels.linear.epilogue.bias import Bias
@@ -27,6 +27,8 @@ class ExpertsUp(ExpertsSpec):
     With a ``selection`` x is that of its router, too: it is read before the wait, unless logits
     come in parts, from the launch that makes x.
 
+    Results of padding rows are left as they are.
+
     ``in_turn``: there is no ``expert``, row b has number b % experts: heads with matrices of their
     own.
     """
@@ -40,8 +42,8 @@ class ExpertsUp(ExpertsSpec):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.in_turn and (self.used > 1 or self.weighted):
-            raise PtxgenError("experts_up: experts in turn are one a row, without weights")
+        if self.in_turn and (self.used > 1 or self.weighted or self.held):
+            raise PtxgenError("experts_up: experts in turn are one a row, without weights or slots")
         if self.selection is not None and (self.in_turn or self.weighted):
             raise PtxgenError(
                 "experts_up: experts in turn, and weighted input, are not chosen here"
@@ -80,11 +82,12 @@ class ExpertsUp(ExpertsSpec):
         experts = np.arange(self.batch)[:, None] % self.experts
         if not self.in_turn:
             experts = with_choice(self, inputs)["expert"]
-        products = [np.einsum("bsrc,bc->bsr", m[experts], x) for m in matrices_of(self, inputs)]
+        places, matrices, held = found(self, inputs, experts)
+        products = [np.einsum("bsrc,bc->bsr", m[places], x) for m in matrices]
         y = np.stack([product.reshape(-1, self.rows) for product in products])
         y = y if self.gated else y[0]
         y = ended(self, y, experts.reshape(-1), np.arange(self.pairs), inputs, self.epilogue)
-        return {"y": y.astype(np.float32).reshape(self.batch, self.used, self.rows)}
+        return {"y": y.astype(np.float32).reshape(self.batch, self.used, self.rows), **held}
 
     @classmethod
     def examples(cls) -> Mapping[str, ExpertsUp]:

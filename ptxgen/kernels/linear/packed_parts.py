@@ -26,6 +26,9 @@ BANDS = GROUP_ROWS // TILE_ROWS
 #: CTAs of a grid along y.
 MAX_GRID = 65535
 
+#: Of the vectors of a tile of a mixture, those that products take.
+PARTS = (1, 2, 4)
+
 
 class PackedCut(Protocol):
     """How a CTA computes its part of y: 64 * ``row_groups`` rows of weights, ``vectors``
@@ -179,6 +182,13 @@ class Mixture:
     experts: int
     used: int
     height: int
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """How many vectors products of a tile take, widest first: one that has fewer pairs takes
+        the narrowest that holds them. Each has a loop of its own."""
+        groups = self.height // GROUP
+        return tuple(dict.fromkeys(GROUP * ceil_div(groups, part) for part in PARTS))
 
     def check(self, product: Any) -> None:
         """Raise PtxgenError for a product that is not one of experts."""

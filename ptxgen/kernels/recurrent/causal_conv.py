@@ -10,8 +10,7 @@ import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.activation import Activation
-from urdir.ptxgen.kernels.recurrent.random_rows import rows_of_drafts
-from urdir.ptxgen.kernels.recurrent.rows import SEGMENT_ROWS, RecurrentRows
+from urdir.ptxgen.kernels.recurrent.rows import SEGMENT_ROWS, RecurrentRows, rows_of_drafts
 from urdir.ptxgen.kernels.speculation.limits import MOST_DRAFTS
 from urdir.ptxgen.spec import Access, Array, LaunchShape, Param, Tolerance, ceil_div
 

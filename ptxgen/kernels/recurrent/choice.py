@@ -10,12 +10,13 @@ from urdir.ptxgen.kernels.recurrent.chunked_recurrence import ChunkedRecurrence
 from urdir.ptxgen.kernels.recurrent.drafted_recurrence import DraftedRecurrence
 from urdir.ptxgen.kernels.recurrent.drafted_scan import DraftedScan
 from urdir.ptxgen.kernels.recurrent.gated_recurrence import GatedRecurrence
-from urdir.ptxgen.kernels.recurrent.heads import RecurrentHeads
+from urdir.ptxgen.kernels.recurrent.heads import HeadsRule
 from urdir.ptxgen.kernels.recurrent.prefill_conv import PrefillConv
 from urdir.ptxgen.kernels.recurrent.prefill_scan import MAX_WARPS, PrefillScan
 from urdir.ptxgen.kernels.recurrent.prepare_chunks import PrepareChunks
+from urdir.ptxgen.kernels.recurrent.rows import RecurrentRows
 from urdir.ptxgen.kernels.recurrent.selective_scan import SelectiveScan
-from urdir.ptxgen.spec import Access, ceil_div
+from urdir.ptxgen.spec import ceil_div
 
 #: Prompt rows from which on chunks pay. Token by token and in chunks, on an H200, the delta rule of
 #: Qwen3-Next takes 13.2 and 8.4 us at 32 rows, 655 and 86 at 2,048; Mamba-2 of Nemotron-H 17.3 and
@@ -24,35 +25,27 @@ CHUNKED_ROWS = 32
 
 
 def recurrences(
-    target: str, *, exact: bool, most: int = 0, drafted: bool = False, **fields: Any
-) -> tuple[RecurrentHeads, ...]:
-    """The kernels for a device of native target ``target``, in order; ``fields`` are
-    `RecurrentHeads`'s. ``most`` and ``drafted`` are those of `DraftedStates`, where steps have
-    drafts.
+    target: str,
+    rule: HeadsRule,
+    *,
+    exact: bool,
+    most: int = 0,
+    drafted: bool = False,
+    **rows: Any,
+) -> tuple[RecurrentRows, ...]:
+    """The kernels for a device of native target ``target``, in order; ``rows`` are the fields of
+    `RecurrentRows`. ``most`` and ``drafted`` are those of `DraftedStates`, where steps have drafts.
 
     ``exact`` requires f32 throughout: token by token. Raises PtxgenError for unsupported shapes.
     """
-    if most and not fields["segments"]:
-        return (DraftedRecurrence(**fields, most=most, drafted=drafted),)
-    whole = GatedRecurrence(**fields)
-    if exact or not _pays(fields):
+    if most and not rows["segments"]:
+        return (DraftedRecurrence(**rows, rule=rule, most=most, drafted=drafted),)
+    whole = GatedRecurrence(**rows, rule=rule)
+    pays = rows["segments"] and rows["rows"] >= CHUNKED_ROWS and ChunkedRecurrence.serves(rule)
+    if exact or not pays:
         return (whole,)
-    chunked = PrepareChunks(**fields), ChunkedRecurrence(**fields)
+    chunked = PrepareChunks(**rows, rule=rule), ChunkedRecurrence(**rows, rule=rule)
     return chunked if all(kernel.target_on(target) for kernel in chunked) else (whole,)
-
-
-def prepared_nbytes(**fields: Any) -> dict[str, int]:
-    """Bytes of the arrays passed from the first of two kernels to the second, by name."""
-    if not _pays(fields):
-        return {}
-    kernel = PrepareChunks(**fields)
-    return {p.name: kernel.nbytes(p) for p in kernel.prepared_params(Access.INOUT)}
-
-
-def _pays(fields: dict[str, Any]) -> bool:
-    if not fields["segments"] or fields["rows"] < CHUNKED_ROWS:
-        return False
-    return ChunkedRecurrence.serves(fields["key_dim"], fields["value_dim"], fields["delta"])
 
 
 def causal_conv(*, packs: bool = False, **fields: Any) -> CausalConv:

@@ -21,13 +21,13 @@ def prepared_chunks(spec: RecurrentChunks, inputs: Mapping[str, Any]) -> dict[st
     """``tiles``, ``squares`` and ``numbers`` of all chunks."""
     params = spec.prepared_params(Access.INOUT)
     made = {p.name: inputs[p.name].astype(np.float64) for p in params}
-    q, k = (heads_of(spec, inputs, name) for name in "qk")
-    log, mix = log_decays(spec, inputs)
+    q, k = (heads_of(spec.rule, inputs, name) for name in "qk")
+    log, mix = log_decays(spec.rule, inputs)
     log = np.maximum(log, LOWEST * np.log(2.0))
-    if spec.delta:
+    if spec.rule.delta:
         mix = 1.0 / (1.0 + np.exp(-inputs["beta"].astype(np.float64)))[:, :, None]
     for slot, rows, _ in chunks_of(inputs):
-        for head in range(spec.heads):
+        for head in range(spec.rule.heads):
             tokens = (_whole(x[rows.start : rows.stop, head]) for x in (q, k, log, mix))
             tiles, squares, numbers = _chunk(spec, *tokens)
             padding = ((0, 0), (0, 0), (0, PADDING))
@@ -41,7 +41,7 @@ def _chunk(
     spec: RecurrentChunks, q: Array, k: Array, log: Array, mix: Array
 ) -> tuple[list[Array], list[Array], list[Array]]:
     """Tiles, squares and numbers of a chunk of a head, f64."""
-    sums, eps = np.cumsum(log, 0), max(spec.eps, 1e-30)
+    sums, eps = np.cumsum(log, 0), max(spec.rule.eps, 1e-30)
     kk, qq = (np.sqrt(np.sum(x * x, 1, keepdims=True) + eps) for x in (k, q))
     k, q, before, after = k / kk, q / qq, np.exp(sums), np.exp(sums[-1] - sums)
     # (tokens, earlier tokens, keys or 1)
@@ -49,11 +49,11 @@ def _chunk(
     decay = np.exp(np.minimum(sums[:, None] - sums, 0.0)) * seen[:, :, None]
     scores = np.sum(q[:, None] * k * decay, 2)
     tiles, squares = [k, q], [scores]
-    if spec.delta:
+    if spec.rule.delta:
         squares.append(_solution(-mix * np.sum(k[:, None] * k * decay, 2)))
-    of_w = mix if spec.delta else mix * kk
-    of_y = np.full_like(qq, spec.scale) if spec.delta else qq
-    if spec.channels:
+    of_w = mix if spec.rule.delta else mix * kk
+    of_y = np.full_like(qq, spec.rule.scale) if spec.rule.delta else qq
+    if spec.rule.channels:
         tiles = [k * before, q * before, k * after]
         return (
             tiles,
@@ -66,18 +66,18 @@ def _chunk(
 def moved_states(spec: RecurrentChunks, inputs: Mapping[str, Any]) -> dict[str, Array]:
     """``state`` and ``y`` of what is prepared."""
     states = inputs["state"].astype(np.float64)
-    y = np.zeros((spec.rows, spec.heads, spec.value_dim))
-    v = heads_of(spec, inputs, "v")
+    y = np.zeros((spec.rows, spec.rule.heads, spec.rule.value_dim))
+    v = heads_of(spec.rule, inputs, "v")
     for slot, rows, _ in chunks_of(inputs):
         sequence, tokens = inputs["sequence"][rows.start], slice(rows.start, rows.stop)
         if inputs["position"][rows.start] == 0:
             states[sequence] = 0.0
-        for head in range(spec.heads):
+        for head in range(spec.rule.heads):
             values = np.pad(v[tokens, head], ((0, CHUNK - len(rows)), (0, 0)))
             state = states[sequence, head]
             result, states[sequence, head] = _move(spec, inputs, slot, head, values, state)
             y[tokens, head] = result[: len(rows)]
-        if spec.skip_params:
+        if spec.rule.skip_params:
             y[tokens] += inputs["skip"][:, None] * v[tokens]
     return {"state": states.astype(np.float32), "y": y.astype(np.float32)}
 
@@ -91,15 +91,15 @@ def _move(
     ends = list(accumulate(spec.prepared.numbers.values()))[:-1]
     parts = np.split(inputs["numbers"][slot, head].astype(np.float64), ends)
     numbers = dict(zip(spec.prepared.numbers, parts, strict=True))
-    keys, queries = tiles[:2, :, : spec.key_dim]
-    left, decay = tiles[-1, :, : spec.key_dim], numbers.get("decay")
+    keys, queries = tiles[:2, :, : spec.rule.key_dim]
+    left, decay = tiles[-1, :, : spec.rule.key_dim], numbers.get("decay")
     read, owed = queries @ state.T, keys @ state.T
-    if not spec.channels:
+    if not spec.rule.channels:
         before = numbers["before"][:, None]
         read, owed = before * read, before * owed
         left, decay = numbers["after"][:, None] * keys, before[-1]
-    w = numbers["of_w"][:, None] * (v - owed if spec.delta else v)
-    for i in range(0, CHUNK, BLOCK) if spec.delta else ():
+    w = numbers["of_w"][:, None] * (v - owed if spec.rule.delta else v)
+    for i in range(0, CHUNK, BLOCK) if spec.rule.delta else ():
         own = slice(i, i + BLOCK)
         w[own] += squares[1][own, :i] @ w[:i]
         w[own] = squares[1][own, own] @ w[own]

@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 
 from urdir.ptxgen.kernels.recurrent.chunk_reference import moved_states
-from urdir.ptxgen.kernels.recurrent.chunk_stage import ChunkStage
 from urdir.ptxgen.kernels.recurrent.chunks import MAX_KEYS, RecurrentChunks
 from urdir.ptxgen.kernels.recurrent.prepare_chunks import PrepareChunks
-from urdir.ptxgen.kernels.recurrent.prepared_layout import BLOCK, CHUNK
+from urdir.ptxgen.kernels.recurrent.prepared_layout import BLOCK, CHUNK, ChunkStage
 from urdir.ptxgen.spec import Access, Array, LaunchShape, Param, ceil_div
 
 #: Maximum warps per CTA, of 16 values each, and the number of CTAs above which the maximum is used.
@@ -36,18 +35,18 @@ class ChunkedRecurrence(RecurrentChunks):
     @property
     def splits(self) -> int:
         """Warps that share the keys of a value."""
-        return 1 if self.key_dim <= MAX_KEYS else 2
+        return 1 if self.rule.key_dim <= MAX_KEYS else 2
 
     @property
     def own_keys(self) -> int:
         """Keys per warp."""
-        return self.key_dim // self.splits
+        return self.rule.key_dim // self.splits
 
     @property
     def groups(self) -> int:
         """Groups of 16 values per CTA: a power of two."""
-        groups = MOST_WARPS // self.splits
-        while groups > 1 and self.heads * ceil_div(self.value_dim, BLOCK * groups) < MANY_CTAS:
+        rule, groups = self.rule, MOST_WARPS // self.splits
+        while groups > 1 and rule.heads * ceil_div(rule.value_dim, BLOCK * groups) < MANY_CTAS:
             groups //= 2
         return groups
 
@@ -78,9 +77,9 @@ class ChunkedRecurrence(RecurrentChunks):
 
     @property
     def params(self) -> tuple[Param, ...]:
-        values = tuple(p for p in self.key_params if p.name == self.qkv.arrays["v"])
-        prepared = self.prepared_params(Access.IN)
-        return (*values, *prepared, *self.skip_params, *self.row_params, *self.state_params)
+        rule, prepared = self.rule, self.prepared_params(Access.IN)
+        values = tuple(p for p in rule.key_params if p.name == rule.qkv.arrays["v"])
+        return (*values, *prepared, *rule.skip_params, *self.row_params, *rule.state_params)
 
     @property
     def parts_nbytes(self) -> int:
@@ -90,20 +89,20 @@ class ChunkedRecurrence(RecurrentChunks):
     @property
     def launch_shape(self) -> LaunchShape:
         return LaunchShape(
-            grid=(ceil_div(self.value_dim, self.columns), self.heads, self.segments),
+            grid=(ceil_div(self.rule.value_dim, self.columns), self.rule.heads, self.segments),
             block=(32 * self.groups * self.splits, 1, 1),
             shared_bytes=self.parts_place + self.parts_nbytes,
         )
 
     def flops(self) -> int:
-        of_state = 2 * (2 + self.delta) * self.key_dim
+        of_state = 2 * (2 + self.rule.delta) * self.rule.key_dim
         of_tokens = 2 * len(self.prepared.squares) * CHUNK
-        return self.rows * self.heads * self.value_dim * (of_state + of_tokens)
+        return self.rows * self.rule.heads * self.rule.value_dim * (of_state + of_tokens)
 
     def bytes_moved(self) -> int:
         """States, values, results, and what is prepared."""
-        states = 8 * self.segments * self.heads * self.value_dim * self.key_dim
-        values = 8 * self.rows * self.heads * self.value_dim
+        states = 8 * self.segments * self.rule.state_size
+        values = 8 * self.rows * self.rule.heads * self.rule.value_dim
         return states + values + self.prepared_nbytes
 
     def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:

@@ -8,9 +8,10 @@ from functools import cached_property
 from typing import Self
 
 from urdir.ptxgen.errors import PtxgenError
-from urdir.ptxgen.kernels.recurrent.heads import RecurrentHeads
+from urdir.ptxgen.kernels.recurrent.heads import HeadsRule
 from urdir.ptxgen.kernels.recurrent.heads_examples import chunk_examples
 from urdir.ptxgen.kernels.recurrent.prepared_layout import BLOCK, CHUNK, PreparedLayout
+from urdir.ptxgen.kernels.recurrent.rows import RecurrentRows
 from urdir.ptxgen.spec import Access, Param, Tolerance, ceil_div
 from urdir.ptxgen.target import since
 
@@ -19,8 +20,8 @@ MAX_KEYS = 128
 
 
 @dataclass(frozen=True)
-class RecurrentChunks(RecurrentHeads):
-    """What `RecurrentHeads` computes of segments, by chunks of `CHUNK` tokens from the first of
+class RecurrentChunks(RecurrentRows):
+    """The recurrence of a ``rule`` along segments, by chunks of `CHUNK` tokens from the first of
     each segment: the chunked form of SSD (Dao & Gu 2024, arXiv 2405.21060) and of the gated delta
     rule (Yang et al. 2024, arXiv 2412.06464).
 
@@ -47,41 +48,42 @@ class RecurrentChunks(RecurrentHeads):
     s + i.
     """
 
+    rule: HeadsRule
+
+    #: Tokens of a chunk.
+    chunk = CHUNK
+
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.segments or not self.serves(self.key_dim, self.value_dim, self.delta):
+        rule = self.rule
+        if not self.segments or not self.serves(rule):
             raise PtxgenError(
-                f"{self.name}: {self.segments} segments, keys of {self.key_dim}, {self.value_dim} "
+                f"{self.name}: {self.segments} segments, keys of {rule.key_dim}, {rule.value_dim} "
                 f"values: it is for segments, multiples of 4 values, and keys of multiples of "
                 f"{BLOCK} up to {MAX_KEYS}, or of {2 * BLOCK} up to {2 * MAX_KEYS} without the "
                 "delta rule"
             )
 
-    @classmethod
-    def serves(cls, key_dim: int, value_dim: int, delta: bool) -> bool:
+    @staticmethod
+    def serves(rule: HeadsRule) -> bool:
         """Whether heads of this shape have a chunked form."""
-        if value_dim % 4:  # bulk copies are of 16 bytes
+        if rule.value_dim % 4:  # bulk copies are of 16 bytes
             return False
-        if key_dim <= MAX_KEYS:
-            return key_dim % BLOCK == 0
-        return key_dim % (2 * BLOCK) == 0 and key_dim <= 2 * MAX_KEYS and not delta
+        if rule.key_dim <= MAX_KEYS:
+            return rule.key_dim % BLOCK == 0
+        return rule.key_dim % (2 * BLOCK) == 0 and rule.key_dim <= 2 * MAX_KEYS and not rule.delta
 
     @property
     def targets(self) -> tuple[str, ...]:
         # bulk copies
         return since(90)
 
-    @property
-    def chunk(self) -> int:
-        """Tokens of a chunk."""
-        return CHUNK
-
     # ---- prepared data ----
 
     @cached_property
     def prepared(self) -> PreparedLayout:
         """How the prepared data of a chunk and a head lie."""
-        return PreparedLayout(self.key_dim, self.delta, self.channels)
+        return PreparedLayout(self.rule.key_dim, self.rule.delta, self.rule.channels)
 
     @property
     def slots(self) -> int:
@@ -91,17 +93,17 @@ class RecurrentChunks(RecurrentHeads):
     @property
     def tile_heads(self) -> int:
         """Heads with tiles."""
-        return self.heads if self.channels else self.key_heads
+        return self.rule.heads if self.rule.channels else self.rule.key_heads
 
     def tile_head(self, head: int) -> int:
         """The head whose tiles a value head uses."""
-        return head if self.channels else self.key_head(head)
+        return head if self.rule.channels else self.rule.key_head(head)
 
     def prepared_params(self, access: Access) -> tuple[Param, ...]:
         """The arrays of prepared data."""
-        heads = {"tiles": "tile_heads"}
+        heads = {"tiles": self.tile_heads}
         return tuple(
-            Param(name, dtype, ("slots", heads.get(name, "heads"), *shape), access)
+            Param(name, dtype, ("slots", heads.get(name, self.rule.heads), *shape), access)
             for name, (dtype, shape) in self.prepared.shapes.items()
         )
 
@@ -110,7 +112,7 @@ class RecurrentChunks(RecurrentHeads):
         """Bytes of the prepared data of all rows, as one segment."""
         sizes, chunks = self.prepared.nbytes_of, ceil_div(self.rows, CHUNK)
         own = sizes["squares"] + sizes["numbers"]
-        return chunks * (self.tile_heads * sizes["tiles"] + self.heads * own)
+        return chunks * (self.tile_heads * sizes["tiles"] + self.rule.heads * own)
 
     @property
     def tolerance(self) -> Tolerance:

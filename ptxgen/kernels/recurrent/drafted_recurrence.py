@@ -27,19 +27,16 @@ class DraftedRecurrence(DraftedStates, GatedRecurrence):
 
     name = "drafted_recurrence"
     template = ("urdir.templates", "recurrent/drafted_recurrence.ptx.j2")
+    brings_values = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.check_rows()
 
     @property
-    def brings_values(self) -> bool:
-        return True
-
-    @property
     def tile(self) -> int:
         """Tokens loaded at once: all rows of a sequence, if they fit."""
-        nbytes = (12 if self.channels else 8) * self.key_dim
+        nbytes = (12 if self.rule.channels else 8) * self.rule.key_dim
         return min(TILE, 1 + self.most, TILE_NBYTES // nbytes)
 
     @property
@@ -50,9 +47,10 @@ class DraftedRecurrence(DraftedStates, GatedRecurrence):
     @property
     def kept_inputs(self) -> tuple[Param, ...]:
         """All but queries: what a state is moved on by."""
-        decays = (p for p in self.decay_params if p.shape[0] == "rows")
-        keys = (p for p in self.key_params if p.name != self.qkv.arrays["q"] or p.name == "mixed")
-        return (*keys, *decays, *self.beta_params)
+        rule = self.rule
+        decays = (p for p in rule.decay_params if p.shape[0] == "rows")
+        keys = (p for p in rule.key_params if p.name in ("mixed", "k_heads", "v_heads"))
+        return (*keys, *decays, *rule.beta_params)
 
     @property
     def params(self) -> tuple[Param, ...]:
@@ -62,18 +60,18 @@ class DraftedRecurrence(DraftedStates, GatedRecurrence):
     def reference(self, **inputs: Any) -> dict[str, Array]:
         """As `GatedRecurrence` processes the kept tokens and the rows of each sequence."""
         states = inputs["state"].copy()
-        y = np.zeros((self.rows, self.heads, self.value_dim), np.float32)
+        y = np.zeros((self.rows, self.rule.heads, self.rule.value_dim), np.float32)
         for of in sequences_of(self, inputs):
             tokens, before = tokens_of(self, inputs, of), of.replayed
-            if "q_heads" not in tokens and self.order == "apart":
+            if "q_heads" not in tokens and self.rule.order == "apart":
                 rows = inputs["q_heads"][of.first : of.first + of.count]
                 unread = np.zeros((before, *rows.shape[1:]), rows.dtype)
                 tokens["q_heads"] = np.concatenate([unread, rows])
             state = states[of.sequence : of.sequence + 1]
-            whole = recurrence_of_one(self, inputs, tokens, state, of.stored)
+            whole = recurrence_of_one(self.rule, inputs, tokens, state, of.stored)
             certain = {name: x[: before + 1] for name, x in tokens.items()}
             y[of.first : of.first + of.count] = whole["y"][before:]
-            states[of.sequence] = recurrence_of_one(self, inputs, certain, state, of.stored)[
+            states[of.sequence] = recurrence_of_one(self.rule, inputs, certain, state, of.stored)[
                 "state"
             ][0]
         return {**keep(self, inputs), "state": states, "y": y}

@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
-from urdir.ptxgen.kernels.recurrent.random_rows import rows_of_drafts
-from urdir.ptxgen.kernels.recurrent.rows import RecurrentRows
+from urdir.ptxgen.kernels.recurrent.rows import RecurrentRows, rows_of_drafts
 from urdir.ptxgen.kernels.speculation.limits import MOST_DRAFTS
 from urdir.ptxgen.spec import Access, Param
 
@@ -50,7 +49,6 @@ class DraftedStates(RecurrentRows):
 
     @property
     def slots(self) -> int:
-        """See `kept_slots`."""
         return kept_slots(self.most)
 
     @property
@@ -69,7 +67,6 @@ class DraftedStates(RecurrentRows):
         return (Param("state_at", "u32", ("sequences",), Access.IN), *kept)
 
     def make_rows(self, rng: np.random.Generator) -> dict[str, Any]:
-        """See `rows_of_drafts`."""
         return rows_of_drafts(self, rng, self.most if self.drafted else 0)
 
     def bytes_moved(self) -> int:

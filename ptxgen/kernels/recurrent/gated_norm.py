@@ -32,6 +32,7 @@ class GatedNorm(HeldRows):
 
     name = "gated_norm"
     template = ("urdir.templates", "recurrent/gated_norm.ptx.j2")
+    tolerance = Tolerance(rtol=3e-6)
 
     def __post_init__(self) -> None:
         if self.rows < 1 or self.weight_rows < 1:
@@ -47,10 +48,6 @@ class GatedNorm(HeldRows):
             Param("weight", "f32", ("weight_rows", "cols"), Access.IN),
             Param("y", "f32", matrix, Access.OUT),
         )
-
-    @property
-    def tolerance(self) -> Tolerance:
-        return Tolerance(rtol=3e-6)
 
     def reference(self, **inputs: Any) -> dict[str, Array]:
         x, gate = inputs["x"].astype(np.float64), self.activation(inputs["gate"])

@@ -6,10 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from urdir.ptxgen.errors import PtxgenError
-from urdir.ptxgen.kernels.recurrent.heads import RecurrentHeads
+from urdir.ptxgen.kernels.recurrent.heads import HeadsRule
 from urdir.ptxgen.kernels.recurrent.heads_examples import recurrence_examples
 from urdir.ptxgen.kernels.recurrent.heads_reference import recurrence
+from urdir.ptxgen.kernels.recurrent.rows import RecurrentRows
 from urdir.ptxgen.spec import Array, LaunchShape, Param, Tolerance, ceil_div
 
 THREADS = 128
@@ -17,23 +20,28 @@ THREADS = 128
 MAX_LANES, VALUES, MAX_VALUES = 32, 16, 64
 #: Tokens loaded to shared memory at once, and bytes for data with one value per key.
 TILE, TILE_NBYTES = 16, 32768
-#: Neighbouring lanes that compute a token's numbers: the same for every tile, so that bits do not
-#: depend on how a prompt is divided.
-TOKEN_LANES = THREADS // TILE
 
 
 @dataclass(frozen=True)
-class GatedRecurrence(RecurrentHeads):
-    """`RecurrentHeads`, token by token, in f32."""
+class GatedRecurrence(RecurrentRows):
+    """Linear attention whose state decays by a ``rule``, token by token, in f32."""
+
+    rule: HeadsRule
+
+    #: Neighbouring lanes that compute a token's numbers: the same for every tile, so that bits do
+    #: not depend on how a prompt is divided.
+    token_lanes = THREADS // TILE
 
     name = "gated_recurrence"
     template = ("urdir.templates", "recurrent/gated_recurrence.ptx.j2")
+    #: exp and softplus are approximated; a state carries errors from token to token
+    tolerance = Tolerance(rtol=1e-5)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.key_dim // self.lanes > MAX_VALUES:
+        if self.rule.key_dim // self.lanes > MAX_VALUES:
             raise PtxgenError(
-                f"gated_recurrence: keys of {self.key_dim}: at most {MAX_VALUES} for each of "
+                f"gated_recurrence: keys of {self.rule.key_dim}: at most {MAX_VALUES} for each of "
                 f"{self.lanes} lanes"
             )
 
@@ -43,7 +51,7 @@ class GatedRecurrence(RecurrentHeads):
     def lanes(self) -> int:
         """Neighbouring lanes that share a column of the state: a power of two, each with the same
         number of vectors of four values."""
-        vectors, lanes = self.key_dim // 4, 1
+        vectors, lanes = self.rule.key_dim // 4, 1
         while 4 * vectors > VALUES * lanes and lanes < MAX_LANES and vectors % (2 * lanes) == 0:
             lanes *= 2
         return lanes
@@ -56,7 +64,7 @@ class GatedRecurrence(RecurrentHeads):
     @property
     def vectors(self) -> int:
         """Vectors of four keys per lane."""
-        return self.key_dim // (4 * self.lanes)
+        return self.rule.key_dim // (4 * self.lanes)
 
     @property
     def stride(self) -> int:
@@ -71,44 +79,38 @@ class GatedRecurrence(RecurrentHeads):
     @property
     def tile(self) -> int:
         """Tokens loaded at once."""
-        nbytes = (12 if self.channels else 8) * self.key_dim
+        nbytes = (12 if self.rule.channels else 8) * self.rule.key_dim
         return min(TILE, self.rows if self.segments else 1, TILE_NBYTES // nbytes)
 
     @property
-    def token_lanes(self) -> int:
-        """See `TOKEN_LANES`."""
-        return TOKEN_LANES
-
-    @property
     def params(self) -> tuple[Param, ...]:
-        skipped = (*self.beta_params, *self.skip_params)
-        inputs = (*self.key_params, *self.decay_params, *skipped)
-        return (*inputs, *self.row_params, *self.state_params)
+        rule = self.rule
+        skipped = (*rule.beta_params, *rule.skip_params)
+        inputs = (*rule.key_params, *rule.decay_params, *skipped)
+        return (*inputs, *self.row_params, *rule.state_params)
 
     @property
     def launch_shape(self) -> LaunchShape:
-        parts = ceil_div(self.value_dim, self.columns)
+        parts = ceil_div(self.rule.value_dim, self.columns)
         return LaunchShape(
-            grid=(parts, self.heads, self.segments or self.rows), block=(THREADS, 1, 1)
+            grid=(parts, self.rule.heads, self.segments or self.rows), block=(THREADS, 1, 1)
         )
 
-    @property
-    def tolerance(self) -> Tolerance:
-        # exp and softplus are approximated; a state carries errors from token to token
-        return Tolerance(rtol=1e-5)
+    def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
+        return self.rule.with_decays(super().make_inputs(rng))
 
     def reference(self, **inputs: Any) -> dict[str, Array]:
-        return recurrence(self, inputs)
+        return recurrence(self.rule, self, inputs)
 
     @classmethod
     def examples(cls) -> Mapping[str, GatedRecurrence]:
         return recurrence_examples(cls)
 
     def flops(self) -> int:
-        return 8 * self.rows * self.heads * self.value_dim * self.key_dim
+        return 8 * self.rows * self.rule.state_size
 
     def bytes_moved(self) -> int:
         """The states of the rows' sequences, and the rows."""
-        states = 8 * (self.segments or self.rows) * self.heads * self.value_dim
-        row = self.qkv.width + self.gates + self.heads * (self.value_dim + 1)
-        return states * self.key_dim + 4 * self.rows * row
+        rule, states = self.rule, (self.segments or self.rows) * self.rule.state_size
+        row = rule.qkv.width + rule.gates + rule.heads * (rule.value_dim + 1)
+        return 8 * states + 4 * self.rows * row

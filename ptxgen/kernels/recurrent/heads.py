@@ -1,4 +1,4 @@
-"""Common parts of recurrences with heads: formula, row layout, parameters."""
+"""Recurrences with heads: formula, row layout, parameters."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.recurrent.qkv_rows import Order, QkvRows
-from urdir.ptxgen.kernels.recurrent.rows import RecurrentRows
 from urdir.ptxgen.spec import Access, Param
 
 
 @dataclass(frozen=True)
-class RecurrentHeads(RecurrentRows):
+class HeadsRule:
     """Per head a state S (value_dim, key_dim), which each token decays, updates and reads:
 
         S = g S + e k^T,  y = scale * S q,  g = exp(a dt),  dt = softplus(alpha + dt_bias)
@@ -50,26 +49,25 @@ class RecurrentHeads(RecurrentRows):
     steady: bool = False
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         if min(self.heads, self.key_heads, self.value_dim) < 1 or self.heads % self.key_heads:
             raise PtxgenError(
-                f"{self.name}: {self.heads} heads of {self.value_dim} values with "
+                f"a recurrence of {self.heads} heads of {self.value_dim} values with "
                 f"{self.key_heads} key heads"
             )
         if self.key_dim < 4 or self.key_dim % 4 or (self.heads * self.value_dim) % 4:
             raise PtxgenError(
-                f"{self.name}: keys of {self.key_dim} and {self.heads} x {self.value_dim} "
+                f"a recurrence with keys of {self.key_dim} and {self.heads} x {self.value_dim} "
                 "values: multiples of 4"
             )
         if self.negated and not self.floor:
-            raise PtxgenError(f"{self.name}: negated rates without a floor")
+            raise PtxgenError("negated rates without a floor")
         if self.floor > 0.0 or ((self.channels or self.floor) and not self.delta):
             raise PtxgenError(
-                f"{self.name}: per-channel gates ({self.channels}) and a floor ({self.floor}, "
+                f"per-channel gates ({self.channels}) and a floor ({self.floor}, "
                 "up to 0) belong to the delta rule"
             )
         if self.steady and self.delta:
-            raise PtxgenError(f"{self.name}: the delta rule has no steady decay")
+            raise PtxgenError("the delta rule has no steady decay")
 
     @cached_property
     def qkv(self) -> QkvRows:
@@ -90,12 +88,18 @@ class RecurrentHeads(RecurrentRows):
         """The head of q and k that a value head uses."""
         return head % self.key_heads if self.tiled else head // (self.heads // self.key_heads)
 
+    @property
+    def state_size(self) -> int:
+        """Values of the states of all heads."""
+        return self.heads * self.value_dim * self.key_dim
+
     # ---- parameters ----
 
     @property
     def key_params(self) -> tuple[Param, ...]:
         """The parameters with queries, keys and values."""
-        keys, values = ("rows", "key_heads", "key_dim"), ("rows", "heads", "value_dim")
+        keys = ("rows", self.key_heads, self.key_dim)
+        values = ("rows", self.heads, self.value_dim)
         if self.order != "apart":
             return (Param("mixed", "f32", ("rows", self.qkv.width), Access.IN),)
         shapes = zip(self.qkv.arrays.values(), (keys, keys, values), strict=True)
@@ -104,38 +108,34 @@ class RecurrentHeads(RecurrentRows):
     @property
     def decay_params(self) -> tuple[Param, ...]:
         """The parameters from which decays are computed."""
-        rates = Param("a", "f32", ("heads",), Access.IN)
+        rates = Param("a", "f32", (self.heads,), Access.IN)
         if self.steady:
             return (rates,)
-        gates = ("heads", "key_dim") if self.channels else ("heads",)
+        gates = (self.heads, self.key_dim) if self.channels else (self.heads,)
         alpha = Param("alpha", "f32", ("rows", *gates), Access.IN)
         return alpha, rates, Param("dt_bias", "f32", gates, Access.IN)
 
     @property
     def beta_params(self) -> tuple[Param, ...]:
         """The parameter that determines how much of a value is replaced."""
-        return (Param("beta", "f32", ("rows", "heads"), Access.IN),) if self.delta else ()
+        return (Param("beta", "f32", ("rows", self.heads), Access.IN),) if self.delta else ()
 
     @property
     def skip_params(self) -> tuple[Param, ...]:
         """The parameter that adds values to results."""
         skips = not self.delta and not self.steady
-        return (Param("skip", "f32", ("heads",), Access.IN),) if skips else ()
+        return (Param("skip", "f32", (self.heads,), Access.IN),) if skips else ()
 
     @property
     def state_params(self) -> tuple[Param, ...]:
         """States, and results."""
-        state = ("sequences", "heads", "value_dim", "key_dim")
+        state = ("sequences", self.heads, self.value_dim, self.key_dim)
         return (
             Param("state", "f32", state, Access.INOUT),
-            Param("y", "f32", ("rows", "heads", "value_dim"), Access.OUT),
+            Param("y", "f32", ("rows", self.heads, self.value_dim), Access.OUT),
         )
 
-    def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
-        """Decays between 0 and 1, as models have them; see `make_rows`."""
-        inputs = super().make_inputs(rng)
-        if "a" in inputs:
-            rates = np.exp(inputs["a"] - 1.0)
-            inputs["a"] = rates if self.floor and not self.negated else -rates
-        declared = {p.name for p in self.params}
-        return {name: x for name, x in inputs.items() if name in declared}
+    def with_decays(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        """Random inputs with rates such that decays are between 0 and 1, as models have them."""
+        rates = np.exp(inputs["a"] - 1.0)
+        return inputs | {"a": rates if self.floor and not self.negated else -rates}

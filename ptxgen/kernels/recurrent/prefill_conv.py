@@ -25,6 +25,9 @@ class PrefillConv(CausalConv):
 
     packs: bool = False
 
+    #: Rows per thread, all of one segment; a group of packed ones.
+    tile = SEGMENT_ROWS
+
     name = "prefill_conv"
     template = ("urdir.templates", "recurrent/prefill_conv.ptx.j2")
 
@@ -41,11 +44,6 @@ class PrefillConv(CausalConv):
     def can_pack(channels: int) -> bool:
         """Whether ``packs`` is supported: places beyond the last channel would not be cleared."""
         return channels % TILE_COLS == 0
-
-    @property
-    def tile(self) -> int:
-        """Rows per thread, all of one segment; a group of packed ones."""
-        return SEGMENT_ROWS
 
     @property
     def groups(self) -> int:

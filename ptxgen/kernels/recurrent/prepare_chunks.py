@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from urdir.ptxgen.kernels.recurrent.chunk_reference import prepared_chunks
 from urdir.ptxgen.kernels.recurrent.chunks import RecurrentChunks
 from urdir.ptxgen.kernels.recurrent.prepared_layout import BLOCK, CHUNK
@@ -33,7 +35,7 @@ class PrepareChunks(RecurrentChunks):
     @property
     def preparing(self) -> int:
         """Warps per CTA, which prepares a chunk for a head."""
-        wide = self.delta and self.key_dim % 32 == 0
+        wide = self.rule.delta and self.rule.key_dim % 32 == 0
         return WARPS if wide else FEW_WARPS
 
     @property
@@ -41,7 +43,7 @@ class PrepareChunks(RecurrentChunks):
         """Products of blocks of tokens with earlier blocks, of keys or of queries: first of keys
         with themselves, which have the most dependent work."""
         pairs = self.prepared.pairs
-        of_keys = sorted(pairs, key=lambda pair: pair[0] - pair[1]) if self.delta else []
+        of_keys = sorted(pairs, key=lambda pair: pair[0] - pair[1]) if self.rule.delta else []
         return (*((True, i, j) for i, j in of_keys), *((False, i, j) for i, j in pairs))
 
     @property
@@ -52,12 +54,12 @@ class PrepareChunks(RecurrentChunks):
     @property
     def sharing(self) -> int:
         """Value heads that share tiles."""
-        return self.heads // self.tile_heads
+        return self.rule.heads // self.tile_heads
 
     @property
     def heads_each(self) -> int:
         """How many of these a CTA prepares in sequence: few, if there are few CTAs."""
-        each = self.slots * self.heads // MANY_CTAS
+        each = self.slots * self.rule.heads // MANY_CTAS
         return max(1, min(self.sharing, MOST_HEADS, each))
 
     # ---- shared memory, in bytes: keys and queries, as they are in tiles ----
@@ -75,19 +77,21 @@ class PrepareChunks(RecurrentChunks):
     @property
     def totals_place(self) -> int:
         """After these: decays of halves of channels' tokens."""
-        return self.scratch_place + (4 * BLOCK * BLOCK * self.prepared.blocks if self.delta else 0)
+        nbytes = 4 * BLOCK * BLOCK * self.prepared.blocks
+        return self.scratch_place + (nbytes if self.rule.delta else 0)
 
     @property
     def params(self) -> tuple[Param, ...]:
-        read = {self.qkv.arrays[name] for name in "qk"}
-        keys = (p for p in self.key_params if p.name in read)
-        inputs = (*keys, *self.decay_params, *self.beta_params)
+        rule = self.rule
+        read = {rule.qkv.arrays[name] for name in "qk"}
+        keys = (p for p in rule.key_params if p.name in read)
+        inputs = (*keys, *rule.decay_params, *rule.beta_params)
         segments = Param("segment", "u32", ("segments", 2), Access.IN)
         return (*inputs, segments, *self.prepared_params(Access.INOUT))
 
     @property
     def launch_shape(self) -> LaunchShape:
-        totals = CHUNK * (4 * self.key_dim + 16) if self.channels else 0
+        totals = CHUNK * (4 * self.rule.key_dim + 16) if self.rule.channels else 0
         return LaunchShape(
             grid=(self.slots, self.tile_heads, ceil_div(self.sharing, self.heads_each)),
             block=(32 * self.preparing, 1, 1),
@@ -97,17 +101,23 @@ class PrepareChunks(RecurrentChunks):
 
     @property
     def _resident(self) -> int:
-        if self.channels:
+        if self.rule.channels:
             return RESIDENT_OF_CHANNELS
         return RESIDENT if self.preparing == WARPS else 0
 
     def flops(self) -> int:
-        return 2 * self.rows * CHUNK * self.key_dim * self.tile_heads * len(self.prepared.squares)
+        of_tile = CHUNK * self.rule.key_dim * len(self.prepared.squares)
+        return 2 * self.rows * self.tile_heads * of_tile
 
     def bytes_moved(self) -> int:
         """Keys, queries and gates, and the prepared data."""
-        row = 2 * self.key_heads * self.key_dim + self.gates + self.heads * self.delta
+        rule = self.rule
+        row = 2 * rule.key_heads * rule.key_dim + rule.gates + rule.heads * rule.delta
         return 4 * self.rows * row + self.prepared_nbytes
+
+    def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
+        inputs = self.rule.with_decays(super().make_inputs(rng))
+        return {p.name: inputs[p.name] for p in self.params}
 
     def reference(self, **inputs: Any) -> dict[str, Array]:
         return prepared_chunks(self, inputs)

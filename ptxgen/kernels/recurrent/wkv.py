@@ -50,8 +50,11 @@ class Wkv(RecurrentRows):
     normed: bool = True
     eps: float = 64e-5
 
+    lanes = LANES
     name = "wkv"
     template = ("urdir.templates", "recurrent/wkv.ptx.j2")
+    #: exponentials are approximated, a norm divides by small deviations
+    tolerance = Tolerance(rtol=2e-5, atol=2e-6)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -96,20 +99,10 @@ class Wkv(RecurrentRows):
         return self.dim // (4 * LANES)
 
     @property
-    def lanes(self) -> int:
-        """See `LANES`."""
-        return LANES
-
-    @property
     def launch_shape(self) -> LaunchShape:
         return LaunchShape(
             grid=(self.heads, self.segments or self.rows, 1), block=(LANES * self.dim, 1, 1)
         )
-
-    @property
-    def tolerance(self) -> Tolerance:
-        # exponentials are approximated, a norm divides by small deviations
-        return Tolerance(rtol=2e-5, atol=2e-6)
 
     def reference(self, **inputs: Any) -> dict[str, Array]:
         of = {p.name: inputs[p.name] for p in self.params if p.dtype == "f32" and p.name != "y"}

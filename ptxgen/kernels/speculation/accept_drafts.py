@@ -11,16 +11,11 @@ import numpy as np
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.advance import IDLE, end_ids_at
 from urdir.ptxgen.kernels.argmax import INVALID_RANK, indices, ranks
-from urdir.ptxgen.kernels.sampling import (
-    OFFSETS,
-    SETTINGS_WORDS,
-    pack_settings,
-    unpack_settings,
-)
+from urdir.ptxgen.kernels.sampling import OFFSETS, SETTINGS_WORDS, pack_settings, unpack_settings
 from urdir.ptxgen.kernels.sampling_limits import INVALID_TOKEN, MOST_END_IDS
 from urdir.ptxgen.kernels.speculation.limits import MOST_DRAFTS
 from urdir.ptxgen.kernels.speculation.spec import DraftedRows
-from urdir.ptxgen.spec import Access, Array, LaunchShape, Param, ceil_div
+from urdir.ptxgen.spec import Access, Array, LaunchShape, Param
 
 
 @dataclass(frozen=True)
@@ -98,11 +93,6 @@ class AcceptDrafts(DraftedRows):
             Param("mailbox", "u32", ("sequences", "slots"), Access.INOUT),
             Param("counts", "u32", ("sequences", "slots"), Access.INOUT),
         )
-
-    @property
-    def loads(self) -> int:
-        """Ranks that a lane looks at."""
-        return ceil_div(self.slices, 32)
 
     @property
     def threshold(self) -> int:

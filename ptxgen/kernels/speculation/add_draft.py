@@ -11,7 +11,7 @@ import numpy as np
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.advance import IDLE
 from urdir.ptxgen.kernels.argmax import INVALID_RANK, indices, ranks
-from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, ceil_div
+from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param
 
 
 @dataclass(frozen=True)
@@ -82,11 +82,6 @@ class AddDraft(KernelSpec):
     def ranked(self) -> int:
         """Rows of ranks, up to the last one that is read."""
         return self.start + self.rows
-
-    @property
-    def loads(self) -> int:
-        """Ranks that a lane looks at."""
-        return ceil_div(self.slices, 32)
 
     @property
     def launch_shape(self) -> LaunchShape:

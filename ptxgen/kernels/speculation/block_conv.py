@@ -32,6 +32,12 @@ class BlockConv(KernelSpec):
 
     name = "block_conv"
     template = ("urdir.templates", "speculation/block_conv.ptx.j2")
+    params = (
+        Param("x", "f32", ("rows", "width"), Access.IN),
+        Param("base", "f32", ("base_size",), Access.IN),
+        Param("dynamic", "f32", ("rows", "dynamic_size"), Access.IN),
+        Param("y", "f32", ("rows", "width"), Access.OUT),
+    )
 
     def __post_init__(self) -> None:
         if self.width < 1 or self.group < 1 or self.width % self.group:
@@ -55,15 +61,6 @@ class BlockConv(KernelSpec):
     def dynamic_size(self) -> int:
         """What a row adds to weights."""
         return 2 * self.taps * self.groups
-
-    @property
-    def params(self) -> tuple[Param, ...]:
-        return (
-            Param("x", "f32", ("rows", "width"), Access.IN),
-            Param("base", "f32", ("base_size",), Access.IN),
-            Param("dynamic", "f32", ("rows", "dynamic_size"), Access.IN),
-            Param("y", "f32", ("rows", "width"), Access.OUT),
-        )
 
     @property
     def launch_shape(self) -> LaunchShape:

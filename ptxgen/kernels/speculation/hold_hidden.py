@@ -19,15 +19,12 @@ class HoldHidden(HeldVectors):
 
     name = "hold_hidden"
     template = ("urdir.templates", "speculation/hold_hidden.ptx.j2")
-
-    @property
-    def params(self) -> tuple[Param, ...]:
-        return (
-            Param("sequence", "u32", ("rows",), Access.IN),
-            Param("position", "u32", ("rows",), Access.IN),
-            Param("x", "f32", ("rows", "cols"), Access.IN),
-            Param("held", "f32", ("sequences", "slots", "cols"), Access.INOUT),
-        )
+    params = (
+        Param("sequence", "u32", ("rows",), Access.IN),
+        Param("position", "u32", ("rows",), Access.IN),
+        Param("x", "f32", ("rows", "cols"), Access.IN),
+        Param("held", "f32", ("sequences", "slots", "cols"), Access.INOUT),
+    )
 
     def reference(self, **inputs: Any) -> dict[str, Array]:
         held = inputs["held"].copy()

@@ -26,15 +26,12 @@ class TopProbability(HighestLogits):
 
     name = "top_probability"
     template = ("urdir.templates", "speculation/top_probability.ptx.j2")
+    #: A sum of a few approximate exponentials, f32.
+    tolerance = Tolerance(atol=1e-6, rtol=1e-5)
 
     @property
     def params(self) -> tuple[Param, ...]:
         return (*self.inputs, Param("probability", "f32", ("rows",), Access.OUT))
-
-    @property
-    def tolerance(self) -> Tolerance:
-        """A sum of a few approximate exponentials, f32."""
-        return Tolerance(atol=1e-6, rtol=1e-5)
 
     def reference(self, **inputs: Any) -> dict[str, Array]:
         probability = np.zeros(self.rows, np.float32)

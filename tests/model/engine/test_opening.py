@@ -241,7 +241,7 @@ def test_compilers_start_for_a_first_warm_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With what the service leaves of the memory, and with the modules of kernels."""
-    monkeypatch.setattr("os.cpu_count", lambda: 2)  # one process
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: range(2))  # one process
     with Device.open("emulator", cache_folder=tmp_path) as device:
         engine_parts._fork_compilers(device, 1.0, None)
         assert not device.has_compilers

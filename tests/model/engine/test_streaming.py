@@ -155,7 +155,8 @@ def test_every_golden_mixture_is_run_with_caches(
 
 def test_experts_that_are_chosen_by_parts_of_logits() -> None:
     """Those of a router that the product before it computes: the parts are added up in the same
-    order, with slots for less than a row's experts, for these, and for all."""
+    order, with slots for less than a row's experts, which are placed first, for these, and for all:
+    products look them up."""
     keys = {**SHAPES["gpt-oss-20b"].keys, "expert_feed_forward_length": 96, "context_length": 64}
     sizes = {"layers": 2, "hidden": 64, "heads": 16, "kv_heads": 2, "ffn": 128, "vocab": 256}
     shape = replace(SHAPES["gpt-oss-20b"], keys=keys, **sizes)
@@ -169,7 +170,8 @@ def test_experts_that_are_chosen_by_parts_of_logits() -> None:
             plan = engine.session.steps.bound(StepShape(1, 32, Output.GREEDY)).plan
             labels = [operation.label for operation in plan]
             assert not any(label.endswith("ffn_gate_inp") for label in labels)
-            assert any(label.endswith(".place") for label in labels) == (slots is not None)
+            assert any(label.endswith(".place") for label in labels) == (slots == 3)
+            assert ("settle" in labels) == (slots in (4, 32))
             found.append(of_session(engine.session, 256))
     for other in found[1:]:
         same(other, found[0])

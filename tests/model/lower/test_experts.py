@@ -23,6 +23,7 @@ from urdir.model.graph.tensor import Tensor
 from urdir.model.lower import moe
 from urdir.model.lower.experts import shared_read
 from urdir.ptxgen.kernels.activation import Activation
+from urdir.ptxgen.kernels.advance import IDLE
 from urdir.ptxgen.kernels.experts import choice
 from urdir.ptxgen.kernels.experts.gemm_small import expected_experts
 from urdir.ptxgen.kernels.experts.selection import Selection
@@ -383,6 +384,58 @@ def test_gate_and_up_of_different_types(bench: ExpertsBench, allowed: float) -> 
     middle = silu.gated(through(g, none, expert, rows), through(u, none, expert, rows))
     expected = xs + (weight[:, :, None] * through(d, d_bias, expert, middle)).sum(axis=1)
     bench.compare(y, expected, 2 * allowed)
+
+
+@pytest.mark.parametrize("case", ["qwen3", "deepseek"])
+@pytest.mark.parametrize(
+    ("rows", "exact", "together"),
+    [(3, True, False), (3, False, False), (5, False, True), (12, True, False), (21, False, False)],
+)
+def test_padding_rows_have_no_experts(bench: ExpertsBench, case: str) -> None:
+    """To them nothing is added; results of others have the same bits as without padding."""
+    selection = {
+        "qwen3": Selection(EXPERTS, 2, normalised=True),
+        "deepseek": Selection(EXPERTS, 2, "sigmoid", True, 2.5, groups=3, groups_used=2),
+    }[case]
+    router, _, _ = bench.experts(1, HIDDEN, bias=False, fmt="F32")
+    gate, _, _ = bench.experts(WIDTH, HIDDEN, bias=True)
+    up, _, _ = bench.experts(WIDTH, HIDDEN, bias=True)
+    down, _, _ = bench.experts(HIDDEN, WIDTH, bias=True)
+    x, xs = bench.input(HIDDEN)
+    y, silu = bench.out(HIDDEN), Activation("silu")
+    bench.mixture("ffn", router_of(router, selection), (gate, up, down), x, y, activation=silu)
+    bench.run()
+    expected = bench.values(y)
+    padding = np.arange(bench.rows) % 3 == 1
+    assert not np.any(expected[padding] == xs[padding])
+    bench.position.upload(np.where(padding, IDLE, 5).astype(np.uint32))
+    bench.run()
+    np.testing.assert_array_equal(bench.values(y)[~padding], expected[~padding])
+    np.testing.assert_array_equal(bench.values(y)[padding], xs[padding])
+
+
+@pytest.mark.parametrize(
+    ("rows", "exact", "together"), [(3, False, False), (5, False, True), (12, True, False)]
+)
+def test_padding_rows_are_as_others_where_products_are_apart(bench: ExpertsBench) -> None:
+    """The activation, a launch of its own, reads the products of all rows."""
+    router, _, _ = bench.experts(1, HIDDEN, bias=False, fmt="F32")
+    gate, _, _ = bench.experts(WIDTH, HIDDEN, bias=False, fmt="Q4_0")
+    up, _, _ = bench.experts(WIDTH, HIDDEN, bias=False)
+    down, _, _ = bench.experts(HIDDEN, WIDTH, bias=False)
+    x, _ = bench.input(HIDDEN)
+    y, silu, chosen = (
+        bench.out(HIDDEN),
+        Activation("silu"),
+        router_of(router, Selection(EXPERTS, 2)),
+    )
+    bench.mixture("ffn", chosen, (gate, up, down), x, y, activation=silu)
+    bench.position.upload(np.full(bench.rows, IDLE, np.uint32))
+    bench.run()
+    expected = bench.values(y)
+    bench.position.upload(np.zeros(bench.rows, np.uint32))
+    bench.run()
+    np.testing.assert_array_equal(bench.values(y), expected)
 
 
 def append_route(made: ExpertsBench, router: Router, x: Tensor, norm: Any = None) -> None:

@@ -62,7 +62,7 @@ def test_attention_puts_heads_together_where_all_rows_are_decoded() -> None:
             found = attention_launches(session, StepShape(rows, keys, Output.GREEDY))
             assert found.keys() == ALWAYS
             kernel = found["attention"].kernel
-            assert kernel.tile == tile
+            assert kernel.head_tiles.size == tile
             assert isinstance(kernel, LatentDecode)
             assert "latent" in {param.name for param in kernel.params}
         few = attention_launches(session, session.shapes.prompt(1, 8)[0])

@@ -74,6 +74,7 @@ class Workbench:
         self.graph, self.plan = Graph(), Plan("layers")
         self.weights = MadeWeights()
         self.fixed: dict[Tensor, Slice] = {}
+        self.position = self.place(np.zeros(rows, np.uint32))
         self.parts = LayerParts(
             device=device,
             config=describe(layers=2, hidden=64, heads=2, ffn=64, vocab=64),  # type: ignore[arg-type]
@@ -142,16 +143,11 @@ class Workbench:
 
     def lower(self) -> list[str]:
         """Append the launches of the graph to the plan; the kernels of all."""
-        rows = Rows(self.rows, 64, 0, *self._at)
+        rows = Rows(self.rows, 64, 0, self.place(np.zeros(self.rows, np.uint32)), self.position)
         lower(self.plan, self.parts, rows, self.graph, fixed=self.fixed)
         self.graph.ops.clear()
         self.graph.reads.clear()
         return self.kernels()
-
-    @property
-    def _at(self) -> tuple[Slice, Slice]:
-        numbers = np.zeros(self.rows, np.uint32)
-        return self.place(numbers), self.place(numbers)
 
     def run(self) -> list[str]:
         """Lower the graph and run the plan; the kernels of all launches."""

@@ -76,6 +76,8 @@ class PacedService:
             raise ContextFullError("the prompt is too long")
         return Answer(request, (), None, deliver)
 
+    def expect(self) -> None: ...
+
     def add(self, answer: Answer) -> None:
         with self._wake:
             if len(self._waiting) >= self._args.queue:

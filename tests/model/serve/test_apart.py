@@ -23,7 +23,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, suppress
 from dataclasses import MISSING, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import openai
@@ -39,6 +39,7 @@ from urdir.model.serve.apart import supervisor, wire
 from urdir.model.serve.apart.desks import Desks
 from urdir.model.serve.apart.link import EngineLink
 from urdir.model.serve.kept import Store
+from urdir.model.serve.loops import run_in_loop
 from urdir.model.text.constraints import Constraint
 from urdir.model.text.thought_limit import ThoughtLimit
 
@@ -644,6 +645,63 @@ def test_an_order_with_the_first_round_is_remembered() -> None:
         return context, link.ordered
 
     assert asyncio.run(run()) == (64, True)
+
+
+def test_the_engine_hears_of_a_request_that_begins_to_arrive() -> None:
+    """Once it has a model, and unless another is open: it is busy then anyway."""
+
+    async def run() -> list[wire.Call]:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            link = await EngineLink.connect(None, ours)
+            link.expect()
+            link.begin_with(cast(Any, "a model"))
+            link.expect()
+            answer = link.generate(Request(prompt=(1,), limit=1))
+            first = asyncio.ensure_future(anext(answer))
+            await asyncio.sleep(0)
+            link.expect()
+            theirs.sendall(wire.frame(wire.Round([wire.Update(0, (5,))])))
+            await first
+            await answer.aclose()
+            link.expect()
+            theirs.setblocking(False)
+            return [*map(wire.decode_call, wire.Frames().push(theirs.recv(1 << 16)))]
+
+    kinds = [type(call) for call in asyncio.run(run())]
+    assert kinds == [wire.Ready, wire.Expect, wire.Ask, wire.Cancel, wire.Expect]
+
+
+def test_calls_are_whole_and_in_order_however_late_they_are_read() -> None:
+    """Some are sent at once, some once there is room."""
+
+    async def run() -> list[wire.Call]:
+        ours, theirs = socket.socketpair()
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 13)
+        theirs.setblocking(False)
+        with theirs:
+            link = await EngineLink.connect(None, ours)
+            link.begin_with(cast(Any, "a model"))
+            frames, found, sent = wire.Frames(), list[wire.Call](), 0
+
+            def read(most: int) -> None:
+                with suppress(BlockingIOError):
+                    found.extend(map(wire.decode_call, frames.push(theirs.recv(most))))
+
+            while len(found) < 1 + 60:
+                for _ in range(3 if sent < 60 else 0):
+                    scope = bytes(30_000 * (sent % 3))
+                    await link._begin(Request(prompt=(1, sent), limit=1, scope=scope), print)
+                    sent += 1
+                    read(20_000)
+                await asyncio.sleep(0.001 * (sent % 2))
+                read(3000)
+        return found
+
+    _, *calls = run_in_loop(run())
+    assert [call.prompt for call in calls if isinstance(call, wire.Ask)] == [
+        (1, number) for number in range(60)
+    ]
 
 
 def test_what_is_unsent_follows() -> None:

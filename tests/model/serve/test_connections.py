@@ -293,6 +293,32 @@ def test_an_answer_that_takes_long(
 
 
 @pytest.mark.usefixtures("parser")
+def test_a_request_is_told_of_when_it_begins_to_arrive(start: Any) -> None:
+    """Once, whatever it comes in; not one that wants no answer of a model."""
+    server = start()
+    told: list[int] = []
+
+    def status(connection: socket.socket) -> int:
+        with http.client.HTTPResponse(connection) as response:
+            response.begin()
+            response.read()
+            return response.status
+
+    server.server.clients.on_post = lambda: told.append(len(server.service.requests))
+    with connect(server) as connection:
+        for number, cut in enumerate((30, 200), 1):
+            connection.sendall(HEALTH)
+            assert status(connection) == 200
+            assert len(told) == number - 1
+            whole = request()
+            connection.sendall(whole[:cut])
+            server.wait_for(lambda count=number: len(told) == count)
+            connection.sendall(whole[cut:])
+            assert status(connection) == 200
+    assert told == [0, 1]
+
+
+@pytest.mark.usefixtures("parser")
 def test_all_requests_are_answered_before_it_closes(start: Any) -> None:
     server = start()
     server.service.delay = 0.01

@@ -20,14 +20,11 @@ class ScaledSum(KernelSpec):
 
     name = "scaled_sum"
     template = ("scaled_sum", "scaled_sum.ptx.j2")
-
-    @property
-    def params(self) -> tuple[Param, ...]:
-        return (
-            Param("x", "f32", ("rows", "cols"), Access.IN),
-            Param("y", "f32", ("rows",), Access.OUT),
-            Param("scale", "f32"),
-        )
+    params = (
+        Param("x", "f32", ("rows", "cols"), Access.IN),
+        Param("y", "f32", ("rows",), Access.OUT),
+        Param("scale", "f32"),
+    )
 
     @property
     def launch_shape(self) -> LaunchShape:

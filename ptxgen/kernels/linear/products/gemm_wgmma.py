@@ -309,6 +309,8 @@ def _examples(cls: type[GemmWgmma]) -> Iterator[tuple[str, GemmWgmma]]:
     yield "experts down, splits and cluster", split
     each = cls.of(q4_k, 32, 256, 1, wide, Weighted(), mixture=Mixture(12, 4, 16))
     yield "experts with one row each", each
+    cut, mixture = WgmmaCut(2, 32, 1, 1, 2, 1, x_slices=4), Mixture(9, 2, 32)
+    yield "experts of every width", cls.of(q4_k, 80, 512, 50, cut, Weighted(), mixture=mixture)
     yield from _turn_examples(cls)
 
 

@@ -148,6 +148,36 @@ def test_a_service_closes_it_for_first_tokens(session: Session) -> None:
     assert not any(awaits and not closed for awaits, closed in seen)
 
 
+def test_a_service_closes_it_for_a_request_that_is_being_read(session: Session) -> None:
+    """Unless it is busy: then it waits for a first token, or other threads have their turn."""
+    gate = session.steps.gate = Noted()
+    engine: Any = SimpleNamespace(session=session, tokenizer=None)
+    closed: list[bool] = []
+    items: list[Item] = []
+
+    def expect() -> None:
+        gate.open()
+        service.expect()
+        closed.append(gate.left > 0)
+
+    with Service(engine, None) as service:
+        wait_for(lambda: gate.asked)  # by the service, which is idle
+        expect()
+        wait = service._loop._launcher._ahead.wait
+
+        def expecting(*args: Any) -> Any:
+            expect()
+            return wait(*args)
+
+        service._loop._launcher._ahead.wait = expecting  # type: ignore[method-assign]
+        service.submit(REQUEST, items.append)
+        wait_for(lambda: items and isinstance(items[-1], Ending))
+    first, *others = closed
+    assert first
+    assert others
+    assert not any(others)
+
+
 def test_work_is_done_while_the_device_has_some(session: Session) -> None:
     """Of a busy service, too: graphs for crowds come while there are some."""
     engine: Any = SimpleNamespace(session=session, tokenizer=None)

@@ -1,0 +1,82 @@
+"""What a launch of a kernel takes: its parameters and its extent."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import numpy as np
+
+Dim3 = tuple[int, int, int]
+
+# PTX element type -> numpy dtype. bf16 has no numpy type: its bits are stored as uint16.
+NUMPY_DTYPES: Mapping[str, np.dtype[Any]] = {
+    "s8": np.dtype(np.int8),
+    "u8": np.dtype(np.uint8),
+    "u16": np.dtype(np.uint16),
+    "u32": np.dtype(np.uint32),
+    "s32": np.dtype(np.int32),
+    "u64": np.dtype(np.uint64),
+    "s64": np.dtype(np.int64),
+    "f16": np.dtype(np.float16),
+    "bf16": np.dtype(np.uint16),
+    "f32": np.dtype(np.float32),
+    "f64": np.dtype(np.float64),
+}
+
+
+class Access(Enum):
+    """How a kernel uses the memory that a pointer parameter points to."""
+
+    IN = "in"
+    OUT = "out"
+    INOUT = "inout"
+
+
+@dataclass(frozen=True, slots=True)
+class Param:
+    """One kernel parameter: a pointer into global memory, or (``access=None``) a scalar.
+
+    ``shape`` holds numbers or names of attributes of the spec ("rows", "cols"); a scalar has none.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[str | int, ...] = ()
+    access: Access | None = None
+
+    @property
+    def is_pointer(self) -> bool:
+        """True for an address in global memory, False for a scalar passed by value."""
+        return self.access is not None
+
+    @property
+    def numpy_dtype(self) -> np.dtype[Any]:
+        """The numpy type of one element (bf16 as its bits, uint16)."""
+        return NUMPY_DTYPES[self.dtype]
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchShape:
+    """Grid, block and cluster in CTAs / threads (x, y, z); dynamic shared memory in bytes.
+
+    ``cooperative``: all CTAs must be resident at once, for grid barriers. ``resident``: minimum
+    resident CTAs per SM by registers; 0 leaves that to the assembler. ``prefers_shared``: as much
+    as possible of an SM's memory is shared memory, not L1 cache. Kernels with different partitions
+    never run on an SM together: one cannot start while the other ends.
+    """
+
+    grid: Dim3
+    block: Dim3
+    cluster: Dim3 = (1, 1, 1)
+    shared_bytes: int = 0
+    cooperative: bool = False
+    resident: int = 0
+    prefers_shared: bool = False
+
+    @property
+    def threads(self) -> int:
+        """Threads of one CTA."""
+        return self.block[0] * self.block[1] * self.block[2]
