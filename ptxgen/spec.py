@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import math
 from collections.abc import Mapping
 from typing import Any, ClassVar, Self, TypeVar, cast
 
@@ -167,10 +168,7 @@ class KernelSpec:
 
     def nbytes(self, param: Param) -> int:
         """Size in bytes of the array that a pointer parameter points to."""
-        count = 1
-        for extent in self.shape_of(param):
-            count *= extent
-        return count * param.numpy_dtype.itemsize
+        return math.prod(self.shape_of(param)) * param.numpy_dtype.itemsize
 
     def fields(self) -> dict[str, Any]:
         """The specialisation: field name -> value, in declaration order."""

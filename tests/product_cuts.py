@@ -27,7 +27,7 @@ from urdir.ptxgen.kernels.linear.epilogue.pack import PackedVectors
 from urdir.ptxgen.kernels.linear.epilogue.residual import Residual
 from urdir.ptxgen.kernels.linear.products.gemm_bytes import GemmBytes
 from urdir.ptxgen.kernels.linear.products.gemm_wgmma import GemmWgmma
-from urdir.ptxgen.kernels.linear.products.packed_tiling import PackedTiling
+from urdir.ptxgen.kernels.linear.products.packed_product import PackedProduct
 from urdir.ptxgen.spec import Param, ceil_div
 from urdir.ptxgen.weights import eights
 from urdir.ptxgen.weights.formats import FORMATS, Format, random_blocks
@@ -36,7 +36,7 @@ from urdir.ptxgen.weights.layout import Layout
 RUNS, LAUNCHES = 4, 12
 #: Bytes of weights that do not stay in L2.
 COLD = 180 << 20
-Way = PackedTiling
+Way = PackedProduct
 
 
 def shapes(kind: str) -> Iterator[tuple[str, Format, int, int, tuple[Any, ...], Any]]:

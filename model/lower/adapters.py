@@ -27,9 +27,9 @@ from urdir.ptxgen.kernels.linear.epilogue.shared_adapted import SharedAdapted
 from urdir.ptxgen.kernels.linear.lora_shrink import MOST_REQUESTS, LoraShrink
 from urdir.ptxgen.kernels.linear.lora_shrink_packed import LoraShrinkPacked
 from urdir.ptxgen.kernels.linear.lora_shrink_rows import LEAST_ROWS, LoraShrinkRows
-from urdir.ptxgen.kernels.linear.product import MainLoop
 from urdir.ptxgen.kernels.linear.products.gemm_wgmma import GemmWgmma
 from urdir.ptxgen.kernels.linear.products.gemv import Gemv
+from urdir.ptxgen.kernels.linear.steps import Product as ProductSpec
 
 if TYPE_CHECKING:
     from urdir.driver.memory import Slice
@@ -39,7 +39,7 @@ _shrink = lru_cache(maxsize=256)(LoraShrink)
 _shrink_rows = lru_cache(maxsize=256)(LoraShrinkRows)
 _shrink_packed = lru_cache(maxsize=256)(LoraShrinkPacked)
 
-Main = TypeVar("Main", bound=MainLoop)
+Main = TypeVar("Main", bound=ProductSpec)
 
 #: The slots of rows, as the last launch for an A has left them.
 SLOTS = "lora slot"
@@ -211,7 +211,7 @@ def own_adapters(
 
 
 @lru_cache(maxsize=256)
-def _with_own(kernel: MainLoop, step: Adapted, sequences: int, sms: int) -> MainLoop | None:
+def _with_own(kernel: ProductSpec, step: Adapted, sequences: int, sms: int) -> ProductSpec | None:
     """All CTAs that compute A x must be on the device at once."""
     fields = step.slots, step.rank, step.element, step.places, step.count
     own: OwnAdapted

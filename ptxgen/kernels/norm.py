@@ -23,6 +23,11 @@ class Norm:
     weight: bool = True
     bias: bool = False
 
+    @property
+    def is_factor(self) -> bool:
+        """Whether, its weights apart, it is a factor of each vector, which may follow a product."""
+        return self.kind == "rms" and not self.bias
+
     def __call__(self, x: Array, weight: Array | None = None, bias: Array | None = None) -> Array:
         """The norm of the last axis in float64."""
         x = np.asarray(x, np.float64)

@@ -19,9 +19,9 @@ ggml's blocks, as the ``gguf`` package's ``quants`` decodes them; its grids are 
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -227,14 +227,36 @@ def entries_nbytes(formats: Iterable[HasGrid], entries: int = ENTRIES) -> int:
     return 4 * sum(grid.kept(entries) for grid in {fmt.grid for fmt in formats} if grid)
 
 
-def with_entries(nbytes: int, formats: Collection[HasGrid], entries: int = ENTRIES) -> int:
-    """``nbytes`` of shared memory for other things, and then the entries of these types."""
-    return aligned(nbytes) + entries_nbytes(formats, entries) if formats else nbytes
+@dataclass(frozen=True, slots=True)
+class SharedGrids:
+    """The codebooks of ``formats`` in a CTA's shared memory, after ``others`` bytes: up to
+    ``entries`` of each (`Grid.kept`). Values of codes may be ``biased``."""
 
+    formats: tuple[HasGrid, ...]
+    others: int
+    entries: int = ENTRIES
+    biased: bool = False
 
-def aligned(nbytes: int) -> int:
-    """As many bytes, or as many more as a copy of entries needs."""
-    return nbytes + 15 & -16
+    @classmethod
+    def of(cls, formats: Iterable[HasGrid], *fields: Any, **named: Any) -> Self:
+        """Those of the types that have one."""
+        return cls(tuple(fmt for fmt in formats if fmt.grid), *fields, **named)
+
+    @property
+    def has_fields(self) -> bool:
+        """Whether entries have two bits for a weight (`Grid.fields`)."""
+        return any(fmt.grid and fmt.grid.has_fields(self.entries) for fmt in self.formats)
+
+    @property
+    def at(self) -> int:
+        """Where they begin."""
+        return self.others + 15 & -16
+
+    @property
+    def end(self) -> int:
+        """Bytes of all shared memory."""
+        nbytes = entries_nbytes(self.formats, self.entries)
+        return self.at + nbytes if self.formats else self.others
 
 
 def recode(blocks: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:

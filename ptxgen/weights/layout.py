@@ -61,6 +61,11 @@ class Layout:
         return ceil_div(self.cols, UNIT)
 
     @property
+    def is_ragged(self) -> bool:
+        """Whether the last tile of a row has units beyond it."""
+        return self.row_units % TILE_UNITS > 0
+
+    @property
     def bands(self) -> int:
         """Number of bands, i.e. tiles in a column."""
         return ceil_div(self.rows, TILE_ROWS)

@@ -8,6 +8,7 @@ from typing import get_args
 import numpy as np
 import pytest
 
+from tests.ptxgen.recut import recut
 from urdir.driver.compare import compare
 from urdir.driver.device import Device
 from urdir.driver.harness import check_kernel, run_kernel
@@ -19,7 +20,7 @@ from urdir.ptxgen.kernels.linear.epilogue.norm import BeginNorm
 from urdir.ptxgen.kernels.linear.epilogue.pack import PackedOutput
 from urdir.ptxgen.kernels.linear.epilogue.residual import Residual
 from urdir.ptxgen.kernels.linear.products.gemm_small import GemmSmall
-from urdir.ptxgen.kernels.linear.prologue.norm import Normed, begun
+from urdir.ptxgen.kernels.linear.prologue.norm import BegunNorm, Normed, begun
 from urdir.ptxgen.kernels.linear.prologue.packed import PackedInput
 from urdir.ptxgen.kernels.linear.spec import MAX_BATCH
 from urdir.ptxgen.kernels.norm import Norm
@@ -123,7 +124,7 @@ def test_activations_become_the_nearest_of_65279_steps_of_their_block(
     spec = GemmSmall(fmt, 35, cols if fmt.block > 32 else cols - 96, batch=3)
     rng = np.random.default_rng(3)
     inputs = spec.make_inputs(rng)
-    shape, sizes = inputs["x"].shape, LARGEST * 10.0 ** rng.uniform(-2, 0, spec.row_units)
+    shape, sizes = inputs["x"].shape, LARGEST * 10.0 ** rng.uniform(-2, 0, spec.layout.row_units)
     steps = np.rint(rng.uniform(-1, 1, shape) * np.repeat(sizes, 32))
     added = rng.uniform(-0.48, 0.48, shape)
     steps[:, 77::BLOCK] = LARGEST * rng.choice([-1, 1], steps[:, 77::BLOCK].shape)
@@ -215,7 +216,7 @@ def test_every_cut_gives_the_same_bits(
     """But for those of the columns, which are those of the sums."""
     skip_where_missing(spec, device.native_target)
     inputs = spec.make_inputs(np.random.default_rng(8))
-    other = spec.recut(**changes)
+    other = recut(spec, **changes)
     first, second = (run_kernel(device, s, inputs)["y"] for s in (spec, other))
     np.testing.assert_array_equal(first, second)
 
@@ -255,15 +256,16 @@ def test_packed_vectors_get_the_same_bits_whatever_the_others_are(
 )
 def test_what_is_packed_are_the_sums_rounded_once(device: Device, spec: GemmSmall) -> None:
     """Or these times the weights of the norm that follows."""
-    name = "scaled" if spec.summarises else "y"
+    name = "scaled" if spec.has(BeginNorm) else "y"
     inputs = spec.make_inputs(np.random.default_rng(6))
     packed = run_kernel(device, spec, inputs)[name]
     whole = dataclasses.replace(spec, epilogue=spec.epilogue[:-1])
     made = run_kernel(device, whole, {k: v for k, v in inputs.items() if k != name})[name]
-    assert spec.packs is not None
-    expected = unpack_few(inputs[name], GROUP, spec.rows, spec.packs)
+    output = spec.find(PackedOutput)
+    assert output is not None
+    expected = unpack_few(inputs[name], GROUP, spec.rows, output.order)
     expected[: spec.batch] = made
-    np.testing.assert_array_equal(packed, pack_few(expected, spec.packs))
+    np.testing.assert_array_equal(packed, pack_few(expected, output.order))
 
 
 @pytest.mark.parametrize("fmt", [Q4_K, Q6_K], ids=lambda f: f.name)
@@ -359,7 +361,7 @@ def test_a_batch_gives_each_vector_the_bits_it_gets_alone(device: Device, spec: 
     alone = dataclasses.replace(spec, batch=1)
     for b in (0, *range(2, spec.batch)):
         one = {name: inputs[name][b : b + 1] for name in ("x", "residual") if name in inputs}
-        if spec.summarised:
+        if spec.has(BegunNorm):
             one["x_summary"] = inputs["x_summary"][:, b : b + 1]
         single = run_kernel(device, alone, {**inputs, **one})["y"]
         np.testing.assert_array_equal(y[b], single[0])

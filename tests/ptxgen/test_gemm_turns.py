@@ -148,7 +148,7 @@ def test_there_are_turns_where_they_pay(
     for name in ("F16", "BF16", "Q8_0", "Q4_K"):
         product = GemmWgmma.of(FORMATS[name], rows, cols, batch, any_cut(batch), *steps)
         chosen = choose_wgmma(product, 132)
-        assert chosen.takes_turns == (has_turns and FORMATS[name].is_float)
-        if chosen.takes_turns:
+        assert chosen.cut.takes_turns == (has_turns and FORMATS[name].is_float)
+        if chosen.cut.takes_turns:
             assert chosen.tiles * chosen.row_ctas > 132
             assert chosen.launch_shape.grid == (132, 1, 1)

@@ -12,6 +12,7 @@ import numpy.typing as npt
 import pytest
 
 from tests.ptxgen.own_types import dequantized, is_own
+from tests.ptxgen.recut import recut
 from urdir.driver.bindings import emulated
 from urdir.driver.compare import compare
 from urdir.driver.device import Device
@@ -452,7 +453,7 @@ def test_every_depth_of_the_ring_gives_the_same_bits(device: Device, stages: int
     assert spec.cut.ring.slots == stages
     inputs = spec.make_inputs(np.random.default_rng(12))
     y = run_kernel(device, spec, inputs)["y"]
-    first = run_kernel(device, spec.recut(stages=5), inputs)["y"]
+    first = run_kernel(device, recut(spec, stages=5), inputs)["y"]
     np.testing.assert_array_equal(y, first)
     expected = spec.reference(**inputs)["y"]
     assert relative_rms(y, expected) < 5e-5
@@ -472,9 +473,9 @@ def test_more_copies_of_a_codebook_give_the_same_bits(
     few, many = (
         i16(first, 33, 2048, Normed(RMS), shared=shared, **fields) for shared in (60_000, 150_000)
     )
-    grids = [fmt.grid for fmt in many.shared_grids if fmt.grid]
-    assert [grid.copies(many.grid_entries) for grid in grids] == copies
-    assert max(grid.copies(few.grid_entries) for grid in grids) <= 8
+    grids = [fmt.grid for fmt in many.grids.formats if fmt.grid]
+    assert [grid.copies(many.grids.entries) for grid in grids] == copies
+    assert max(grid.copies(few.grids.entries) for grid in grids) <= 8
     inputs = many.make_inputs(np.random.default_rng(19))
     found, before = (run_kernel(device, each, inputs) for each in (many, few))
     for deviation in compare(many, found, many.reference(**inputs)):
@@ -494,7 +495,7 @@ def test_entries_of_two_bits_a_weight_give_the_same_bits(
         i16(FORMATS[name], 33, 2304, Normed(RMS), shared=shared, **fields)
         for shared in (60_000, 150_000)
     )
-    assert (few.grid_entries, many.grid_entries) == (ENTRIES, FIELDS_ENTRIES)
+    assert (few.grids.entries, many.grids.entries) == (ENTRIES, FIELDS_ENTRIES)
     inputs = many.make_inputs(np.random.default_rng(21))
     found, before = (run_kernel(device, each, inputs) for each in (many, few))
     for deviation in compare(many, found, many.reference(**inputs)):
@@ -508,7 +509,7 @@ def test_types_with_different_codebooks_have_entries_of_32_bits() -> None:
     for other in ("IQ2_XS", "Q4_K"):
         others = ((FORMATS[other], 18),)
         spec = i16(FORMATS["IQ1_S"], 33, 768, others=others, shared=150_000)
-        assert spec.grid_entries < FIELDS_ENTRIES
+        assert spec.grids.entries < FIELDS_ENTRIES
 
 
 def test_a_ring_is_filled_a_few_tiles_at_a_time(device: Device) -> None:
@@ -580,7 +581,7 @@ def test_a_row_does_not_depend_on_its_neighbours(
     skip_where_missing(spec, device.native_target)
     inputs = spec.make_inputs(np.random.default_rng(8))
     together = run_kernel(device, spec, inputs)["y"]
-    other = spec.recut(**changes)
+    other = recut(spec, **changes)
     np.testing.assert_array_equal(run_kernel(device, other, inputs)["y"], together)
 
 
@@ -669,7 +670,7 @@ def test_which_warps_hold_tiles() -> None:
     assert uneven.cut.ring.slots > 3
     for spec, wanted in ((held, True), (uneven, False), (alone, False)):
         before, _ = spec.ptx("sm_90").split("griddepcontrol.wait")
-        assert all((spec.refill(part) == "held") == wanted for part in spec.parts)
+        assert all((spec.loads.refill(part) == "held") == wanted for part in spec.parts)
         assert ("ld.shared" in before) == wanted
 
 
@@ -691,6 +692,6 @@ def test_a_slot_is_filled_late() -> None:
 def test_rings_that_are_filled_again(device: Device, fmt: Format) -> None:
     """More tiles than slots, in two passes, give the product, whenever slots are filled again."""
     spec = i16(fmt, 118, 512, split=2, groups=1, tiles_each=4, per_pass=2, stages=3)
-    assert spec.passes == 2
+    assert spec.cut.rows.passes == 2
     for deviation in check_kernel(device, spec, seed=8):
         assert deviation.ok, deviation

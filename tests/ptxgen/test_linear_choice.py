@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from tests.ptxgen.recut import recut
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.activation import Activation
 from urdir.ptxgen.kernels.linear.choice import (
@@ -183,7 +184,7 @@ def test_a_norm_after_a_block_is_for_one_vector_that_fits() -> None:
     with pytest.raises(PtxgenError, match="takes no normed_add"):
         choose_linear(replace(request, cols=65536))
     with pytest.raises(PtxgenError, match="cluster of 1"):
-        kernel.recut(cluster=2)
+        recut(kernel, cluster=2)
 
 
 @pytest.mark.parametrize("cols", [2304, 3584, 3840, 4096, 5376, 6144])
@@ -225,7 +226,7 @@ def test_real_shapes_fit_a_multiprocessor(shape: str, fmt: Format) -> None:
         for limits in (H200, T4):
             spec = gemm_small(replace(request, limits=limits))
             least, most = limits.shared(larger=not request.has(Residual), several=True)
-            if spec.recut(shared=most).cut.rows.passes > 1:
+            if recut(spec, shared=most).cut.rows.passes > 1:
                 least, most = 0, limits.shared_per_cta
             assert spec.options.shared == most
             assert least <= spec.launch_shape.shared_bytes <= most
@@ -317,7 +318,7 @@ def test_ctas_of_larger_tiles_take_fewer() -> None:
         spec = gemm_small(replace(SHAPES["8B qkv"], matrices=matrices, batch=8))
         assert tuple(part.pass_tiles for part in spec.parts) == wanted
         assert tuple(part.warp_tiles for part in spec.parts) == wanted
-    several = spec.recut(others=((Q6_K, 1024),) * 2, per_pass=2)
+    several = recut(spec, others=((Q6_K, 1024),) * 2, per_pass=2)
     assert {part.pass_tiles for part in several.parts} == {several.cut.rows.pass_tiles}
 
 
@@ -351,7 +352,7 @@ def test_warps_share_the_blocks_that_are_left_over() -> None:
         {"cols": 512, "split": 2},
         {"cluster": 4, "split": 1},
     ):
-        assert shared.recut(**changes).cut.sharers == 1, changes
+        assert recut(shared, **changes).cut.sharers == 1, changes
 
 
 # ---- norms and nonlinearities of other families ----

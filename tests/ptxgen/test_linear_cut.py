@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import gguf
 import pytest
 
+from tests.ptxgen.recut import recut
 from urdir.model.families.shapes import SHAPES
 from urdir.model.families.synthetic import SyntheticModel
 from urdir.ptxgen.errors import PtxgenError
@@ -84,7 +85,7 @@ def test_sms_that_a_launch_leaves_over_get_a_cta_without_rows() -> None:
         assert spec.parts[0].ctas == bands
         assert spec.launch_shape.grid == (bands + idle, 1, 1)
         assert spec.cut.rows.has_tiles_beyond == (idle > 0)
-        assert spec.recut(fill=False).launch_shape.grid == (bands, 1, 1)
+        assert recut(spec, fill=False).launch_shape.grid == (bands, 1, 1)
 
 
 @pytest.mark.parametrize(
@@ -163,7 +164,7 @@ def test_impossible_specs_are_refused() -> None:
         i16(Q4_K, 3, 1024, split=4, groups=9)
     with pytest.raises(PtxgenError, match=r"two tiles \(4352 bytes\) of 8 warps.*65536 bytes"):
         i16(Q8_0, 3, 2048, split=8)
-    with pytest.raises(PtxgenError, match="more than the 30000 bytes of shared memory"):
+    with pytest.raises(PtxgenError, match="more than 30000 bytes of shared memory"):
         i16(Q4_K, 3, 14336, shared=30000)
     with pytest.raises(PtxgenError, match="multiple of 256"):
         i16(Q4_K, 3, 896)

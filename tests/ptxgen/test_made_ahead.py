@@ -83,10 +83,10 @@ def test_weights_made_ahead_give_the_product(
     """And the same bits as in a launch that runs alone, which makes none before activations are
     there."""
     skip_where_missing(spec, device.native_target)
-    assert "".join("-a"[spec.makes_ahead(part)] for part in spec.parts) == ahead
-    assert "".join("-f"[spec.makes_first(part)] for part in spec.parts) == first
+    assert "".join("-a"[spec.loads.makes_ahead(part)] for part in spec.parts) == ahead
+    assert "".join("-f"[spec.loads.makes_first(part)] for part in spec.parts) == first
     alone = dataclasses.replace(spec, alone=True)
-    assert not any(alone.makes_first(part) for part in alone.parts)
+    assert not any(alone.loads.makes_first(part) for part in alone.parts)
     for deviation in check_kernel(device, spec, seed=3):
         assert deviation.ok, deviation
     inputs = spec.make_inputs(np.random.default_rng(5))

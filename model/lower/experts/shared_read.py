@@ -18,7 +18,7 @@ from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.experts.choice import most_warps, pays_together
 from urdir.ptxgen.kernels.experts.gemm_small import ExpertsGemmSmall
 from urdir.ptxgen.kernels.experts.selection import MAX_USED, Selection
-from urdir.ptxgen.kernels.linear.prologue.norm import Normed, is_first
+from urdir.ptxgen.kernels.linear.prologue.norm import Normed
 from urdir.ptxgen.kernels.linear.steps import Step
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class SharedRead(ExpertProducts):
 
     def append(self, call: MixtureCall) -> None:
         """See `append_experts`."""
-        if call.norm is not None and is_first(call.norm.norm):
+        if call.norm is not None and not call.norm.norm.is_factor:
             call = call.after_norm(self.at, self.rows)
         mixture = call.mixture
 
@@ -96,7 +96,7 @@ class SharedRead(ExpertProducts):
     ) -> ExpertsGemmSmall | None:
         """The kernel, if there is one; a norm that it does not take comes before it."""
         selection, matrix, down = mixture.selection, product.matrix, product.is_down
-        computes = norm is not None and not down and not is_first(norm.norm)
+        computes = norm is not None and not down and norm.norm.is_factor
         return _small_fitted(
             *([Normed(norm.norm)] if norm is not None and computes else []),
             *product.epilogue,

@@ -116,16 +116,6 @@ class ExpertsGemm(ExpertsProduct):
         return next(full, fitting[-1] if fitting else TILES[-1])
 
     @property
-    def steps(self) -> int:
-        """Steps in which a CTA goes through the columns."""
-        return self.cut.steps(self.layout)
-
-    @property
-    def depth(self) -> int:
-        """Steps that loads run ahead."""
-        return self.cut.steps_ahead(self.layout)
-
-    @property
     def cta_rows(self) -> int:
         """Rows of y of a CTA."""
         return self.cut.rows // self.pair

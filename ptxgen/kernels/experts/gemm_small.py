@@ -19,13 +19,13 @@ from urdir.ptxgen.kernels.experts.spec import ExpertsProduct, check_choice
 from urdir.ptxgen.kernels.linear.cut import MAX_SLOTS, MIN_SLOTS
 from urdir.ptxgen.kernels.linear.epilogue.bias import Bias
 from urdir.ptxgen.kernels.linear.epilogue.weighted import Weighted
+from urdir.ptxgen.kernels.linear.products.gemm_small_cut import Lanes
 from urdir.ptxgen.kernels.linear.prologue.norm import Normed
 from urdir.ptxgen.kernels.linear.spec import MAX_BATCH, SHARED_NBYTES, SMS
 from urdir.ptxgen.kernels.pairs import most_tiles
 from urdir.ptxgen.spec import Access, Array, LaunchShape, Param, Tolerance, ceil_div
-from urdir.ptxgen.weights.formats import Format
-from urdir.ptxgen.weights.grids import ENTRIES
-from urdir.ptxgen.weights.layout import TILE_COLS, TILE_UNITS
+from urdir.ptxgen.weights.grids import SharedGrids
+from urdir.ptxgen.weights.layout import TILE_COLS
 from urdir.ptxgen.weights.tiles import Tile
 
 #: Pairs that are multiplied together: each has two of the eight columns of an ``mma``.
@@ -83,7 +83,7 @@ class ExpertsGemmSmall(ExpertsProduct):
         if self.format.arithmetic != "integers":
             raise PtxgenError(f"{self.name}: the weights must be quantised")
         self.check_steps(DOWN if self.down else UP)
-        if self.prologue and (self.down or self.norm_first):
+        if self.prologue and (self.down or not (self.norm and self.norm.is_factor)):
             raise PtxgenError(f"{self.name}: {self.norm} must be a launch of its own")
         if self.splits < 1 or self.layout.row_tiles % self.splits:
             raise PtxgenError(
@@ -132,12 +132,7 @@ class ExpertsGemmSmall(ExpertsProduct):
 
     # ---- read by the macros of `GemmSmall`: see there ----
 
-    lane_vectors, lane_units = 1, TILE_UNITS // 2
-
-    @property
-    def has_partial_block(self) -> bool:
-        """Whether the last block of a row has units beyond it."""
-        return self.row_units % TILE_UNITS != 0
+    lanes = Lanes(1, QUARTET)
 
     @property
     def most_groups(self) -> int:
@@ -145,16 +140,9 @@ class ExpertsGemmSmall(ExpertsProduct):
         return self.format.unit_groups
 
     @property
-    def shared_grids(self) -> tuple[Format, ...]:
-        """The type, if it has a codebook, whose entries are in shared memory."""
-        return (self.format,) if self.format.grid else ()
-
-    biased_grids, grid_entries = False, ENTRIES
-
-    @property
-    def grids_at(self) -> int:
-        """Where these entries begin in shared memory."""
-        return self.memory.grids_at
+    def grids(self) -> SharedGrids:
+        """The codebook, whose entries are in shared memory."""
+        return self.memory.grids
 
     # ---- shared memory ----
 
@@ -182,7 +170,7 @@ class ExpertsGemmSmall(ExpertsProduct):
             square_nbytes=2 * self.split_blocks * 4 * MAX_BATCH if self.normed else 0,
             quartets=self.quartets,
             weight_nbytes=4 * self.pairs if chooses else 0,
-            grids=self.shared_grids,
+            formats=self.formats,
         )
 
     @property

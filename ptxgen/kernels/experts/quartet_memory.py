@@ -7,7 +7,7 @@ from functools import cached_property
 
 from urdir.ptxgen.kernels.linear.cut import MIN_SLOTS, PACE_NBYTES
 from urdir.ptxgen.weights.formats import Format
-from urdir.ptxgen.weights.grids import aligned, with_entries
+from urdir.ptxgen.weights.grids import SharedGrids
 
 #: Warps of a CTA, at most and at least.
 MAX_WARPS, LEAST_WARPS = 16, 8
@@ -19,8 +19,9 @@ COUNTS_NBYTES = 64
 class QuartetMemory:
     """A ring of ``slot_nbytes`` slots for each warp; the activations of two quartets; their sums of
     squares; the list of ``quartets``, eight bytes each, and ``weight_nbytes`` of pairs' weights;
-    entries of codebooks. ``shared`` bytes in all, for up to ``warps`` with up to ``stages`` slots,
-    as many for each matrix of a ``pair``. Sizes and offsets (``..._at``) are in bytes.
+    entries of the codebooks of ``formats``. ``shared`` bytes in all, for up to ``warps`` with up to
+    ``stages`` slots, as many for each matrix of a ``pair``. Sizes and offsets (``..._at``) are in
+    bytes.
     """
 
     shared: int
@@ -32,7 +33,7 @@ class QuartetMemory:
     square_nbytes: int
     quartets: int
     weight_nbytes: int
-    grids: tuple[Format, ...]
+    formats: tuple[Format, ...]
 
     @property
     def list_nbytes(self) -> int:
@@ -43,7 +44,7 @@ class QuartetMemory:
     def ring_nbytes(self) -> int:
         """Bytes that are left for rings."""
         others = self.activation_nbytes + self.square_nbytes + self.list_nbytes
-        return self.shared - with_entries(others, self.grids)
+        return self.shared - SharedGrids.of(self.formats, others).end
 
     @cached_property
     def cta_warps(self) -> int:
@@ -89,11 +90,11 @@ class QuartetMemory:
         return self.list_at + COUNTS_NBYTES + 8 * self.quartets
 
     @property
-    def grids_at(self) -> int:
-        """Where entries of codebooks begin."""
-        return aligned(self.list_at + self.list_nbytes)
+    def grids(self) -> SharedGrids:
+        """Codebooks whose entries follow."""
+        return SharedGrids.of(self.formats, self.list_at + self.list_nbytes)
 
     @property
     def nbytes(self) -> int:
         """Bytes of all."""
-        return with_entries(self.list_at + self.list_nbytes, self.grids)
+        return self.grids.end

@@ -12,10 +12,9 @@ from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.experts.held import Held
 from urdir.ptxgen.kernels.experts.parts import TAKEN, LogitParts
 from urdir.ptxgen.kernels.experts.selection import Selection
-from urdir.ptxgen.kernels.linear.product import MainLoop
-from urdir.ptxgen.kernels.linear.spec import Part
-from urdir.ptxgen.kernels.linear.steps import Epilogue, Prologue, Step
-from urdir.ptxgen.kernels.linear.steps import Part as AnyPart
+from urdir.ptxgen.kernels.linear.epilogue.bias import Bias
+from urdir.ptxgen.kernels.linear.epilogue.weighted import Weighted
+from urdir.ptxgen.kernels.linear.steps import Epilogue, Part, Product, Prologue, Step
 from urdir.ptxgen.kernels.pairs import random_choice
 from urdir.ptxgen.spec import Access, Param
 from urdir.ptxgen.weights.formats import Format
@@ -23,7 +22,7 @@ from urdir.ptxgen.weights.layout import TILE_ROWS, Layout, random_weights
 
 
 @dataclass(frozen=True)
-class ExpertsProduct(MainLoop):
+class ExpertsProduct(Product):
     """Products of ``batch`` rows with ``used`` of ``experts`` matrices (rows, cols) each, between
     the steps of a ``prologue`` and an ``epilogue``. Biases are (experts, rows). Rows read their
     experts from ``expert`` (batch, used) u32 on the device, or choose them by a plain ``selection``
@@ -60,16 +59,26 @@ class ExpertsProduct(MainLoop):
         return (Part(0, self.layout, 0, 1),)
 
     @property
+    def bias(self) -> bool:
+        """Whether the product has a bias."""
+        return self.has(Bias)
+
+    @property
+    def weighted(self) -> bool:
+        """Whether the product is multiplied with the weight of its pair."""
+        return self.has(Weighted)
+
+    @property
     def pair_shape(self) -> tuple[str, ...]:
         return ("batch", "used")
 
-    def bias_shape(self, part: AnyPart) -> tuple[str | int, ...]:
+    def bias_shape(self, part: Part) -> tuple[str | int, ...]:
         return ("experts", "rows")
 
     @property
-    def row_units(self) -> int:
-        """Units of a row of a matrix."""
-        return self.layout.row_units
+    def matrices(self) -> tuple[str, ...]:
+        """The parameters of the matrices that are multiplied together."""
+        return ("weights", "up")[: self.pair]
 
     @property
     def bands(self) -> int:

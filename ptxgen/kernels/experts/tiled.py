@@ -11,7 +11,6 @@ from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.experts.selection import MAX_USED
 from urdir.ptxgen.kernels.experts.spec import ExpertsProduct, check_choice
 from urdir.ptxgen.kernels.linear.cut import (
-    MIN_SLOTS,
     WARPS,
     Cut,
     CutOptions,
@@ -25,8 +24,7 @@ from urdir.ptxgen.kernels.linear.products.gemv_room import (
     Activations,
 )
 from urdir.ptxgen.spec import LaunchShape, Tolerance, ceil_div
-from urdir.ptxgen.weights.formats import Format
-from urdir.ptxgen.weights.grids import ENTRIES, aligned, entries_nbytes, with_entries
+from urdir.ptxgen.weights.grids import SharedGrids, entries_nbytes
 from urdir.ptxgen.weights.layout import TILE_COLS, TILE_ROWS, TILE_UNITS, Layout
 from urdir.ptxgen.weights.tiles import Tile
 
@@ -57,7 +55,7 @@ class ExpertsSpec(ExpertsProduct):
 
     @classmethod
     def of(cls, *fields: Any, **named: Any) -> Self:
-        """See `MainLoop.of`; options of the cut are keywords, too."""
+        """See `Product.of`; options of the cut are keywords, too."""
         return super().of(*fields, **CutOptions().within(named))
 
     @property
@@ -78,27 +76,7 @@ class ExpertsSpec(ExpertsProduct):
             raise PtxgenError(f"{self.name}: cluster and fill are not for experts")
         _ = self.layout  # refuses odd shapes
         self.check_steps()
-        cut = self.cut
-        if not 1 <= cut.columns.warps <= cut.columns.blocks or not 1 <= cut.warps <= 32:
-            raise PtxgenError(
-                f"{self.name}: split is {cut.columns.warps} of {cut.columns.blocks} blocks, "
-                f"with {cut.warps} warps of 1 to 32"
-            )
-        if cut.ring.slots < MIN_SLOTS:
-            raise PtxgenError(
-                f"{self.name}: two tiles of {cut.warps} warps and the activations of "
-                f"{self.cut.columns.blocks} blocks are more than {self.options.shared} bytes"
-            )
-
-    @property
-    def has_warp_sums(self) -> bool:
-        """Whether warps add squares in shared memory."""
-        return self.normed
-
-    @property
-    def choice_nbytes(self) -> int:
-        """Bytes of shared memory for what slots have, at most, where biases need it."""
-        return 8 * self.used + 32 if self.selection is not None and self.bias else 0
+        self.cut.check(self.name, self.options)
 
     @property
     def grid_rows(self) -> int:
@@ -110,17 +88,11 @@ class ExpertsSpec(ExpertsProduct):
         """Blocks of columns of such a product."""
         raise NotImplementedError
 
-    @property
-    def shared_grids(self) -> tuple[Format, ...]:
-        """The type, if its codebook's entries are in shared memory."""
-        return (self.format,) if self.format.grid and self.activations == "i16" else ()
-
-    biased_grids, grid_entries = False, ENTRIES
-
-    @property
-    def grids_at(self) -> int:
-        """Where these entries begin in shared memory."""
-        return aligned(self.cut.memory.nbytes)
+    @cached_property
+    def grids(self) -> SharedGrids:
+        """The codebook, if its entries are in shared memory."""
+        formats = self.formats if self.activations == "i16" else ()
+        return SharedGrids.of(formats, self.cut.memory.nbytes)
 
     @property
     def record_nbytes(self) -> int:
@@ -128,43 +100,10 @@ class ExpertsSpec(ExpertsProduct):
         return RECORD_NBYTES[self.activations]
 
     @property
-    def activations_nbytes(self) -> int:
-        """Bytes of all activations; before these, of each warp's sums of logits in parts."""
-        sums = 0 if self.logit_parts is None else 4 * self.experts * self.most_warps
-        return max(self.record_nbytes * TILE_UNITS * self.blocks, sums)
-
-    @property
-    def most_warps(self) -> int:
-        """Warps of a CTA, at most."""
-        return WARPS if self.blocks % EVEN_WARPS else EVEN_WARPS
-
-    @property
-    def lane_blocks(self) -> int:
-        """Blocks whose activations a warp prepares, eight of each block in a lane."""
-        return ceil_div(self.blocks, self.cut.warps)
-
-    @property
-    def has_partial_blocks(self) -> bool:
-        """Whether the warps' last blocks, or units of a row's last block, are beyond the row."""
-        return bool(self.blocks % self.cut.warps or self.cols % TILE_COLS)
-
-    @property
-    def footprint(self) -> Footprint:
-        """What a CTA keeps in shared memory."""
-        return Footprint(
-            tile=self.layout.tile_nbytes,
-            sums=4 * TILE_ROWS,
-            warp_squares=8 if self.norm_first else 4,
-            activations=self.activations_nbytes,
-            tables=entries_nbytes(self.shared_grids, self.grid_entries) + self.choice_nbytes,
-            warps=self.most_warps,
-        )
-
-    @property
     def fits(self) -> bool:
         """Whether enough warps have room, and registers for the activations: as `has_room` says of
         `Gemv`."""
-        warps = self.footprint.most_warps(self.options.shared)
+        warps = _footprint(self).most_warps(self.options.shared)
         most = min(MAX_REGISTERS, 2048 // (warps * max(1, self.options.resident)))
         return warps >= LEAST_WARPS and 8 * ceil_div(self.blocks, warps) + 24 <= most
 
@@ -174,9 +113,13 @@ class ExpertsSpec(ExpertsProduct):
         product = Layout(self.format, self.rows, self.blocks * TILE_COLS)
         ctas = max(1, self.options.sms // self.grid_rows)
         tiles = (self.options.tiles_each or ceil_div(self.bands, ctas),)
-        cut = cut_launch(self.options, (product,), self.footprint, tiles, self.pair, even=True)
+        cut = cut_launch(self.options, (product,), _footprint(self), tiles, self.pair, even=True)
         parts = tuple(dataclasses.replace(p, tile=Tile(self.layout)) for p in cut.rows.parts)
-        return dataclasses.replace(cut, rows=dataclasses.replace(cut.rows, parts=parts))
+        return dataclasses.replace(
+            cut,
+            columns=dataclasses.replace(cut.columns, is_ragged=self.cols % TILE_COLS > 0),
+            rows=dataclasses.replace(cut.rows, parts=parts),
+        )
 
     @property
     def part(self) -> TilePart:
@@ -188,10 +131,7 @@ class ExpertsSpec(ExpertsProduct):
         return LaunchShape(
             grid=(self.cut.rows.clusters, self.grid_rows, 1),
             block=(32 * self.cut.warps, 1, 1),
-            shared_bytes=max(
-                with_entries(self.cut.memory.nbytes, self.shared_grids, self.grid_entries),
-                self.options.least_shared,
-            ),
+            shared_bytes=max(self.grids.end, self.options.least_shared),
             resident=self.options.resident,
             prefers_shared=True,
         )
@@ -209,3 +149,20 @@ class ExpertsSpec(ExpertsProduct):
         chosen = self.pairs * self.layout.tiles_nbytes // self.experts
         rest = sum(self.nbytes(p) for p in self.params if p.dtype != "u8")
         return matrices * chosen + rest
+
+
+def _footprint(of: ExpertsSpec) -> Footprint:
+    """What a CTA keeps in shared memory."""
+    most_warps = WARPS if of.blocks % EVEN_WARPS else EVEN_WARPS
+    # Before activations there are each warp's sums of logits in parts.
+    sums = 0 if of.logit_parts is None else 4 * of.experts * most_warps
+    # Where biases need it, what slots have, at most.
+    choice = 8 * of.used + 32 if of.selection is not None and of.bias else 0
+    return Footprint(
+        tile=of.layout.tile_nbytes,
+        sums=4 * TILE_ROWS,
+        warp_squares=8 if of.norm and not of.norm.is_factor else 4,
+        activations=max(of.record_nbytes * TILE_UNITS * of.blocks, sums),
+        tables=choice + (entries_nbytes(of.formats) if of.activations == "i16" else 0),
+        warps=most_warps,
+    )

@@ -14,8 +14,8 @@ from dataclasses import replace
 from functools import lru_cache
 
 from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.kernels.linear.packed_parts import BANDS
 from urdir.ptxgen.kernels.linear.products.gemm_bytes import BytesCut, GemmBytes
-from urdir.ptxgen.kernels.linear.products.packed_tiling import BANDS
 from urdir.ptxgen.spec import ceil_div
 from urdir.ptxgen.weights.packed import GROUP
 
@@ -57,7 +57,7 @@ def estimate(product: GemmBytes, sms: int) -> float:
     made = 0.0 if product.of_floats else WEIGHTS + PER_ROWS * cut.row_groups
     tile = max(cut.row_groups * cut.vectors * PRODUCT, made, copied / NBYTES)
     apart = CLUSTER if cut.cluster > 1 else 0.0
-    return waves * (BEGIN + ceil_div(product.row_tiles, cut.cluster) * tile) + apart
+    return waves * (BEGIN + ceil_div(product.layout.row_tiles, cut.cluster) * tile) + apart
 
 
 def ways(product: GemmBytes, sms: int) -> list[GemmBytes]:

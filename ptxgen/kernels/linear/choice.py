@@ -16,6 +16,7 @@ from urdir.ptxgen.kernels.linear.products.gemv import Gemv
 from urdir.ptxgen.kernels.linear.products.gemv_f32 import GemvF32
 from urdir.ptxgen.kernels.linear.products.gemv_room import Activations, has_room
 from urdir.ptxgen.kernels.linear.prologue.norm import BegunNorm, Normed
+from urdir.ptxgen.kernels.linear.prologue.packed import PackedInput
 from urdir.ptxgen.kernels.linear.spec import MAX_BATCH, SHARED_NBYTES, LinearSpec
 from urdir.ptxgen.kernels.linear.steps import Prologue, S, Step, find
 from urdir.ptxgen.kernels.summary import SUMMARY
@@ -188,7 +189,7 @@ class LinearRequest:
         """Whether the launch can compute the norm: `GemmSmall` subtracts no mean and adds no
         bias."""
         norm = self.find(Normed)
-        return norm is None or not self.rounds_several or not norm.is_first
+        return norm is None or not self.rounds_several or norm.norm.is_factor
 
     @property
     def activations(self) -> Activations:
@@ -210,7 +211,7 @@ class LinearRequest:
             return False
         others = tuple(step for step in self.steps if step is not then)
         kernel = choose_linear(replace(self, steps=others))
-        return isinstance(kernel, Gemv) and kernel.passes == 1
+        return isinstance(kernel, Gemv) and kernel.cut.rows.passes == 1
 
     @property
     def gemv_options(self) -> CutOptions | None:
@@ -293,7 +294,8 @@ def choose_linear(request: LinearRequest) -> LinearSpec:
 def _fitted(whole: GemmSmall, limits: Limits) -> GemmSmall:
     """The product in clusters where that is faster."""
     cut = whole.cut
-    cluster = cluster_for(limits, whole.pair * cut.rows.tiles, cut.columns.blocks, whole.packed)
+    is_packed = whole.has(PackedInput)
+    cluster = cluster_for(limits, whole.pair * cut.rows.tiles, cut.columns.blocks, is_packed)
     kernel = replace(whole, options=replace(whole.options, cluster=cluster))
     if kernel.cut.rows.passes == 1:
         return kernel

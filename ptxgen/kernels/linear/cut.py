@@ -6,9 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from urdir.ptxgen.kernels.linear.spec import SHARED_NBYTES, SMS, Part, side_by_side
+from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.kernels.linear.spec import SHARED_NBYTES, SMS, side_by_side
+from urdir.ptxgen.kernels.linear.steps import Part
 from urdir.ptxgen.spec import ceil_div
-from urdir.ptxgen.weights.layout import TILE_ROWS, Layout
+from urdir.ptxgen.weights.layout import TILE_COLS, TILE_ROWS, Layout
 from urdir.ptxgen.weights.tiles import Tile
 
 #: Warps of a CTA, one CTA an SM. At 128 registers a thread these are half of the SM's registers, so
@@ -61,6 +63,14 @@ class CutOptions:
         others = {name: value for name, value in named.items() if name not in given}
         changed = replace(self, **{name: named[name] for name in given})
         return others | ({"options": changed} if given else {})
+
+    def check(self, name: str) -> None:
+        """Raise PtxgenError for options that no launch of kernel ``name`` can have."""
+        for option, value in vars(self).items():
+            if value < 0:
+                raise PtxgenError(f"{name}: {option} is {value}: 0 chooses by shape")
+        if self.cluster not in (1, 2, 4, 8):
+            raise PtxgenError(f"{name}: cluster is {self.cluster}: 1, 2, 4 or 8")
 
     @property
     def clusters(self) -> int:
@@ -116,11 +126,13 @@ class Footprint:
 @dataclass(frozen=True, slots=True)
 class ColumnCut:
     """How columns are cut: ``blocks`` of 8 units, the last perhaps of fewer. CTA r of a ``cluster``
-    of C has blocks r, r + C, ...; ``warps`` share these."""
+    of C has blocks r, r + C, ...; ``warps`` share these. ``is_ragged``: some CTA's last block has
+    fewer units, or none."""
 
     blocks: int
     cluster: int
     warps: int
+    is_ragged: bool
 
     @property
     def cta_blocks(self) -> int:
@@ -210,6 +222,21 @@ class Cut:
     memory: SharedMemory
     sharers: int = 1
 
+    def check(self, name: str, options: CutOptions) -> None:
+        """Raise PtxgenError if it exceeds the ``options`` or what a CTA of kernel ``name`` has."""
+        columns, warps = self.columns, self.columns.warps
+        if not 1 <= warps * columns.cluster <= columns.blocks:
+            parts = f"{warps} in each of {columns.cluster} CTAs" if columns.cluster > 1 else warps
+            raise PtxgenError(f"{name}: split is {parts} of {columns.blocks} blocks")
+        if not 1 <= self.warps <= 32:
+            raise PtxgenError(f"{name}: {self.warps} warps: 1 to 32")
+        if self.ring.slots < MIN_SLOTS:
+            raise PtxgenError(
+                f"{name}: two tiles ({self.ring.tile_nbytes} bytes) of {self.warps} warps and the "
+                f"activations of {columns.blocks} blocks are more than {options.shared} bytes of "
+                "shared memory"
+            )
+
     @property
     def own_rows(self) -> int:
         """Rows of a pass that a CTA finishes."""
@@ -224,6 +251,16 @@ class Cut:
     def warps(self) -> int:
         """Warps of a CTA."""
         return self.columns.warps * self.rows.warps
+
+    @property
+    def lane_blocks(self) -> int:
+        """Blocks whose activations a warp prepares, eight of each block in a lane."""
+        return ceil_div(self.columns.cta_blocks, self.warps)
+
+    @property
+    def has_partial_blocks(self) -> bool:
+        """Whether the warps' last blocks, or units of a row's last block, are beyond the row."""
+        return self.columns.is_ragged or self.columns.cta_blocks % self.warps > 0
 
 
 def cut_launch(
@@ -243,7 +280,7 @@ def cut_launch(
     The cut may exceed the options' limits; the spec then refuses it.
     """
     most_warps = footprint.most_warps(options.shared)
-    columns = _cut_columns(options, layouts[0].row_tiles, most_warps, even)
+    columns = _cut_columns(options, layouts[0], most_warps, even)
     row_warps = options.groups or max(1, most_warps // columns.warps)
     warps = columns.warps * row_warps
     shared = options.shared - footprint.tables
@@ -267,13 +304,14 @@ def even_tiles(options: CutOptions, layouts: Sequence[Layout]) -> tuple[int, ...
     return (options.tiles_each or ceil_div(tiles, options.clusters),) * len(layouts)
 
 
-def _cut_columns(options: CutOptions, blocks: int, most_warps: int, even: bool) -> ColumnCut:
+def _cut_columns(options: CutOptions, of: Layout, most_warps: int, even: bool) -> ColumnCut:
+    blocks, is_ragged = of.row_tiles, of.cols % (TILE_COLS * options.cluster) > 0
     most = max(1, min(most_warps, blocks // options.cluster))
     if even:
         cta_blocks = ceil_div(blocks, options.cluster)
         taken = {k: k * ceil_div(cta_blocks, k) for k in range(1, most + 1)}
         most = max(k for k in taken if 16 * taken[k] <= 17 * min(taken.values()))
-    return ColumnCut(blocks, options.cluster, options.split or most)
+    return ColumnCut(blocks, options.cluster, options.split or most, is_ragged)
 
 
 def _cut_rows(

@@ -23,8 +23,9 @@ from functools import lru_cache
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.linear.choice import Limits
+from urdir.ptxgen.kernels.linear.packed_parts import BANDS
 from urdir.ptxgen.kernels.linear.products.gemm_mma import GemmMma, MmaCut
-from urdir.ptxgen.kernels.linear.products.packed_tiling import BANDS, CTA_COST
+from urdir.ptxgen.kernels.linear.products.packed_product import CTA_COST
 from urdir.ptxgen.spec import ceil_div
 from urdir.ptxgen.target import since
 from urdir.ptxgen.weights.format import Format
@@ -79,7 +80,7 @@ def estimate(product: GemmMma, limits: Limits) -> float:
     together = TILE + PER_VECTOR[cut.operands] * cut.vectors
     warps = beside * cut.splits * cut.row_groups / cut.operands
     alone = cut.operands * (ALONE + ALONE_PER_VECTOR * cut.vectors) / warps
-    return waves * beside * cut.row_groups * product.row_tiles * max(together, alone)
+    return waves * beside * cut.row_groups * product.layout.row_tiles * max(together, alone)
 
 
 def _ways(product: GemmMma, limits: Limits) -> Iterator[GemmMma]:

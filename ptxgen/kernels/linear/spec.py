@@ -10,59 +10,26 @@ from typing import Any, ClassVar
 import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
-from urdir.ptxgen.kernels.linear.epilogue.pack import PackedOutput
-from urdir.ptxgen.kernels.linear.product import EPILOGUES, MainLoop
+from urdir.ptxgen.kernels.linear.epilogue.activation import ELEMENTWISE, Bounded, Gated
+from urdir.ptxgen.kernels.linear.epilogue.adapted import Adapted
+from urdir.ptxgen.kernels.linear.epilogue.bias import Bias
+from urdir.ptxgen.kernels.linear.epilogue.residual import Residual
 from urdir.ptxgen.kernels.linear.prologue.norm import Normed
-from urdir.ptxgen.kernels.linear.prologue.own import OwnVectors
-from urdir.ptxgen.kernels.linear.prologue.packed import PackedInput
-from urdir.ptxgen.kernels.linear.steps import Epilogue, Prologue, Reference
+from urdir.ptxgen.kernels.linear.reference import completed, multiply
+from urdir.ptxgen.kernels.linear.steps import Epilogue, Part, Product, Prologue
 from urdir.ptxgen.ptx.architecture import ARCHITECTURES
 from urdir.ptxgen.spec import Access, Array, Param, ceil_div
 from urdir.ptxgen.weights.formats import Format
 from urdir.ptxgen.weights.layout import Layout, random_weights
-from urdir.ptxgen.weights.packed_few import Order
 
+#: The steps after products of matrices, in this order; main loops add those that only they take.
+EPILOGUES: tuple[type[Epilogue], ...] = (Bias, Adapted, Gated, *ELEMENTWISE, Residual, Bounded)
 #: Activation vectors of one launch at most: the columns of an ``mma`` tile.
 MAX_BATCH = 8
 #: SMs of a big GPU, for which a launch is cut.
 SMS = 132
 #: Bytes of shared memory that a CTA takes by default: every GPU has as many.
 SHARED_NBYTES = min(architecture.shared_per_cta for architecture in ARCHITECTURES.values())
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """One of the matrices of a launch: names of its registers, and the CTAs that work on it."""
-
-    number: int
-    layout: Layout
-    first_cta: int
-    ctas: int
-
-    @property
-    def rows(self) -> int:
-        """Rows of the matrix."""
-        return self.layout.rows
-
-    @property
-    def suffix(self) -> str:
-        """What follows the names of its parameters: nothing for the first one."""
-        return str(self.number or "")
-
-    @property
-    def weights(self) -> str:
-        """Register with the matrix's address."""
-        return f"%weights{self.suffix}"
-
-    @property
-    def bias(self) -> str:
-        """Register with the address of its bias."""
-        return f"%bias{self.suffix}"
-
-    @property
-    def y(self) -> str:
-        """Register with the address of its product."""
-        return f"%y{self.suffix}"
 
 
 def side_by_side(layouts: Sequence[Layout], cta_rows: Sequence[int]) -> tuple[Part, ...]:
@@ -75,7 +42,7 @@ def side_by_side(layouts: Sequence[Layout], cta_rows: Sequence[int]) -> tuple[Pa
 
 
 @dataclass(frozen=True)
-class LinearSpec(MainLoop):
+class LinearSpec(Product):
     """y[b] = W x[b], W (rows, cols) repacked, for ``batch`` activation vectors: a main loop between
     steps.
 
@@ -123,44 +90,14 @@ class LinearSpec(MainLoop):
         """How the (first) weights lie in memory."""
         return self.layouts[0]
 
-    @property
-    def row_units(self) -> int:
-        """Units of a row of a matrix."""
-        return self.layout.row_units
-
-    @property
-    def parts(self) -> tuple[Part, ...]:
-        """The matrices with a product of their own, side by side in the grid."""
-        raise NotImplementedError
-
-    @property
-    def total_rows(self) -> int:
-        """Rows of all products."""
-        return self.rows + sum(rows for _, rows in self.others)
-
-    @property
-    def has_minimums(self) -> bool:
-        """Whether some matrix' groups have an additive term."""
-        return any(fmt.has_minimums for fmt in self.formats)
-
-    @property
-    def packed(self) -> bool:
-        """Whether x is packed."""
-        return self.has(PackedInput)
-
-    @property
-    def packs(self) -> Order | None:
-        """The order in which the product is left packed."""
-        step = self.find(PackedOutput)
-        return None if step is None else step.order
-
     # ---- parameters and reference ----
 
     @property
     def params(self) -> tuple[Param, ...]:
         """The first matrix' weights and x, then weights, bias and y of each matrix in turn, and the
         parameters of steps (`Step.leads`)."""
-        params = [Param(name, "u8", (self.layout.nbytes,), Access.IN) for name in self.matrices]
+        first = self.weights_of(self.parts[0])
+        params = [Param(name, "u8", (self.layout.nbytes,), Access.IN) for name in first]
         params.append(Param("x", "f32", ("batch", "cols"), Access.IN))
         params += [p for step in self.fused if step.leads for p in step.params(self)]
         for part in self.parts:
@@ -170,34 +107,15 @@ class LinearSpec(MainLoop):
             params += [p for step in self.epilogue_of(part) for p in step.part_params(self, part)]
             params.append(Param(f"y{part.suffix}", "f32", ("batch", part.rows), Access.OUT))
         params += [p for step in self.fused if not step.leads for p in step.params(self)]
-        for step in self.fused:
-            params = [step.stored(p, self) for p in params]
-        return tuple(params)
+        return self.stored(params)
 
     def reference(self, **inputs: Any) -> dict[str, Array]:
-        outputs: dict[str, Array] = {}
-        x = self.multiplied(inputs, outputs)
-        for part in self.parts:
-            if self.has(OwnVectors):
-                x = inputs[f"vector{part.number}" if part.number else "x"].astype(np.float64)
-            names = (f"weights{part.suffix}", *self.matrices[1:])
-            products = [x @ part.layout.unpack(inputs[n]).astype(np.float64).T for n in names]
-            self.finish(products, Reference(self, part, inputs, outputs))
-        return outputs
+        return multiply(self, inputs)
 
     def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
-        layouts = {f"weights{part.suffix}": part.layout for part in self.parts}
-        if self.gated:
-            layouts["up"] = self.layout
-        inputs: dict[str, Any] = {}
-        for p in self.params:
-            if p.name in layouts:
-                inputs[p.name] = random_weights(layouts[p.name], rng)
-            elif p.access is Access.IN:
-                inputs[p.name] = rng.standard_normal(self.shape_of(p)).astype(np.float32)
-        for step in self.fused:
-            inputs |= step.make_inputs(self, rng)
-        return inputs
+        named = {name: part.layout for part in self.parts for name in self.weights_of(part)}
+        weights = {name: random_weights(layout, rng) for name, layout in named.items()}
+        return completed(self, weights, rng)
 
     def bytes_moved(self) -> int:
         """Without the row powers, which are not read."""
@@ -208,7 +126,8 @@ class LinearSpec(MainLoop):
         return own - powers - up + sum(step.bytes_moved(self) for step in self.fused)
 
     def flops(self) -> int:
-        return 2 * self.batch * self.total_rows * self.cols * self.pair
+        rows = sum(part.rows for part in self.parts)
+        return 2 * self.batch * rows * self.cols * self.pair
 
 
 def odd_cols(fmt: Format) -> int:

@@ -11,28 +11,53 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.activation import Activation
+from urdir.ptxgen.kernels.norm import Norm
 from urdir.ptxgen.spec import Access, Array, KernelSpec, Param
 from urdir.ptxgen.weights.formats import Format
+from urdir.ptxgen.weights.layout import Layout
 
 S = TypeVar("S", bound="Step")
 
 
-class Part(Protocol):
-    """One of the matrices of a launch."""
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One of the matrices of a launch: names of its registers, and the CTAs that work on it."""
+
+    number: int
+    layout: Layout
+    first_cta: int
+    ctas: int
 
     @property
-    def number(self) -> int: ...
-    @property
-    def rows(self) -> int: ...
+    def rows(self) -> int:
+        """Rows of the matrix."""
+        return self.layout.rows
+
     @property
     def suffix(self) -> str:
         """What follows the names of its parameters: nothing for the first one."""
+        return str(self.number or "")
+
+    @property
+    def weights(self) -> str:
+        """Register with the matrix's address."""
+        return f"%weights{self.suffix}"
+
+    @property
+    def bias(self) -> str:
+        """Register with the address of its bias."""
+        return f"%bias{self.suffix}"
+
+    @property
+    def y(self) -> str:
+        """Register with the address of its product."""
+        return f"%y{self.suffix}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +121,9 @@ class Step:
 
 
 class Prologue(Step):
-    """Base of what x goes through before it is multiplied."""
+    """Base of what x goes through before it is multiplied. ``normalises``: x is then normalised."""
+
+    normalises: ClassVar[bool] = False
 
     __slots__ = ()
 
@@ -114,6 +141,11 @@ class Prologue(Step):
     def warp_sums(self) -> int:
         """Sums (f32) of each warp in shared memory."""
         return 0
+
+    @property
+    def norm_of_x(self) -> Norm | None:
+        """The norm of x that it computes."""
+        return None
 
     def apply(self, x: Array, of: Reference) -> Array:
         """x (batch, cols) in float64 after it; what else it writes goes to ``of.outputs``."""
@@ -163,8 +195,9 @@ def check_order(name: str, steps: tuple[Step, ...], takes: tuple[type[Step], ...
 
 
 class Product(KernelSpec):
-    """What steps know of their product: y = W x of a matrix W (rows, cols) and of ``others``,
-    (format, rows) of more matrices for the same x, each with its own y.
+    """y = W x of a matrix W (rows, cols) and of ``others``, (format, rows) of more matrices for the
+    same x, each with its own y: a main loop between the steps of a ``prologue``, which x goes
+    through, and of an ``epilogue``, which the product goes through.
     """
 
     format: Format
@@ -175,32 +208,38 @@ class Product(KernelSpec):
     epilogue: tuple[Epilogue, ...] = ()
     others: tuple[tuple[Format, int], ...] = ()
 
+    #: The steps that the main loop takes, in this order.
+    prologues: ClassVar[tuple[type[Prologue], ...]] = ()
+    epilogues: ClassVar[tuple[type[Epilogue], ...]] = ()
     #: Whether x is many vectors packed as f16 (`weights.packed`).
     packs_many: ClassVar[bool] = False
+
+    @classmethod
+    def of(cls, *fields: Any, **named: Any) -> Self:
+        """A product whose steps stand, in order, among its other ``fields``."""
+        for name, kind in (("prologue", Prologue), ("epilogue", Epilogue)):
+            if steps := tuple(step for step in fields if isinstance(step, kind)):
+                named[name] = steps
+        return cls(*(field for field in fields if not isinstance(field, Step)), **named)
+
+    @classmethod
+    def in_order(cls, *steps: Step) -> tuple[Step, ...]:
+        """The steps in the order of the main loop; those that it does not take last."""
+        order = (*cls.prologues, *cls.epilogues)
+        places = {kind: place for place, kind in enumerate(order)}
+        return tuple(sorted(steps, key=lambda step: places.get(type(step), len(order))))
+
+    def check_steps(self, epilogues: tuple[type[Epilogue], ...] = ()) -> None:
+        """Raise PtxgenError for a step that the product does not take, or not in this order;
+        ``epilogues`` are those that it takes, if not all of its class."""
+        check_order(self.name, self.prologue, self.prologues)
+        check_order(self.name, self.epilogue, epilogues or self.epilogues)
+        for step in self.fused:
+            step.check(self)
 
     @property
     def cluster(self) -> int:
         """CTAs of a cluster that share the columns."""
-        return 1
-
-    @property
-    def passes(self) -> int:
-        """Passes over a CTA's rows."""
-        return 1
-
-    @property
-    def cta_rows(self) -> int:
-        """Rows that a CTA finishes in a pass."""
-        return self.rows
-
-    @property
-    def cta_warps(self) -> int:
-        """Warps of a CTA."""
-        return 1
-
-    @property
-    def column_warps(self) -> int:
-        """Warps of a CTA that share a row, each with a sum of its own."""
         return 1
 
     @property
@@ -244,12 +283,31 @@ class Product(KernelSpec):
         """The steps after the product of one of the matrices."""
         return tuple(step for step in self.epilogue if step.of_part(self, part))
 
-    def finish(self, products: Sequence[Array], of: Reference) -> None:
-        """What follows the ``products`` of a matrix or a pair; the outputs have the result."""
+    def weights_of(self, part: Part) -> tuple[str, ...]:
+        """The parameters of the matrices of a part."""
+        return (f"weights{part.suffix}", "up")[: self.pair]
+
+    def multiplied(
+        self, inputs: dict[str, Any], outputs: dict[str, Array], part: Part | None = None
+    ) -> Array:
+        """The vectors that the weights of a part, or of the first one, multiply, f64."""
+        x: Array = inputs["x"]
+        for step in self.prologue:
+            x = step.apply(x, Reference(self, part or self.parts[0], inputs, outputs))
+        return x.astype(np.float64)
+
+    def stored(self, params: Iterable[Param]) -> tuple[Param, ...]:
+        """The parameters in the layouts that steps require."""
+        for step in self.fused:
+            params = [step.stored(param, self) for param in params]
+        return tuple(params)
+
+    def ended(self, products: Sequence[Array], of: Reference) -> Array:
+        """What the steps make of the ``products`` with a matrix or a pair."""
         y = np.stack(products) if self.gated else products[0]
         for step in self.epilogue_of(of.part):
             y = step.apply(y, of)
-        of.outputs.setdefault(f"y{of.part.suffix}", y.astype(np.float32))
+        return y
 
     def bias_shape(self, part: Part) -> tuple[str | int, ...]:
         """The shape of the biases of a matrix."""
@@ -272,6 +330,12 @@ class Product(KernelSpec):
         return next((f for f in made if f is not None), None)
 
     @property
-    def residual(self) -> bool:
-        """Whether the product is added to a residual."""
-        return self.step("residual") is not None
+    def norm(self) -> Norm | None:
+        """The norm of x that the launch computes."""
+        made = (step.norm_of_x for step in self.prologue)
+        return next((norm for norm in made if norm is not None), None)
+
+    @property
+    def normed(self) -> bool:
+        """Whether x is normalised, by this launch or by the one before as well."""
+        return any(step.normalises for step in self.prologue)

@@ -69,14 +69,15 @@ from functools import lru_cache
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.linear.epilogue.adapted import Adapted
-from urdir.ptxgen.kernels.linear.packed_parts import Mixture
+from urdir.ptxgen.kernels.linear.epilogue.residual import Residual
+from urdir.ptxgen.kernels.linear.packed_parts import BANDS, Mixture
 from urdir.ptxgen.kernels.linear.products.gemm_wgmma import (
     FEW,
     SLICE_REGISTERS,
     GemmWgmma,
     WgmmaCut,
 )
-from urdir.ptxgen.kernels.linear.products.packed_tiling import BANDS, CTA_COST, SM_NBYTES
+from urdir.ptxgen.kernels.linear.products.packed_product import CTA_COST, SM_NBYTES
 from urdir.ptxgen.ptx.architecture import SM_REGISTERS
 from urdir.ptxgen.spec import ceil_div
 from urdir.ptxgen.weights.format import Format
@@ -163,7 +164,7 @@ def _in_turns(way: GemmWgmma, sms: int) -> GemmWgmma:
     """With a CTA for each SM, if there are more tiles than that and turns pay."""
     if not way.can_take_turns or way.batch < TURN_BATCH or _ctas(way) <= sms:
         return way
-    if way.residual and (way.row_tiles < TURN_ROW_TILES or way.tiles <= way.row_ctas):
+    if way.has(Residual) and (way.layout.row_tiles < TURN_ROW_TILES or way.tiles <= way.row_ctas):
         return way
     for weights, activations in TURN_RINGS:
         try:
@@ -185,7 +186,7 @@ def estimate(product: GemmWgmma, sms: int) -> float:
     cut = product.cut
     if product.mixture is not None:
         return _estimate_of_experts(product, product.mixture, sms)
-    ctas, tiles = _ctas(product), ceil_div(product.row_tiles, cut.cluster)
+    ctas, tiles = _ctas(product), ceil_div(product.layout.row_tiles, cut.cluster)
     each = ceil_div(ctas, sms)
     waves = ceil_div(each, min(each, _together(product)))
     per_vector = ALONE_PER_VECTOR if product.overlaps else APART_PER_VECTOR
@@ -207,7 +208,7 @@ def estimate(product: GemmWgmma, sms: int) -> float:
     apart += SPLIT * cut.splits * cut.vectors / FEW if cut.splits > 1 else 0.0
     together = math.sqrt(math.hypot(*(us * us for us in at_once)))  # the longest, or some more
     end = NEXT + END * min(max(0, cut.vectors - FEW), FEW)
-    ends = 1 if product.takes_turns else waves
+    ends = 1 if product.cut.takes_turns else waves
     return LAUNCH + ends * end + together + apart
 
 
@@ -236,7 +237,7 @@ def _estimate_of_experts(product: GemmWgmma, mixture: Mixture, sms: int) -> floa
     ctas = math.ceil(tiles) * product.launch_shape.grid[0]
     alone = (EXPERT_ALONE + EXPERT_ALONE_VECTOR * cut.vectors) / cut.warpgroups
     together = cut.resident * (EXPERT_TILE + EXPERT_VECTOR * cut.vectors)
-    each = cut.row_groups * product.row_tiles * max(together, alone)
+    each = cut.row_groups * product.layout.row_tiles * max(together, alone)
     return ceil_div(ctas, sms * cut.resident) * (BEGIN + each)
 
 
@@ -267,7 +268,9 @@ def _with_cuts(product: GemmWgmma, sms: int) -> Iterator[GemmWgmma]:
 
 def _clusters(product: GemmWgmma, vectors: int) -> tuple[int, ...]:
     """CTAs that a cluster may have: of a product with adapters, which may compute A x, two."""
-    is_long = product.row_tiles >= TILES_OF_THREE and not any(f.is_float for f in product.formats)
+    is_long = product.layout.row_tiles >= TILES_OF_THREE and not any(
+        f.is_float for f in product.formats
+    )
     return (1, 2, 3) if vectors <= FEW and is_long and not product.has(Adapted) else (1, 2)
 
 

@@ -41,6 +41,7 @@ from urdir.model.memory.weights import Weights
 from urdir.model.verify.conformance import relative_rms
 from urdir.ptxgen.kernels.exchange.gives import Gives
 from urdir.ptxgen.kernels.linear.epilogue.send import Send
+from urdir.ptxgen.kernels.linear.prologue.norm import BegunNorm
 from urdir.ptxgen.kernels.linear.prologue.sum import RankAdd
 
 DATA = Path(__file__).parents[2] / "data"
@@ -340,7 +341,7 @@ def test_products_of_one_row_are_given_to_the_other_rank(two: tuple[Engine, str]
         send = given["blk.1.ffn_down"].find(Send)
         assert send.gives == Gives(2, 0, session.exchange.shape.capacity)
         if not shape.prompt:
-            assert isinstance(given["blk.1.attn_qkv"].add, RankAdd)
+            assert given["blk.1.attn_qkv"].has(RankAdd)
 
 
 @tensors_alone
@@ -355,7 +356,7 @@ def test_sums_of_several_rows_begin_the_norm_that_follows(
         eager.feed([11], 1)
         shape = eager.session.shapes.decode(2, 5, Output.LOGITS)
         launches = {of.label: of.kernel for of in eager.session.steps.bound(shape).plan}
-        assert launches["blk.1.attn_qkv"].summarised
+        assert launches["blk.1.attn_qkv"].has(BegunNorm)
         return eager.logits((0, 1))
 
     expected, found = on_both(one, two[0], work)

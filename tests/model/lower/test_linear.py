@@ -24,8 +24,12 @@ from urdir.model.lower.parts import device_limits
 from urdir.model.memory.session_settings import SessionSettings
 from urdir.model.verify.conformance import relative_rms
 from urdir.ptxgen.kernels.linear.choice import Limits, LinearRequest, choose_linear
+from urdir.ptxgen.kernels.linear.epilogue.norm import BeginNorm
+from urdir.ptxgen.kernels.linear.epilogue.pack import PackedOutput
 from urdir.ptxgen.kernels.linear.epilogue.residual import Residual
 from urdir.ptxgen.kernels.linear.products.gemv import Gemv
+from urdir.ptxgen.kernels.linear.prologue.norm import BegunNorm
+from urdir.ptxgen.kernels.linear.prologue.packed import PackedInput
 from urdir.ptxgen.kernels.linear.spec import LinearSpec
 from urdir.ptxgen.ptx.architecture import ARCHITECTURES, PORTABLE_CLUSTER
 from urdir.ptxgen.target import TESTED
@@ -116,14 +120,14 @@ def test_norms_begin_where_their_vectors_are_made(engine: Engine, rows: int, beg
     made: list[object] = [None]
     for launch in launches:
         kernel = cast("LinearSpec", launch.kernel)
-        if kernel.residual:
-            assert kernel.summarises is begun
+        if kernel.has(Residual):
+            assert kernel.has(BeginNorm) is begun
             made.append(launch.args.get("next_norm"))
             begun_by = cast("Mapping[str, Slice]", launch.args)
         elif kernel.norm is not None:
-            assert kernel.summarised is (begun and len(made) > 1)
-            assert ("norm" in launch.args) is not kernel.summarised
-        if kernel.summarised:
+            assert kernel.has(BegunNorm) is (begun and len(made) > 1)
+            assert ("norm" in launch.args) is not kernel.has(BegunNorm)
+        if kernel.has(BegunNorm):
             read = cast("Mapping[str, Slice]", launch.args)
             assert read["x"].address == begun_by["scaled"].address
             assert read["x_summary"].address == begun_by["y_summary"].address
@@ -139,8 +143,10 @@ def test_a_launch_leaves_shared_memory_to_the_next(engine: Engine) -> None:
         assert isinstance(kernel, Gemv)
         assert kernel.options.sms == limits.sm_count
         assert kernel.options.shared <= limits.shared_per_block_optin
-        taken[kernel.residual].add(1024 + kernel.launch_shape.shared_bytes)
-        taken[kernel.residual].add(1024 + max(kernel.options.shared, kernel.options.least_shared))
+        taken[kernel.has(Residual)].add(1024 + kernel.launch_shape.shared_bytes)
+        taken[kernel.has(Residual)].add(
+            1024 + max(kernel.options.shared, kernel.options.least_shared)
+        )
     assert 2 * min(taken[True]) > limits.shared_per_sm
     assert max(taken[True]) + max(taken[False]) <= limits.shared_per_sm
 
@@ -209,8 +215,8 @@ def test_activations_of_networks_are_packed_from_four_rows_on(engine: Engine, ro
         plan = build_plan(session.parts, StepShape(rows, KEYS, Output.GREEDY))
     launches = [op for op in plan if isinstance(op, Launch)]
     linear = [op for op in launches if isinstance(op.kernel, LinearSpec)]
-    assert {op.label for op in linear if op.kernel.packs} == packs
-    assert {op.label for op in linear if op.kernel.packed} == packed
+    assert {op.label for op in linear if op.kernel.has(PackedOutput)} == packs
+    assert {op.label for op in linear if op.kernel.has(PackedInput)} == packed
 
 
 def test_a_prompt_step_takes_packed_activations(engine: Engine) -> None:

@@ -16,6 +16,8 @@ from urdir.model.graph.ops import Activate, Add, Bound, Gate, Product, Scale, Sc
 from urdir.model.graph.ops import Norm as Normed
 from urdir.model.graph.tensor import Tensor
 from urdir.ptxgen.kernels.activation import Activation
+from urdir.ptxgen.kernels.linear.epilogue.norm import BeginNorm
+from urdir.ptxgen.kernels.linear.prologue.norm import BegunNorm
 from urdir.ptxgen.kernels.norm import Norm
 
 HIDDEN, WIDTH = 96, 160
@@ -249,8 +251,8 @@ def test_a_begun_norm_is_that_norm_alone(bench: LinearBench) -> None:
         bench.product(f"next {number}", bench.normed(y, of), matrix, bench.out(HIDDEN))
     bench.lower()
     made: list[Any] = [op.kernel for op in bench.plan if isinstance(op, Launch)]
-    assert made[0].summarises
-    assert [kernel.summarised for kernel in made[1:]] == [True, False]
+    assert made[0].has(BeginNorm)
+    assert [kernel.has(BegunNorm) for kernel in made[1:]] == [True, False]
 
 
 @pytest.mark.parametrize(("rows", "exact"), [(4, False)])

@@ -14,7 +14,10 @@ from urdir.model.families.synthetic import SyntheticModel
 from urdir.model.measure.paper_device import paper_device
 from urdir.model.memory.session_settings import SessionSettings
 from urdir.model.memory.weights import Weights
+from urdir.ptxgen.kernels.linear.epilogue.pack import PackedOutput
 from urdir.ptxgen.kernels.linear.products.gemm_small import GemmSmall
+from urdir.ptxgen.kernels.linear.prologue.norm import BegunNorm
+from urdir.ptxgen.kernels.linear.prologue.packed import PackedInput
 
 #: What Q, K and V, gate and up, and the output, of another type in some models, take after a norm:
 #: packed in an order, or None.
@@ -43,13 +46,14 @@ def test_the_order_is_that_of_the_type(kind: str) -> None:
         if isinstance(launch, Launch) and isinstance(launch.kernel, GemmSmall):
             found[launch.label] = launch.kernel
     heads = found["blk.5.attn_output"]
-    assert heads.packed
-    assert heads.packs == ORDERS[kind][0]
+    assert heads.has(PackedInput)
+    output = heads.find(PackedOutput)
+    assert (output.order if output else None) == ORDERS[kind][0]
     orders = dict(zip(("blk.5.attn_qkv", "blk.5.ffn_gate_up", "output"), ORDERS[kind], strict=True))
     for name, order in orders.items():
         kernel = found[name]
-        assert kernel.summarised
-        assert (kernel.order if kernel.packed else None) == order
+        assert kernel.has(BegunNorm)
+        assert (kernel.order if kernel.has(PackedInput) else None) == order
 
 
 @pytest.mark.parametrize(("kind", "rows", "packed"), [("nvfp4", 2, True), ("q4_k", 4, False)])
@@ -67,4 +71,4 @@ def test_exact_factors_are_multiplied_with_packed_vectors_from_two_rows_on(
     for name in ("attn_qkv", "attn_output", "ffn_gate_up"):
         kernel = found[f"blk.5.{name}"]
         assert isinstance(kernel, GemmSmall)
-        assert kernel.packed == packed
+        assert kernel.has(PackedInput) == packed

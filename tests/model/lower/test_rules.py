@@ -30,7 +30,10 @@ from urdir.model.lower.step import lower
 from urdir.model.measure.paper_device import paper_device
 from urdir.model.memory.session_settings import SessionSettings
 from urdir.model.memory.weights import Weights
+from urdir.ptxgen.kernels.linear.epilogue.norm import BeginNorm
+from urdir.ptxgen.kernels.linear.epilogue.residual import Residual
 from urdir.ptxgen.kernels.linear.prologue.gate import Gate
+from urdir.ptxgen.kernels.linear.prologue.norm import BegunNorm
 from urdir.ptxgen.kernels.linear.prologue.sum import NormedAdd
 
 SIZES = {"layers": 2, "hidden": 256, "heads": 4, "ffn": 512, "vocab": 64, "context": 512}
@@ -71,12 +74,12 @@ def test_one_launch_has_the_norm_all_products_and_the_gate() -> None:
         assert few["attn_qkv"].norm is not None
         assert len(few["attn_qkv"].others) == 2
         assert few["ffn_gate_up"].gated
-        assert few["ffn_down"].residual
+        assert few["ffn_down"].has(Residual)
         many = kernels(session, 64, prompt=64)
         assert [label for label in many if label.endswith(".norm")] == ["blk.0.attn_qkv.norm"]
         assert many["blk.0.ffn_gate_up"].gated
-        assert many["blk.0.ffn_gate_up"].summarised
-        assert many["blk.0.attn_output"].summarises
+        assert many["blk.0.ffn_gate_up"].has(BegunNorm)
+        assert many["blk.0.attn_output"].has(BeginNorm)
 
 
 def test_gate_and_up_of_different_types_are_not_one_product() -> None:
@@ -106,8 +109,8 @@ def test_a_sum_of_several_rows_begins_the_norm_that_follows(
     with opened(exact=exact) as session:
         found = kernels(session, rows)
         for first, second in (("attn_output", "ffn_gate_up"), ("ffn_down", "output")):
-            assert found[first].summarises == begun
-            assert found[second].summarised == begun
+            assert found[first].has(BeginNorm) == begun
+            assert found[second].has(BegunNorm) == begun
 
 
 def test_a_norm_after_a_block_is_left_to_the_next_product_of_one_row() -> None:
@@ -124,7 +127,7 @@ def test_a_norm_after_a_block_is_left_to_the_next_product_of_one_row() -> None:
 
     with opened(change=with_post_norms) as session:
         one, several = kernels(session, 1), kernels(session, 4)
-        assert isinstance(one["ffn_gate_up"].add, NormedAdd)
+        assert one["ffn_gate_up"].has(NormedAdd)
         assert "post_norm" not in one
         assert "post_norm" in several
         assert several["post_norm"].then is not None

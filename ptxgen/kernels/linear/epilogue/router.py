@@ -38,33 +38,33 @@ class RouterParts(Epilogue):
         norm = " * next_norm" if self.normed else ""
         return f"logit_parts: router * (y{norm}) of a CTA's rows; square_parts: of y"
 
-    def check(self, product: Product) -> None:
+    def check(self, product: Any) -> None:
         if product.batch != 1 or not product.has(Residual) or product.others:
             raise PtxgenError(f"{product.name}: router_parts is for one vector with a residual")
-        if product.cluster > 1 or product.passes > 1:
+        if product.cluster > 1 or product.cut.rows.passes > 1:
             raise PtxgenError(f"{product.name}: router_parts is for one CTA's rows of one pass")
-        rows = product.cta_rows
+        rows = product.cut.own_rows
         if rows & (rows - 1) or rows > 128 or product.rows % rows:
             raise PtxgenError(
                 f"{product.name}: router_parts of {product.rows} rows, {rows} a CTA: "
                 "a power of two, 128 at most, of which the rows are a multiple"
             )
-        if product.column_warps < 2:
+        if product.cut.columns.warps < 2:
             raise PtxgenError(f"{product.name}: router_parts needs the room of two sums a row")
         if self.weights(product) > MOST_WEIGHTS:
             raise PtxgenError(f"{product.name}: router_parts of {self.experts} experts: too many")
 
-    def weights(self, product: Product) -> int:
+    def weights(self, product: Any) -> int:
         """Weights of the router in a thread's registers."""
-        return 4 * ceil_div(self.experts * product.cta_rows // 4, 32 * product.cta_warps)
+        return 4 * ceil_div(self.experts * product.cut.own_rows // 4, 32 * product.cut.warps)
 
     def layout(self, product: Product) -> Layout:
         """How the router lies in memory."""
         return Layout(FORMATS["F32"], self.experts, product.rows)
 
-    def count(self, product: Product) -> int:
+    def count(self, product: Any) -> int:
         """CTAs with rows."""
-        return product.rows // product.cta_rows
+        return int(product.rows // product.cut.own_rows)
 
     def params(self, product: Product) -> tuple[Param, ...]:
         count = self.count(product)

@@ -92,7 +92,7 @@ class SelfAdapted(OwnAdapted):
         which sums are multiplied; nothing without an adapter."""
         x, product, factor = of.inputs["x"], of.product, 1.0
         for step in product.prologue:
-            if isinstance(step, Normed) and not step.is_first:
+            if isinstance(step, Normed) and step.norm.is_factor:
                 squares = np.mean(np.square(x.astype(np.float64)))
                 factor = 1 / np.sqrt(squares + step.norm.eps)
             x = step.apply(x, Reference(product, product.parts[0], of.inputs, {}))

@@ -43,7 +43,7 @@ class SharedAdapted(OwnAdapted):
 
     def scratch_at(self, product: Any) -> int:
         """Where the sums of a warp lie."""
-        return int(product.adapted_at) + self.table_nbytes(product.cut.vectors) - SUMS_NBYTES
+        return int(product.memory.adapted_at) + self.table_nbytes(product.cut.vectors) - SUMS_NBYTES
 
     @property
     def rank_tiles(self) -> int:

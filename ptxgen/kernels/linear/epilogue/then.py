@@ -46,7 +46,7 @@ class Continued(Epilogue):
     def text(self) -> str:
         return f"{self.kernel.name} of one token takes the first product; then_...: its arguments"
 
-    def check(self, product: Product) -> None:
+    def check(self, product: Any) -> None:
         then, rows = self.kernel, product.rows
         if then.rows != 1 or then.segments or then.channels != rows:
             raise PtxgenError(
@@ -62,7 +62,7 @@ class Continued(Epilogue):
             raise PtxgenError(
                 f"{product.name}: states of more than {MOST_VALUES} values after a product"
             )
-        if product.has(Gated) or product.has(Residual) or product.passes > 1:
+        if product.has(Gated) or product.has(Residual) or product.cut.rows.passes > 1:
             raise PtxgenError(
                 f"{product.name}: {then.name} after a product with gate or residual, or in passes"
             )

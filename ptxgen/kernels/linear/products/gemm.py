@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -13,9 +13,9 @@ from urdir.ptxgen.kernels.linear.epilogue.activation import Activated, Bounded, 
 from urdir.ptxgen.kernels.linear.epilogue.adapted import Adapted
 from urdir.ptxgen.kernels.linear.epilogue.bias import Bias
 from urdir.ptxgen.kernels.linear.epilogue.residual import Residual
-from urdir.ptxgen.kernels.linear.product import EPILOGUES
-from urdir.ptxgen.kernels.linear.products.gemm_tile import TILE, CtaTile
-from urdir.ptxgen.kernels.linear.spec import LinearSpec, Part, odd_cols, side_by_side
+from urdir.ptxgen.kernels.linear.products.gemm_tile import TILE
+from urdir.ptxgen.kernels.linear.spec import EPILOGUES, LinearSpec, odd_cols, side_by_side
+from urdir.ptxgen.kernels.linear.steps import Part
 from urdir.ptxgen.spec import LaunchShape, Tolerance, ceil_div
 from urdir.ptxgen.weights.formats import FORMATS, UNIT
 
@@ -38,6 +38,8 @@ class Gemm(LinearSpec):
 
     batch: int = 1
 
+    #: What a CTA computes.
+    cut = TILE
     most_batch = sys.maxsize
     prologues = ()
     epilogues = tuple(kind for kind in EPILOGUES if kind not in (Gated, Residual))
@@ -53,24 +55,9 @@ class Gemm(LinearSpec):
         if 4 * self.batch * self.cols >= 2**32:
             raise PtxgenError(f"gemm: {self.batch} x {self.cols} activations exceed 4 GiB")
 
-    @property
-    def cut(self) -> CtaTile:
-        """What a CTA computes."""
-        return TILE
-
     @cached_property
     def parts(self) -> tuple[Part, ...]:
         return side_by_side(self.layouts, [self.cut.rows])
-
-    @property
-    def steps(self) -> int:
-        """Steps in which a CTA goes through the columns."""
-        return self.cut.steps(self.layout)
-
-    @property
-    def depth(self) -> int:
-        """Steps that loads run ahead."""
-        return self.cut.steps_ahead(self.layout)
 
     @property
     def launch_shape(self) -> LaunchShape:
@@ -87,20 +74,19 @@ class Gemm(LinearSpec):
 
     @classmethod
     def examples(cls) -> Mapping[str, Gemm]:
-        q8, q4_k, f16, f32 = (FORMATS[name] for name in ("Q8_0", "Q4_K", "F16", "F32"))
-        each = {
-            fmt.name: cls.of(fmt, 33, odd_cols(fmt), *[Bias()] * (i % 2 == 0), batch=9 + i)
-            for i, fmt in enumerate(FORMATS.values())
-        }
-        ends = Scaled(0.25), Bounded(20.0, 16.0)
-        return {
-            "few rows": cls(q8, 8, UNIT, batch=9),
-            **each,
-            "tiles": cls(q4_k, 130, 256, batch=129),
-            "F16 odd": cls.of(f16, 31, 70, Bias(), batch=20),
-            "adapted": cls.of(q8, 33, 96, Bias(), Adapted(2, 8), batch=17),
-            "gelu": cls.of(q8, 34, 96, Bias(), Activated(Activation("gelu")), batch=17),
-            "silu": cls.of(f16, 33, 64, Activated(Activation("silu")), Scaled(0.5), batch=9),
-            "capped": cls.of(q8, 40, 64, *ends, batch=10),
-            "F32 aligned": cls(f32, 130, 132, batch=64),
-        }
+        return dict(_examples(cls))
+
+
+def _examples(cls: type[Gemm]) -> Iterator[tuple[str, Gemm]]:
+    q8, q4_k, f16, f32 = (FORMATS[name] for name in ("Q8_0", "Q4_K", "F16", "F32"))
+    yield "few rows", cls(q8, 8, UNIT, batch=9)
+    for i, fmt in enumerate(FORMATS.values()):
+        bias = [Bias()] * (i % 2 == 0)
+        yield fmt.name, cls.of(fmt, 33, odd_cols(fmt), *bias, batch=9 + i)
+    yield "tiles", cls(q4_k, 130, 256, batch=129)
+    yield "F16 odd", cls.of(f16, 31, 70, Bias(), batch=20)
+    yield "adapted", cls.of(q8, 33, 96, Bias(), Adapted(2, 8), batch=17)
+    yield "gelu", cls.of(q8, 34, 96, Bias(), Activated(Activation("gelu")), batch=17)
+    yield "silu", cls.of(f16, 33, 64, Activated(Activation("silu")), Scaled(0.5), batch=9)
+    yield "capped", cls.of(q8, 40, 64, Scaled(0.25), Bounded(20.0, 16.0), batch=10)
+    yield "F32 aligned", cls(f32, 130, 132, batch=64)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.activation import Activation
@@ -17,10 +17,12 @@ from urdir.ptxgen.kernels.linear.epilogue.bias import Bias
 from urdir.ptxgen.kernels.linear.epilogue.pack import PackedVectors
 from urdir.ptxgen.kernels.linear.epilogue.residual import Residual
 from urdir.ptxgen.kernels.linear.packed_parts import PackedPart
-from urdir.ptxgen.kernels.linear.product import EPILOGUES
 from urdir.ptxgen.kernels.linear.products.gemm_wgmma import WARPGROUP
-from urdir.ptxgen.kernels.linear.products.rings import Rings
-from urdir.ptxgen.kernels.linear.steps import Reference
+from urdir.ptxgen.kernels.linear.products.packed_memory import PackedMemory
+from urdir.ptxgen.kernels.linear.products.packed_product import PackedProduct
+from urdir.ptxgen.kernels.linear.reference import completed, multiply, unpacked
+from urdir.ptxgen.kernels.linear.spec import EPILOGUES
+from urdir.ptxgen.kernels.linear.steps import Part
 from urdir.ptxgen.ptx.architecture import SM_REGISTERS
 from urdir.ptxgen.spec import Access, Array, LaunchShape, Param, Tolerance, ceil_div
 from urdir.ptxgen.weights import eights
@@ -53,6 +55,7 @@ class BytesCut:
     cluster: int = 1
 
     splits = operands = resident = 1
+    takes_turns = False
 
     def __post_init__(self) -> None:
         if (
@@ -95,7 +98,7 @@ class BytesCut:
 
 
 @dataclass(frozen=True)
-class GemmBytes(Rings):
+class GemmBytes(PackedProduct):
     """y[b] = W x[b] of signed bytes (`eights`), W (rows, cols) repacked, then the ``epilogue``.
 
     Weights become bytes in registers. Sums are s32, over all columns; they are multiplied with the
@@ -122,10 +125,10 @@ class GemmBytes(Rings):
             raise PtxgenError(f"{self.name}: {self.cols} columns: up to {eights.MOST_COLS}")
         super().__post_init__()
         ctas = self.launch_shape.grid[1]
-        if ctas % self.cut.sharers or self.cut.cluster > self.row_tiles:
+        if ctas % self.cut.sharers or self.cut.cluster > self.layout.row_tiles:
             raise PtxgenError(
-                f"{self.name}: {ctas} tiles of rows, {self.row_tiles} of columns in clusters of "
-                f"{self.cut}"
+                f"{self.name}: {ctas} tiles of rows, {self.layout.row_tiles} of columns in "
+                f"clusters of {self.cut}"
             )
 
     @property
@@ -137,9 +140,9 @@ class GemmBytes(Rings):
         """Vectors in whole groups."""
         return self.groups * GROUP
 
-    @property
-    def working_nbytes(self) -> int:
-        return self.barriers_at + 16 * self.slots
+    @cached_property
+    def memory(self) -> PackedMemory:
+        return PackedMemory(self.cut, self.parts)
 
     @property
     def launch_shape(self) -> LaunchShape:
@@ -161,17 +164,15 @@ class GemmBytes(Rings):
         ]
 
     def weight_params(self, part: PackedPart) -> list[Param]:
-        params, of_rows = [], (2, TILE_ROWS * part.layout.bands)
-        for weights, scales in self.names_of(part):
-            params.append(Param(weights, "u8", (part.layout.nbytes,), Access.IN))
-            if not self.of_floats:
-                params.append(Param(scales, "f32", of_rows, Access.IN))
-        return params
+        params, of_rows = super().weight_params(part), (2, TILE_ROWS * part.layout.bands)
+        if self.of_floats:
+            return params
+        scales = [Param(name, "f32", of_rows, Access.IN) for name in self.scales_of(part)]
+        return [param for both in zip(params, scales, strict=True) for param in both]
 
-    def names_of(self, part: PackedPart) -> list[tuple[str, str]]:
-        """The parameters of a part's matrices: weights and their scales."""
-        own = (f"weights{part.suffix}", f"row_scales{part.suffix}")
-        return [own, ("up", "up_row_scales")] if self.gated else [own]
+    def scales_of(self, part: Part) -> tuple[str, ...]:
+        """The parameters of the scales of rows of a part's matrices."""
+        return (f"row_scales{part.suffix}", "up_row_scales")[: self.pair]
 
     @property
     def tolerance(self) -> Tolerance:
@@ -179,31 +180,16 @@ class GemmBytes(Rings):
         y."""
         return Tolerance(rtol=2e-5 + (2.0**-11 if self.packs else 0))
 
+    def multiplied(
+        self, inputs: dict[str, Any], outputs: dict[str, Array], part: Part | None = None
+    ) -> Array:
+        x = eights.unplace_bytes(inputs["x"].view(np.int8), self.batch, self.cols)
+        numbers = e4m3()[x.view(np.uint8)] if self.of_floats else x
+        scaled: Array = numbers.astype(np.float64) * inputs["x_scales"][: self.batch, None]
+        return scaled
+
     def reference(self, **inputs: Any) -> dict[str, Array]:
-        x = self._numbers_of(eights.unplace_bytes(inputs["x"].view(np.int8), self.batch, self.cols))
-        x *= inputs["x_scales"][: self.batch, None]
-        outputs: dict[str, Array] = {}
-        for part in self.parts:
-            products = []
-            for weights, scales in self.names_of(part):
-                products.append(x @ self._matrix(part, inputs[weights], inputs.get(scales)).T)
-            self.finish(products, Reference(self, part, inputs, outputs))
-        return outputs
-
-    def _numbers_of(self, x: eights.Bytes) -> npt.NDArray[np.float64]:
-        """Bytes of activations, without their scales."""
-        if self.of_floats:
-            return e4m3()[x.view(np.uint8)].astype(np.float64)
-        return x.astype(np.float64)
-
-    def _matrix(
-        self, part: PackedPart, weights: npt.NDArray[np.uint8], scales: eights.Floats | None
-    ) -> npt.NDArray[np.float64]:
-        """The weights as they are multiplied."""
-        if scales is None:
-            return part.layout.unpack(weights).astype(np.float64)
-        matrix = eights.weight_bytes(part.layout, weights, scales).astype(np.float64)
-        return matrix * scales[0, : part.rows, None]
+        return multiply(self, inputs, unpacked if self.of_floats else _as_bytes)
 
     def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
         x = rng.standard_normal((self.batch, self.cols))
@@ -211,16 +197,24 @@ class GemmBytes(Rings):
         inputs["x"], scales = (eights.pack_e4m3 if self.of_floats else eights.pack_bytes)(x)
         inputs["x_scales"] = np.pad(scales, (0, self.padded - self.batch))
         for part in self.parts:
-            layout = part.layout
-            for weights, of_rows in self.names_of(part):
-                inputs[weights] = random_weights(layout, rng)
+            for name, of_rows in zip(self.weights_of(part), self.scales_of(part), strict=True):
+                inputs[name] = random_weights(part.layout, rng)
                 if not self.of_floats:
-                    inputs[of_rows] = eights.row_scales(layout, inputs[weights])
-        return self.completed(inputs, rng)
+                    inputs[of_rows] = eights.row_scales(part.layout, inputs[name])
+        return completed(self, inputs, rng)
 
     @classmethod
     def examples(cls) -> Mapping[str, GemmBytes]:
         return dict(_examples(cls))
+
+
+def _as_bytes(product: GemmBytes, part: Part, inputs: dict[str, Any]) -> list[Array]:
+    """The matrices of a part with weights of signed bytes, f64."""
+    made, names = [], zip(product.weights_of(part), product.scales_of(part), strict=True)
+    for weights, scales in ((inputs[name], inputs[of_rows]) for name, of_rows in names):
+        matrix = eights.weight_bytes(part.layout, weights, scales).astype(np.float64)
+        made.append(matrix * scales[0, : part.rows, None])
+    return made
 
 
 def _examples(cls: type[GemmBytes]) -> Iterator[tuple[str, GemmBytes]]:

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.linear.epilogue.bias import Bias
+from urdir.ptxgen.kernels.linear.epilogue.norm import BeginNorm
 from urdir.ptxgen.kernels.linear.epilogue.residual import Residual
-from urdir.ptxgen.kernels.linear.packed_parts import PackedPart
+from urdir.ptxgen.kernels.linear.packed_parts import BANDS
 from urdir.ptxgen.kernels.linear.products.packed_examples import end_examples, small_examples
+from urdir.ptxgen.kernels.linear.products.packed_memory import PackedMemory
 from urdir.ptxgen.kernels.linear.products.packed_product import PackedProduct
-from urdir.ptxgen.kernels.linear.products.packed_tiling import BANDS
 from urdir.ptxgen.ptx.architecture import SM_REGISTERS, WARP
 from urdir.ptxgen.spec import LaunchShape
 from urdir.ptxgen.target import since
 from urdir.ptxgen.weights.formats import FORMATS
 from urdir.ptxgen.weights.packed import GROUP, GROUP_NBYTES, TILE_SLICES
 
-#: Bytes that a thread copies at once.
-COPIED = 16
 #: Registers of a thread except those of sums and operands.
 OTHER_REGISTERS = 84
 
@@ -46,6 +46,7 @@ class MmaCut:
 
     #: CTAs that share the columns.
     cluster = 1
+    takes_turns = False
 
     def __post_init__(self) -> None:
         if (
@@ -96,15 +97,6 @@ class MmaCut:
         return self.x_slices * self.vectors // GROUP * GROUP_NBYTES
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
-    """Bytes that lie together in global and in shared memory: ``chunks`` of 16, by all threads."""
-
-    at: int
-    to: int
-    chunks: int
-
-
 @dataclass(frozen=True)
 class GemmMma(PackedProduct):
     """A `PackedProduct` without ``mixture`` by ``mma.sync``: every warp copies and multiplies."""
@@ -120,56 +112,12 @@ class GemmMma(PackedProduct):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.mixture is not None or self.summarises:
+        if self.mixture is not None or self.has(BeginNorm):
             raise PtxgenError(f"{self.name}: not for mixtures, and no begin_norm")
 
-    # ---- shared memory: for each split its stages of weights; then of activations ----
-
-    @property
-    def weights_nbytes(self) -> int:
-        """Bytes of the stages of weights of a split."""
-        return self.cut.weight_stages * self.weight_nbytes
-
-    @property
-    def x_at(self) -> int:
-        """Where stages of activations begin."""
-        return self.cut.splits * self.weights_nbytes
-
-    @property
-    def xs_nbytes(self) -> int:
-        """Bytes of the stages of activations of a split."""
-        return self.cut.x_stages * self.cut.x_nbytes
-
-    @property
-    def working_nbytes(self) -> int:
-        """Bytes of rings: sums take the place of all stages."""
-        cut = self.cut
-        return max(self.x_at + cut.splits * self.xs_nbytes, cut.splits * self.split_nbytes)
-
-    @property
-    def slice_nbytes(self) -> int:
-        """Bytes from a slice of x to the next."""
-        return GROUP_NBYTES * self.groups
-
-    @property
-    def x_runs(self) -> tuple[Run, ...]:
-        """What a stage of activations consists of."""
-        nbytes = self.cut.vectors // GROUP * GROUP_NBYTES
-        if self.x_in_one:
-            return (Run(0, 0, self.cut.x_nbytes // COPIED),)
-        slices = range(self.cut.x_slices)
-        return tuple(Run(s * self.slice_nbytes, s * nbytes, nbytes // COPIED) for s in slices)
-
-    @property
-    def ends_twice(self) -> bool:
-        """Whether the last eight packed vectors, or the last pair of rows, are incomplete."""
-        if self.packs:
-            return self.batch % GROUP > 0
-        return any(part.rows % 2 for part in self.parts)
-
-    def band_run(self, part: PackedPart) -> Run:
-        """A band's tile, which one warp copies."""
-        return Run(0, 0, part.layout.tile_nbytes // COPIED)
+    @cached_property
+    def memory(self) -> PackedMemory:
+        return PackedMemory(self.cut, self.parts, barriers=0)
 
     @property
     def launch_shape(self) -> LaunchShape:

@@ -3,43 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from urdir.ptxgen.errors import PtxgenError
-from urdir.ptxgen.kernels.linear.balance import balanced
-from urdir.ptxgen.kernels.linear.cut import (
-    Cut,
-    CutOptions,
-    Footprint,
-    cut_launch,
-    even_tiles,
-)
+from urdir.ptxgen.kernels.linear.cut import Cut, CutOptions
 from urdir.ptxgen.kernels.linear.epilogue.norm import BeginNorm
 from urdir.ptxgen.kernels.linear.epilogue.pack import PackedOutput
+from urdir.ptxgen.kernels.linear.products.gemm_small_cut import Lanes, small_cut
 from urdir.ptxgen.kernels.linear.products.gemm_small_examples import gemm_small_examples
 from urdir.ptxgen.kernels.linear.products.tiled import TiledSpec
 from urdir.ptxgen.kernels.linear.prologue.norm import BegunNorm, Normed
 from urdir.ptxgen.kernels.linear.prologue.packed import PackedInput
 from urdir.ptxgen.kernels.linear.spec import MAX_BATCH, LinearSpec
-from urdir.ptxgen.spec import Tolerance, ceil_div
+from urdir.ptxgen.spec import Tolerance
 from urdir.ptxgen.target import since
 from urdir.ptxgen.weights.format import UNIT, Format
-from urdir.ptxgen.weights.grids import entries_nbytes
 from urdir.ptxgen.weights.halves import Halves
-from urdir.ptxgen.weights.layout import TILE_COLS, TILE_UNITS, Layout
 from urdir.ptxgen.weights.packed_few import Order
-from urdir.ptxgen.weights.tiles import Tile
-
-#: How many of a block's last tiles a warp loads only after its next block's activations, which
-#: would otherwise wait for them. On an H200 a step of 4 and of 8 sequences of an 8B Q4_K_M model
-#: takes 1.52 and 1.76 ms with none, 1.50 and 1.75 with one, 1.48 and 1.73 with two or three.
-LATE_TILES = 2
-#: Warps of the columns of BF16 and F16 matrices, at most: their tiles are large, so that rings of
-#: four warps keep 64 to 96 KB in flight, and leave room for sums of all tiles of a CTA. Tiles of
-#: E4M3 are half as large: products of the layers of an 8B model with 8 vectors take 2.40 ms with
-#: four warps on an H200, 2.22 with six, 2.18 with eight.
-FLOAT_WARPS = 4
 
 
 @dataclass(frozen=True)
@@ -79,17 +60,17 @@ class GemmSmall(TiledSpec):
                 "gemm_small: the weights must be quantised, or BF16 and F16 of multiples of "
                 f"{UNIT} columns: {names}, {self.cols} columns"
             )
-        if self.packed and self.format.is_float:
+        if self.has(PackedInput) and self.format.is_float:
             raise PtxgenError("gemm_small: packed_input is for quantised weights")
-        if self.norm_first:
+        if self.norm is not None and not self.norm.is_factor:
             raise PtxgenError(f"gemm_small: {self.norm} must be a launch of its own")
-        if self.norm is not None and (self.packed or self.summarised):
+        if self.norm is not None and (self.has(PackedInput) or self.has(BegunNorm)):
             raise PtxgenError("gemm_small: packed_input and begun_norm go without a norm")
         super().__post_init__()
 
     @property
     def targets(self) -> tuple[str, ...]:
-        since_80 = (self.packed or self.multiplies_floats) and self.cluster == 1
+        since_80 = (self.has(PackedInput) or self.multiplies_floats) and self.cluster == 1
         return since(80) if since_80 else super().targets
 
     @property
@@ -103,104 +84,16 @@ class GemmSmall(TiledSpec):
         return Halves(self.format).order
 
     @cached_property
+    def lanes(self) -> Lanes:
+        """Vectors of a lane: up to four vectors have two columns each, of high and of low bytes;
+        more have one, and so have packed ones, and those for float weights."""
+        few = self.batch <= MAX_BATCH // 2
+        both_bytes = few and not self.has(PackedInput) and not self.multiplies_floats
+        return Lanes(1 if both_bytes else 2, self.batch)
+
+    @cached_property
     def cut(self) -> Cut:
-        """With as many warps as possible: rounding activations takes longer than loading their
-        tiles. All shared memory that is left is for partial sums: in a further pass activations may
-        have to be rounded again.
-        """
-        footprint = Footprint(
-            tile=self._slot_nbytes,
-            sums=self.partial_nbytes,
-            warp_squares=4 * MAX_BATCH,
-            warp_activations=4 * TILE_COLS if self.scales_x else 0,  # the norm's weights of a block
-            tables=entries_nbytes(self.formats),
-            partials=None,
-        )
-        options = self.options
-        if self.format.is_float and not options.split:
-            blocks = max(1, self.layout.row_tiles // options.cluster)
-            warps = min(FLOAT_WARPS, footprint.most_warps(options.shared))
-            options = replace(options, split=min(blocks, warps))
-        cut = cut_launch(
-            *(options, self.layouts, footprint, self._tiles, self.pair),
-            even=False,
-            tile_of=self._tile_of,
-        )
-        # No sharers where x is normalised: each would count the squares of the block.
-        sharers = 1 if self.normed else _sharers(cut)
-        # Of weights as halves, and of floats of eight bits, packed activations are loaded a block
-        # ahead: no tile delays them. On an H200 a step of 8 sequences of an 8B Q4_K_M model takes
-        # 2.54 ms so, else 2.59.
-        ahead = self.packed and all(p.tile.as_halves for p in cut.rows.parts)
-        # Nor of floats, whose tiles are as large as activations. On an H200 a step of 8 sequences
-        # of an 8B BF16 model takes 4.304 ms so, else 4.337.
-        none = ahead or self.multiplies_floats
-        late = 0 if none else self.pair * _late_rounds(cut, self.pair, sharers)
-        # One tile at a time is in flight: with more, the activations of several vectors would wait.
-        # On an H200 a step of 4 sequences of an 8B Q4_K_M model takes 1.68 ms with one tile, 1.74
-        # with two; a step of 8 sequences 1.85 and 1.88.
-        ring = replace(cut.ring, pace=1, filled=cut.ring.slots - late)
-        return replace(cut, ring=ring, sharers=sharers)
-
-    @property
-    def _tiles(self) -> tuple[int, ...]:
-        """Tiles that a CTA should take: fewer of a matrix of a larger type, which take longer."""
-        if self.options.tiles_each or not self.others:
-            return even_tiles(self.options, self.layouts)
-        costs = [layout.tile_nbytes for layout in self.layouts]
-        return balanced([layout.bands for layout in self.layouts], costs, self.options.clusters)
-
-    def _tile_of(self, layout: Layout) -> Tile:
-        return Tile(layout, as_halves=self.packed and not Halves(layout.format).stay_whole)
-
-    @property
-    def _slot_nbytes(self) -> int:
-        tiles = [self._tile_of(layout) for layout in self.layouts]
-        alignment = max(tile.alignment for tile in tiles)
-        return ceil_div(max(tile.nbytes for tile in tiles), alignment) * alignment
-
-    @property
-    def late_rounds(self) -> int:
-        """Rounds of a block's tiles (one of each matrix of a pair) that a warp loads after its next
-        block's activations: see `LATE_TILES`."""
-        return (self.cut.ring.slots - self.cut.ring.filled) // self.pair
-
-    @property
-    def biased_grids(self) -> bool:
-        return self.packed
-
-    @property
-    def lane_vectors(self) -> int:
-        """Vectors of which a lane has sums, those of two columns of an ``mma``. Up to four vectors
-        have two columns, of high and of low bytes; more have one, and an ``mma`` for each byte;
-        packed ones, and those for float weights, have one."""
-        both_bytes = self.batch <= MAX_BATCH // 2 and not self.packed and not self.multiplies_floats
-        return 1 if both_bytes else 2
-
-    @property
-    def sum_lanes(self) -> int:
-        """How many of a row's four lanes have vectors."""
-        return ceil_div(self.batch, self.lane_vectors)
-
-    @property
-    def lane_units(self) -> int:
-        """Units of a block that a lane rounds: two lanes share a vector that has two columns."""
-        return TILE_UNITS // 2 * self.lane_vectors
-
-    @property
-    def has_partial_block(self) -> bool:
-        """Whether the last block of a row has units beyond it."""
-        return self.row_units % TILE_UNITS != 0
-
-    @property
-    def partial_nbytes(self) -> int:
-        """Sums of two rows and a lane's vectors, eight times."""
-        return 8 * 8 * self.lane_vectors * self.sum_lanes
-
-    @property
-    def most_groups(self) -> int:
-        """Groups of a unit, at most: as many sums of it are in registers."""
-        return max(fmt.unit_groups for fmt in self.formats)
+        return small_cut(self.options, self.layouts, self.pair, self.lanes, self.prologue)
 
     @property
     def tolerance(self) -> Tolerance:
@@ -214,8 +107,8 @@ class GemmSmall(TiledSpec):
         the largest, of which such a quant has up to ten leading zeros. An activation that is many
         times the others (a first token's) leaves that much: 1.3e-5 was measured on an H200.
         """
-        packing = 2.0**-11 * bool(self.packs)
-        if self.packed:
+        packing = 2.0**-11 * self.has(PackedOutput)
+        if self.has(PackedInput):
             made = [Halves(fmt) for fmt in self.formats]
             exact = [of.stay_whole or of.factors_are_exact for of in made]
             roundings = max(0 if e else of.roundings for e, of in zip(exact, made, strict=True))
@@ -236,26 +129,3 @@ def takes(formats: Iterable[Format], cols: int) -> bool:
     if kinds == {"integers"}:
         return True
     return len(kinds) == 1 and cols % UNIT == 0 and all(fmt.element != "f32" for fmt in formats)
-
-
-def _late_rounds(cut: Cut, pair: int, sharers: int) -> int:
-    """0 where a warp has only one block, and no more than it takes of a block that it shares."""
-    if cut.columns.warp_blocks == 1:
-        return 0
-    fewest = min(part.warp_tiles for part in cut.rows.parts) // sharers
-    return min(min(LATE_TILES, cut.ring.slots - 1) // pair, fewest)
-
-
-def _sharers(cut: Cut) -> int:
-    """How many warps share a block; 1 unless there is one pass and the blocks fit.
-
-    In an 8B model's longest rows 8 warps have 28 blocks. On an H200 (Q4_K_M) a step of 4 sequences
-    takes 1.44 ms with sharers and 1.48 without.
-    """
-    columns, rows = cut.columns, cut.rows
-    over = columns.cta_blocks % columns.warps
-    alike = columns.blocks % columns.cluster == 0 and columns.cta_blocks > columns.warps
-    if not over or not alike or rows.passes > 1 or columns.warps % over:
-        return 1
-    sharers = columns.warps // over
-    return 1 if any(part.warp_tiles % sharers for part in rows.parts) else sharers

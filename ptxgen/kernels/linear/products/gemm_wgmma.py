@@ -18,11 +18,10 @@ from urdir.ptxgen.kernels.linear.epilogue.pack import PackedVectors
 from urdir.ptxgen.kernels.linear.epilogue.residual import Residual
 from urdir.ptxgen.kernels.linear.epilogue.shared_adapted import SharedAdapted
 from urdir.ptxgen.kernels.linear.epilogue.weighted import Weighted
-from urdir.ptxgen.kernels.linear.packed_parts import Mixture, PackedPart, PackedRun
+from urdir.ptxgen.kernels.linear.packed_parts import Mixture, PackedPart, as_run
 from urdir.ptxgen.kernels.linear.products.packed_examples import end_examples, small_examples
+from urdir.ptxgen.kernels.linear.products.packed_memory import PackedMemory
 from urdir.ptxgen.kernels.linear.products.packed_product import PackedProduct
-from urdir.ptxgen.kernels.linear.products.packed_tiling import BANDS
-from urdir.ptxgen.kernels.linear.products.rings import Rings
 from urdir.ptxgen.kernels.linear.prologue.norm import BegunNorm, begun
 from urdir.ptxgen.kernels.norm import Norm
 from urdir.ptxgen.ptx.architecture import SM_REGISTERS
@@ -84,6 +83,11 @@ class WgmmaCut:
             raise PtxgenError(f"impossible cut of a product: {self}")
 
     @property
+    def takes_turns(self) -> bool:
+        """Whether a CTA takes several tiles of y, and copies for the next while it ends one."""
+        return self.ctas > 0
+
+    @property
     def warpgroups(self) -> int:
         """Warpgroups that multiply."""
         return self.row_groups * self.splits
@@ -143,7 +147,7 @@ class WgmmaCut:
 
 
 @dataclass(frozen=True)
-class GemmWgmma(PackedProduct, Rings):
+class GemmWgmma(PackedProduct):
     """A `PackedProduct` by `wgmma`: a warpgroup of producers, and some that multiply."""
 
     cut: WgmmaCut
@@ -158,19 +162,8 @@ class GemmWgmma(PackedProduct, Rings):
         apart = self.cut.vectors < self.batch or self.cut.cluster > 2
         if self.has(SharedAdapted) and apart:
             raise PtxgenError(f"{self.name}: {self.cut} of a product that computes A x")
-        if self.takes_turns and not self.can_take_turns:
+        if self.cut.takes_turns and not self.can_take_turns:
             raise PtxgenError(f"{self.name}: {self.cut} of a product that cannot take turns")
-
-    @property
-    def takes_turns(self) -> bool:
-        """Whether a CTA takes several tiles of y, and copies for the next while it ends one."""
-        return self.cut.ctas > 0
-
-    @property
-    def has_neighbours(self) -> bool:
-        """Where warps store y themselves in the order of rows: 32 bytes of each vector at least. On
-        an H200 three matrices of 1,024 x 1,024, 8,192 vectors, take 155 us with 16 bytes."""
-        return self.takes_turns and not self.packs
 
     @property
     def can_take_turns(self) -> bool:
@@ -190,16 +183,16 @@ class GemmWgmma(PackedProduct, Rings):
         unless a row group multiplies alone while the other ends a tile.
         """
         floats = any(fmt.is_float for fmt in self.formats)
-        return self.cut.may_overlap and (self.takes_turns or not floats)
+        return self.cut.may_overlap and (self.cut.takes_turns or not floats)
 
     @cached_property
-    def runs(self) -> tuple[PackedPart | PackedRun, ...]:
+    def runs(self) -> tuple[PackedPart, ...]:
         """The matrices, those of one type together; each alone in turns, where it ends by itself,
         and with adapters, which have names of their own."""
-        if self.takes_turns or self.has(Adapted):
+        if self.cut.takes_turns or self.has(Adapted):
             return self.parts
-        of_type = [tuple(of) for _, of in groupby(self.parts, key=lambda part: part.format)]
-        return tuple(PackedRun(of) if len(of) > 1 else of[0] for of in of_type)
+        of_types = groupby(self.parts, key=lambda part: part.format)
+        return tuple(as_run(tuple(of)) for _, of in of_types)
 
     @property
     def shares(self) -> bool:
@@ -220,50 +213,15 @@ class GemmWgmma(PackedProduct, Rings):
     def targets(self) -> tuple[str, ...]:
         return ("sm_90a",)
 
-    # ---- shared memory: rings and their barriers, those of `second_full`, then tables ----
-
-    @property
-    def stage_bands(self) -> int:
-        """Bands of a stage of weights: of all row groups, or, if CTAs take turns, of one of them,
-        which has every ``row_groups``-th stage."""
-        return BANDS if self.takes_turns else super().stage_bands
-
-    @property
-    def pairs_at(self) -> int:
-        """Where pair and weight of each vector lie, 8 bytes, for the last products of a mixture."""
-        turns = self.weight_slots if self.takes_turns else 0
-        return self.barriers_at + 16 * self.slots + 8 * turns
-
-    @property
-    def second_full(self) -> int:
-        """Where the full barriers begin, after `barriers_at`, that the second row group of a
-        product that takes turns has for its weights. With an odd number of stages a row group has
-        each of them every other time: on shared barriers it would skip phases of the other one, and
-        could take the parity of such a phase for that of its next."""
-        return 16 * self.slots
-
-    @property
-    def factors_at(self) -> int:
-        """Where the factors of a norm that has begun lie, f32 for each vector, after the barrier of
-        the `factor_warps` that make them."""
-        return self.pairs_at + 8
-
-    #: Warps that make them: those that copy nothing.
-    factor_warps = 2
-
-    @property
-    def working_nbytes(self) -> int:
-        """Bytes of rings, barriers and what lies beside them."""
-        goes_down = self.mixture is not None and not self.packs
-        factors = 8 + 4 * self.cut.vectors if self.summarised else 0
-        nbytes = self.pairs_at + (8 * self.cut.vectors if goes_down else 0) + factors
-        adapts = self.find(SharedAdapted)
-        return nbytes if adapts is None else self.adapted_at + adapts.table_nbytes(self.cut.vectors)
-
-    @property
-    def adapted_at(self) -> int:
-        """Where a `SharedAdapted` has its barrier and tables."""
-        return self.pairs_at + (8 + 4 * self.cut.vectors if self.summarised else 0) + 15 & -16
+    @cached_property
+    def memory(self) -> PackedMemory:
+        vectors, adapts = self.cut.vectors, self.find(SharedAdapted)
+        return PackedMemory(
+            *(self.cut, self.parts),
+            pairs_nbytes=8 * vectors if self.mixture is not None and not self.packs else 0,
+            factors_nbytes=8 + 4 * vectors if self.has(BegunNorm) else 0,
+            adapted_nbytes=0 if adapts is None else adapts.table_nbytes(vectors),
+        )
 
     @property
     def launch_shape(self) -> LaunchShape:
@@ -271,7 +229,7 @@ class GemmWgmma(PackedProduct, Rings):
         rows, tiles = self.row_ctas, self.tiles
         # Tiles beyond the last come last, and those of one expert read their x at a time.
         across, down = (tiles, rows) if self.mixture is None else (rows, tiles)
-        if self.takes_turns:
+        if self.cut.takes_turns:
             across, down = cut.ctas, 1
         return LaunchShape(
             grid=(cut.cluster * across, down, 1),

@@ -9,7 +9,8 @@ from functools import cached_property
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.linear.epilogue.activation import Bounded
 from urdir.ptxgen.kernels.linear.products.gemv_f32_examples import gemv_f32_examples
-from urdir.ptxgen.kernels.linear.spec import SMS, LinearSpec, Part, side_by_side
+from urdir.ptxgen.kernels.linear.spec import SMS, LinearSpec, side_by_side
+from urdir.ptxgen.kernels.linear.steps import Part
 from urdir.ptxgen.spec import LaunchShape, Tolerance, ceil_div
 from urdir.ptxgen.weights.layout import TILE_ROWS
 
@@ -44,6 +45,8 @@ class Panels:
     units: int
     count: int
 
+    record_nbytes = RECORD_NBYTES
+
     @property
     def nbytes(self) -> int:
         """Bytes of a panel of one vector."""
@@ -54,7 +57,8 @@ class Panels:
 class Cut:
     """A CTA of ``warps``, ``residents`` of them an SM. A warp takes ``rows`` of each matrix at a
     time, which share its reads of x, and ``passes`` such groups one after the other. A lane works
-    on ``dots`` rows of weights at once, and loads ``depth`` units of each ahead."""
+    on ``dots`` rows of weights at once, and loads ``depth`` units of each ahead. It takes
+    ``rounds`` units of a row, some of the last ones beyond it."""
 
     warps: int
     residents: int
@@ -62,6 +66,16 @@ class Cut:
     passes: int
     dots: int
     depth: int
+    rounds: int
+
+
+def panels_of(row_units: int, batch: int) -> Panels:
+    """The panels of rows of as many units."""
+    units = 32 * ceil_div(row_units, 32)
+    most = PANEL_NBYTES // (batch * RECORD_NBYTES) // 32 * 32
+    if units > most:
+        units = 1 << (most.bit_length() - 1)
+    return Panels(units, ceil_div(row_units, units))
 
 
 @dataclass(frozen=True)
@@ -89,73 +103,17 @@ class GemvF32(LinearSpec):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.warps > 32:
-            raise PtxgenError(f"gemv_f32: warps is {self.warps}: 1 to 32")
-        if self.rows_each not in (0, *self._rows_choices(self.rows_each)):
-            raise PtxgenError(
-                f"gemv_f32: rows_each is {self.rows_each} of {self.rows} rows: it must divide "
-                f"them, and {TILE_ROWS}"
-            )
-        panels, depth = self.panels, self.cut.depth
-        if panels.count > 1 and (self.passes > 1 or panels.units // 32 % depth):
-            raise PtxgenError(
-                f"gemv_f32: {self.cols} columns are more than a panel: "
-                f"passes is {self.passes} instead of 1, or stages ({depth}) no power of two"
-            )
-
-    @property
-    def rounds(self) -> int:
-        """Units of a row that a lane takes, some of the last beyond the row."""
-        return ceil_div(self.row_units, 32)
+        _check(self)
 
     @cached_property
     def panels(self) -> Panels:
         """How activations pass through shared memory."""
-        units = 32 * self.rounds
-        most = PANEL_NBYTES // (self.batch * RECORD_NBYTES) // 32 * 32
-        if units > most:
-            units = 1 << (most.bit_length() - 1)
-        return Panels(units, ceil_div(self.row_units, units))
+        return panels_of(self.layout.row_units, self.batch)
 
     @cached_property
     def cut(self) -> Cut:
         """How the launch is cut."""
-        warps, widest = self.warps or CTA_WARPS, self._widest
-        rows = self.rows_each or choose_rows(self.total_rows, self._rows_choices(self._most_rows))
-        dots = rows * self.pair
-        has_many_sums = dots * self.batch > MAX_SUMS // 2
-        heavy = has_many_sums or dots * max(1, self.stages) * widest > MAX_RAW
-        residents = self.resident or max(1, SM_WARPS // warps // (2 if heavy else 1))
-        groups, passes = ceil_div(self.total_rows, rows), 1
-        if self.panels.count == 1:
-            passes = self.passes or ceil_div(groups, warps * SMS * residents)
-        fitting = max(1, min(1 if has_many_sums or self.gated else 2, MAX_RAW // (dots * widest)))
-        stages = self.stages or 1 << fitting.bit_length() - 1
-        depth = min(stages, self.rounds, self.panels.units // 32)
-        if passes > 1 and not self.stages:  # so that loads run on into the next rows
-            depth = max(d for d in range(1, depth + 1) if self.rounds % d == 0)
-        return Cut(warps, residents, rows, passes, dots, depth)
-
-    @property
-    def _widest(self) -> int:
-        """Bytes of the largest item of a plane."""
-        return max(p.nbytes for fmt in self.formats for p in fmt.planes)
-
-    @property
-    def _most_rows(self) -> int:
-        """Rows of each matrix that a thread has registers for, with two units of each."""
-        raw, sums = MAX_RAW // 2 // self._widest, MAX_SUMS // self.batch
-        return max(1, min(4, raw, sums if self.batch > 1 else 4) // self.pair)
-
-    def _rows_choices(self, most: int) -> list[int]:
-        """Numbers of rows that divide a tile and every matrix: no warp then has rows of two."""
-        matrices = (self.rows, *(rows for _, rows in self.others))
-        return [r for r in range(1, most + 1) if not any(n % r for n in (TILE_ROWS, *matrices))]
-
-    @property
-    def record_nbytes(self) -> int:
-        """Bytes of a unit's activations in shared memory."""
-        return RECORD_NBYTES
+        return _cut(self)
 
     @cached_property
     def parts(self) -> tuple[Part, ...]:
@@ -186,3 +144,54 @@ class GemvF32(LinearSpec):
     @classmethod
     def examples(cls) -> Mapping[str, GemvF32]:
         return gemv_f32_examples(cls)
+
+
+def _check(of: GemvF32) -> None:
+    """Raise PtxgenError for a launch that cannot be cut as it asks."""
+    if of.warps > 32:
+        raise PtxgenError(f"gemv_f32: warps is {of.warps}: 1 to 32")
+    if of.rows_each not in (0, *_rows_choices(of, of.rows_each)):
+        raise PtxgenError(
+            f"gemv_f32: rows_each is {of.rows_each} of {of.rows} rows: it must divide them, and "
+            f"{TILE_ROWS}"
+        )
+    panels, depth = of.panels, of.cut.depth
+    if panels.count > 1 and (of.passes > 1 or panels.units // 32 % depth):
+        raise PtxgenError(
+            f"gemv_f32: {of.cols} columns are more than a panel: "
+            f"passes is {of.passes} instead of 1, or stages ({depth}) no power of two"
+        )
+
+
+def _cut(of: GemvF32) -> Cut:
+    warps, widest = of.warps or CTA_WARPS, _widest(of)
+    total = of.rows + sum(rows for _, rows in of.others)
+    # Rows of each matrix that a thread has registers for, with two units of each.
+    raw, sums = MAX_RAW // 2 // widest, MAX_SUMS // of.batch
+    most = max(1, min(4, raw, sums if of.batch > 1 else 4) // of.pair)
+    rows = of.rows_each or choose_rows(total, _rows_choices(of, most))
+    dots = rows * of.pair
+    has_many_sums = dots * of.batch > MAX_SUMS // 2
+    heavy = has_many_sums or dots * max(1, of.stages) * widest > MAX_RAW
+    residents = of.resident or max(1, SM_WARPS // warps // (2 if heavy else 1))
+    groups, passes = ceil_div(total, rows), 1
+    if of.panels.count == 1:
+        passes = of.passes or ceil_div(groups, warps * SMS * residents)
+    fitting = max(1, min(1 if has_many_sums or of.gated else 2, MAX_RAW // (dots * widest)))
+    rounds = ceil_div(of.layout.row_units, 32)
+    stages = of.stages or 1 << fitting.bit_length() - 1
+    depth = min(stages, rounds, of.panels.units // 32)
+    if passes > 1 and not of.stages:  # so that loads run on into the next rows
+        depth = max(d for d in range(1, depth + 1) if rounds % d == 0)
+    return Cut(warps, residents, rows, passes, dots, depth, rounds)
+
+
+def _widest(of: GemvF32) -> int:
+    """Bytes of the largest item of a plane."""
+    return max(p.nbytes for fmt in of.formats for p in fmt.planes)
+
+
+def _rows_choices(of: GemvF32, most: int) -> list[int]:
+    """Numbers of rows that divide a tile and every matrix: no warp then has rows of two."""
+    matrices = (of.rows, *(rows for _, rows in of.others))
+    return [r for r in range(1, most + 1) if not any(n % r for n in (TILE_ROWS, *matrices))]

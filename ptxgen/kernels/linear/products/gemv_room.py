@@ -6,12 +6,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Literal
 
-from urdir.ptxgen.kernels.linear.cut import WARPS, Footprint
-from urdir.ptxgen.kernels.linear.prologue.sum import DeferredAdd
+from urdir.ptxgen.kernels.linear.cut import WARPS, Cut, Footprint
+from urdir.ptxgen.kernels.linear.prologue.sum import OTHER_REGISTERS, DeferredAdd
 from urdir.ptxgen.kernels.linear.steps import Prologue, find
 from urdir.ptxgen.spec import ceil_div
 from urdir.ptxgen.weights.formats import Format
-from urdir.ptxgen.weights.grids import ENTRIES, FIELDS_ENTRIES, entries_nbytes
+from urdir.ptxgen.weights.grids import ENTRIES, FIELDS_ENTRIES, SharedGrids, entries_nbytes
 from urdir.ptxgen.weights.layout import TILE_COLS, TILE_ROWS, TILE_UNITS, Layout
 
 #: With fewer warps `GemvF32` is faster: each warp has too many activations to round.
@@ -69,24 +69,20 @@ def _of_vectors(count: int, cols: int, cluster: int, warps: int) -> int:
 
 
 def has_room_ahead(
-    cols: int,
-    cluster: int,
-    prologue: Sequence[Prologue],
-    warps: int,
-    tile: int = TILE_REGISTERS,
+    cols: int, cut: Cut, prologue: Sequence[Prologue], tile: int = TILE_REGISTERS
 ) -> bool:
     """Whether a thread has ``tile`` registers for a tile, of weights or as it is, while it has the
     activations and what the steps load."""
     vectors = 1 + sum(step.vectors for step in prologue)
-    held = _of_vectors(vectors, cols, cluster, warps) + 16 + tile
-    return held <= most_registers(warps)
+    held = _of_vectors(vectors, cols, cut.columns.cluster, cut.warps) + 16 + tile
+    return held <= most_registers(cut.warps)
 
 
-def holds(fmt: Format, entries: int) -> bool:
-    """Whether a warp holds the tile that it multiplies next in registers (`Gemv.refill`), of a type
-    with that many entries of its codebook in shared memory."""
-    fields = fmt.grid is not None and fmt.grid.has_fields(entries)
-    return fields or fmt.name in ("Q8_0", "IQ2_XS")
+def has_room_for_norm(cut: Cut, prologue: Sequence[Prologue]) -> bool:
+    """Whether a thread has registers for the norm's weights beside those of a deferred add."""
+    vectors = 2 + sum(step.vectors for step in prologue)
+    registers = 8 * vectors * cut.lane_blocks + OTHER_REGISTERS
+    return registers <= most_registers(2 * ceil_div(cut.warps, 2))
 
 
 def most_registers(warps: int) -> int:
@@ -126,12 +122,18 @@ def footprint(
     return most if most.most_warps(shared) == WARPS else least
 
 
-def grid_entries(
-    formats: Iterable[Format], cols: int, cluster: int, activations: Activations, shared: int
-) -> int:
-    """Entries of a codebook in the shared memory that `footprint` gives it, at most."""
-    formats = tuple(formats)
+def codebooks(
+    formats: tuple[Format, ...],
+    cols: int,
+    cluster: int,
+    activations: Activations,
+    shared: int,
+    others: int,
+) -> SharedGrids:
+    """Those that `footprint` gives shared memory, after ``others`` bytes."""
+    if activations != "i16":
+        return SharedGrids((), others)
     tables = footprint(formats, cols, cluster, activations, shared).tables
-    if tables <= entries_nbytes(formats):
-        return ENTRIES
-    return GRID_ENTRIES if tables == entries_nbytes(formats, GRID_ENTRIES) else FIELDS_ENTRIES
+    given = (ENTRIES, GRID_ENTRIES, FIELDS_ENTRIES)
+    entries = next(n for n in given if tables <= entries_nbytes(formats, n))
+    return SharedGrids.of(formats, others, entries)

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, ClassVar, Self
 
-from urdir.ptxgen.errors import PtxgenError
-from urdir.ptxgen.kernels.linear.cut import MIN_SLOTS, Cut, CutOptions, TilePart
+from urdir.ptxgen.kernels.linear.cut import Cut, CutOptions, TilePart
+from urdir.ptxgen.kernels.linear.prologue.packed import PackedInput
 from urdir.ptxgen.kernels.linear.spec import LinearSpec
 from urdir.ptxgen.ptx.architecture import CLUSTERS_SINCE
 from urdir.ptxgen.spec import LaunchShape
 from urdir.ptxgen.target import since
-from urdir.ptxgen.weights.formats import Format
-from urdir.ptxgen.weights.grids import ENTRIES, aligned, with_entries
+from urdir.ptxgen.weights.grids import SharedGrids
 
 
 @dataclass(frozen=True)
@@ -31,77 +31,24 @@ class TiledSpec(LinearSpec):
 
     @classmethod
     def of(cls, *fields: Any, **named: Any) -> Self:
-        """See `MainLoop.of`; options of the cut are keywords, too."""
+        """See `Product.of`; options of the cut are keywords, too."""
         return super().of(*fields, **CutOptions(resident=cls.resident).within(named))
 
-    def recut(self, **changes: Any) -> Self:
-        """The product with other options of its cut, and other fields."""
-        return replace(self, **self.options.within(changes))
-
     def __post_init__(self) -> None:
-        for name, value in vars(self.options).items():
-            if value < 0:
-                raise PtxgenError(f"{self.name}: {name} is {value}: 0 chooses by shape")
+        self.options.check(self.name)
         super().__post_init__()
-        if self.cluster not in (1, 2, 4, 8):
-            raise PtxgenError(f"{self.name}: cluster is {self.cluster}: 1, 2, 4 or 8")
-        cut, split = self.cut, self.cut.columns.warps
-        if not 1 <= split * self.cluster <= cut.columns.blocks:
-            parts = f"{split} in each of {self.cluster} CTAs" if self.cluster > 1 else split
-            raise PtxgenError(f"{self.name}: split is {parts} of {cut.columns.blocks} blocks")
-        if not 1 <= cut.warps <= 32:
-            raise PtxgenError(f"{self.name}: {cut.warps} warps: 1 to 32")
-        if cut.ring.slots < MIN_SLOTS:
-            raise PtxgenError(
-                f"{self.name}: two tiles ({cut.ring.tile_nbytes} bytes) of {cut.warps} warps and "
-                f"{self.cols} activations are more than the {self.options.shared} bytes of shared "
-                "memory"
-            )
+        self.cut.check(self.name, self.options)
 
     @property
     def cluster(self) -> int:
         """CTAs of a cluster."""
         return self.options.cluster
 
-    @property
-    def passes(self) -> int:
-        """Passes over a CTA's rows."""
-        return self.cut.rows.passes
-
-    @property
-    def cta_rows(self) -> int:
-        """Rows that a CTA finishes in a pass."""
-        return self.cut.own_rows
-
-    @property
-    def cta_warps(self) -> int:
-        """Warps of a CTA."""
-        return self.cut.warps
-
-    @property
-    def column_warps(self) -> int:
-        """Warps of a CTA that share a row, each with a sum of its own."""
-        return self.cut.columns.warps
-
-    @property
-    def shared_grids(self) -> tuple[Format, ...]:
-        """The types whose codebooks' entries are in shared memory."""
-        return tuple(fmt for fmt in self.formats if fmt.grid)
-
-    @property
-    def grid_entries(self) -> int:
-        """Entries of a codebook in shared memory, at most."""
-        return ENTRIES
-
-    @property
-    def biased_grids(self) -> bool:
-        """Whether values of codes are biased."""
-        return False
-
-    @property
-    def grids_at(self) -> int:
-        """Where these entries begin in shared memory."""
-        return aligned(self.cut.memory.nbytes)
+    @cached_property
+    def grids(self) -> SharedGrids:
+        """Codebooks in shared memory."""
+        is_packed = self.has(PackedInput)
+        return SharedGrids.of(self.formats, self.cut.memory.nbytes, biased=is_packed)
 
     @property
     def cut(self) -> Cut:
@@ -122,10 +69,7 @@ class TiledSpec(LinearSpec):
             grid=(self.cluster * self.cut.rows.clusters, 1, 1),
             block=(32 * self.cut.warps, 1, 1),
             cluster=(self.cluster, 1, 1),
-            shared_bytes=max(
-                with_entries(self.cut.memory.nbytes, self.shared_grids, self.grid_entries),
-                self.options.least_shared,
-            ),
+            shared_bytes=max(self.grids.end, self.options.least_shared),
             resident=self.options.resident,
             prefers_shared=True,
         )

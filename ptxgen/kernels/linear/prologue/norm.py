@@ -25,11 +25,11 @@ class Normed(Prologue):
 
     stem = "norm"
     leads = True
+    normalises = True
 
     @property
-    def is_first(self) -> bool:
-        """Whether the norm must be complete before the product (`is_first`)."""
-        return is_first(self.norm)
+    def norm_of_x(self) -> Norm | None:
+        return self.norm
 
     @property
     def vectors(self) -> int:
@@ -37,11 +37,11 @@ class Normed(Prologue):
 
     @property
     def held_vectors(self) -> int:
-        return self.vectors if self.is_first else 0
+        return 0 if self.norm.is_factor else self.vectors
 
     @property
     def warp_sums(self) -> int:
-        return 1 if self.is_first else 0
+        return 0 if self.norm.is_factor else 1
 
     @property
     def text(self) -> str:
@@ -67,6 +67,7 @@ class BegunNorm(Prologue):
 
     stem = "begun_norm"
     leads = True
+    normalises = True
 
     @property
     def text(self) -> str:
@@ -102,12 +103,6 @@ class BegunNorm(Prologue):
         return normed
 
 
-def is_first(norm: Norm) -> bool:
-    """Whether a norm must be complete before the product. Without a mean and a bias it is a factor
-    of each vector, and may follow."""
-    return norm.kind == "layer" or norm.bias
-
-
 def norm_params(norm: Norm, name: str) -> tuple[Param, ...]:
     """The parameters of a norm, if it has them: weights called ``name``, and a bias."""
     given = ((name, norm.weight), (f"{name}_bias", norm.bias))
@@ -127,6 +122,6 @@ def norm_text(norm: Norm | None, weights: str = "norm") -> str:
 
 def begun(norm: Norm) -> BegunNorm:
     """The rest of a norm that was begun; raises PtxgenError for a norm that cannot be begun."""
-    if is_first(norm) or not norm.weight:
+    if not norm.is_factor or not norm.weight:
         raise PtxgenError(f"begun_norm: {norm} must be a launch of its own")
     return BegunNorm(norm.eps)

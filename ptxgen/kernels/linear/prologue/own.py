@@ -33,4 +33,5 @@ class OwnVectors(Prologue):
         return tuple(Param(f"vector{n}", "f32", ("batch", "cols"), Access.IN) for n in numbers)
 
     def apply(self, x: Array, of: Reference) -> Array:
-        return x
+        vector: Array = of.inputs[f"vector{of.part.number}"] if of.part.number else x
+        return vector

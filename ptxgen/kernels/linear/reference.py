@@ -1,0 +1,42 @@
+"""References and random inputs of products."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from urdir.ptxgen.kernels.linear.steps import Part, Product, Reference
+from urdir.ptxgen.spec import Access, Array
+
+
+def unpacked(product: Product, part: Part, inputs: dict[str, Any]) -> list[Array]:
+    """The matrices of a part, f64."""
+    names = product.weights_of(part)
+    return [part.layout.unpack(inputs[name]).astype(np.float64) for name in names]
+
+
+def multiply(
+    product: Product,
+    inputs: dict[str, Any],
+    matrices: Callable[[Any, Part, dict[str, Any]], list[Array]] = unpacked,
+) -> dict[str, Array]:
+    """What a launch writes: of each part its ``matrices`` times the vectors, through the steps."""
+    outputs: dict[str, Array] = {}
+    for part in product.parts:
+        x = product.multiplied(inputs, outputs, part)
+        products = [x @ matrix.T for matrix in matrices(product, part, inputs)]
+        y = product.ended(products, Reference(product, part, inputs, outputs))
+        outputs.setdefault(f"y{part.suffix}", y.astype(np.float32))
+    return outputs
+
+
+def completed(product: Product, inputs: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
+    """The inputs of a launch, of which ``inputs`` are given: what steps make, and random floats."""
+    for p in product.params:
+        if p.name not in inputs and p.access is Access.IN:
+            inputs[p.name] = rng.standard_normal(product.shape_of(p)).astype(np.float32)
+    for step in product.fused:
+        inputs |= step.make_inputs(product, rng)
+    return {p.name: inputs[p.name] for p in product.params if p.access is not Access.OUT}
