@@ -85,8 +85,9 @@ def has_room_ahead(
 def holds(fmt: Format, entries: int) -> bool:
     """Whether a warp holds the tile that it multiplies next in registers (`Gemv.refill`), of a type
     with that many entries of its codebook in shared memory."""
-    fields = fmt.grid is not None and fmt.grid.has_fields(entries)
-    return fields or fmt.name in ("Q8_0", "IQ2_XS")
+    if fmt.name == "IQ1_S":
+        return fmt.grid is not None and fmt.grid.has_fields(entries)
+    return fmt.name in ("Q8_0", "IQ2_XS")
 
 
 def most_registers(warps: int) -> int:
