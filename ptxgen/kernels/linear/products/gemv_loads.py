@@ -80,7 +80,8 @@ class GemvLoads:
             return "multiplied"
         if part.layout.format.has_e4m3_factors:
             return "fetched"
-        held = part.layout.format.name in HELD or self.grids.has_fields
+        name = part.layout.format.name
+        held = name in HELD or (name == "IQ1_S" and self.grids.has_fields)
         return "held" if held and self._can_hold(part) else "multiplied"
 
     def _can_hold(self, part: TilePart) -> bool:
