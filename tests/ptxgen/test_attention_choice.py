@@ -297,27 +297,6 @@ def test_many_rows_have_fewer_warps_each(
 
 
 @pytest.mark.parametrize(
-    ("dtype", "heads", "dims", "target", "warps"),
-    [
-        ("f16", 32, 128, "sm_90a", 16),
-        ("bf16", 16, 256, "sm_89", 16),
-        ("f32", 32, 128, "sm_90a", 8),  # no room for keys in flight
-        ("q8_0", 32, 128, "sm_90a", 8),  # tensor cores multiply
-        ("f16", 264, 128, "sm_90a", 8),  # two heads a CTA
-        ("f16", 32, 64, "sm_90a", 8),  # a warp has four keys at a time
-        ("f16", 32, 128, "", 8),
-    ],
-)
-def test_one_head_of_one_row_has_more_warps(
-    dtype: KvDtype, heads: int, dims: int, target: str, warps: int
-) -> None:
-    layout, token = KvLayout(1, 8, 256, dims, dtype), OwnToken()
-    spec = decode_attention(heads, layout, 256, 132, target=target, token=token)
-    assert isinstance(spec, IncrementalAttention)
-    assert spec.warps == warps
-
-
-@pytest.mark.parametrize(
     ("heads", "kv_heads", "norms", "warps"), [(16, 8, 3, 4), (32, 8, 5, 4), (64, 8, 5, 4)]
 )
 def test_a_warp_finds_the_norms_of_several_heads(

@@ -11,7 +11,6 @@ from functools import lru_cache
 
 from urdir.ptxgen.kernels.attention.chunk_cut import CHUNK_UNIT
 from urdir.ptxgen.kernels.attention.flash_decode import FlashDecode, can_share
-from urdir.ptxgen.kernels.attention.head_tiles import MAX_STATIC_SHARED
 from urdir.ptxgen.kernels.attention.incremental_attention import IncrementalAttention
 from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
 from urdir.ptxgen.kernels.attention.latent_decode import LatentDecode, serves_latents
@@ -46,8 +45,6 @@ ONE_RING_NBYTES, NARROW = 85 << 10, 128
 RUN, WIDER_RUN = 4, 2
 #: CTAs of eight warps, with narrow heads, that an SM holds.
 CTAS_PER_SM = 2
-#: Lanes of a key from which on a single head of one row has twice the warps.
-WIDE_LANES = 16
 #: Heads with norms of CTAs with half the warps, at most: more take another round.
 MOST_NORMS = 6
 #: Minimum keys of a chunk, and for several rows the approximate number (see `FlashDecode`). 32 rows
@@ -174,8 +171,7 @@ def decode_attention(
             return wide
     whole = SINGLE_KEYS if rows == 1 else INCREMENTAL_KEYS
     if scores.texts or min(scores.span or max_keys, max_keys) <= whole:
-        spread = _spread(incremental, sm_count)
-        return _widened(spread, target) if rows == 1 else _narrowed(spread, sm_count, target)
+        return _narrowed(_spread(incremental, sm_count), sm_count, target)
     split = split_attention(incremental, max_keys, sm_count)
     if run > 1 and (shared := _shared(split, run, sm_count, target)) is not None:
         return shared
@@ -344,20 +340,6 @@ def _spread(spec: IncrementalAttention, sm_count: int) -> IncrementalAttention:
             break
         spec = fewer
     return spec
-
-
-def _widened(spec: IncrementalAttention, target: str) -> IncrementalAttention:
-    """The kernel of one row with twice the warps per CTA, if these have one head, of as many dims
-    that a warp has few keys at a time, and room for keys in flight: each warp then has half the
-    keys. A step of qwen3-30b-a3b (one row, up to 128 keys) on an H200 takes 953.5 us with 16 warps,
-    959.4 with eight, 980 with four (2026-11-29); up to 64 keys 946.7 and 946.9."""
-    heads = spec.head_tiles
-    is_single = heads.size == 1 and heads.lanes.count >= WIDE_LANES and not heads.tensor_cores
-    if not target or not is_single or not spec.appends:
-        return spec
-    wide = replace(spec, warps=2 * spec.warps)
-    cta = wide.cta(Target.parse(target))
-    return wide if cta.asynchronous and cta.scratch_bytes <= MAX_STATIC_SHARED else spec
 
 
 def _narrowed(spec: IncrementalAttention, sm_count: int, target: str) -> IncrementalAttention:

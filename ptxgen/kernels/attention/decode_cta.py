@@ -159,8 +159,7 @@ class DecodeCta:
         dims = {"k": self.head_dim, "v": self.value_dim}
         in_words = not any(dims[name] % 64 for name in self.halved)
         self.asynchronous = self.target.sm >= 80 and in_words and fewest <= MAX_STATIC_SHARED
-        is_long = self.piece_bytes > 16 * threads or 2 * fewest > MAX_STATIC_SHARED
-        is_long = is_long and self.asynchronous
+        is_long = self.asynchronous and self.piece_bytes > 16 * threads
         self.ahead = 1 if (wide and not self.keeps_keys) or is_long else 2
         self.together = self.step = self.ahead * self.keys_per_pass
         self.stage_bytes = self.ahead * pieces * self.piece_bytes

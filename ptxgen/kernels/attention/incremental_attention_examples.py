@@ -168,12 +168,6 @@ def _examples_with_a_token(cls: Callable[..., S]) -> Mapping[str, S]:
             token=replace(whole, qk_norm=QK_NORM),
             warps=4,
         ),
-        "one head, sixteen warps": cls(
-            *(4, KvLayout(1, 2, 131, 128, "f16"), 1),
-            token=replace(whole, qk_norm=QK_NORM),
-            most_heads=1,
-            warps=16,
-        ),
         "all norms four warps": cls(
             *(4, KvLayout(2, 1, 131, 64, "q8_0"), 3, Scores(window=70)),
             token=OwnToken(Rotation(64, "half"), QK_NORM, V_NORM),
