@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 MOST_VECTORS = 4
 
 
-class Product(Protocol):
+class OfExperts(Protocol):
     """What matters of a product with experts (`ExpertsProduct`)."""
 
     name: str
@@ -86,7 +86,7 @@ class Held:
         """See `CREDIT`."""
         return CREDIT
 
-    def check(self, spec: Product) -> None:
+    def check(self, spec: OfExperts) -> None:
         """Raise PtxgenError for a product that does not look up."""
         if spec.batch > 1 or (spec.experts, spec.used) != (self.experts, self.used):
             raise PtxgenError(
@@ -96,17 +96,17 @@ class Held:
         if spec.layout.band_nbytes % 16:
             raise PtxgenError(f"{spec.name}: bands of {spec.layout.band_nbytes} bytes in slots")
 
-    def layout(self, spec: Product) -> Layout:
+    def layout(self, spec: OfExperts) -> Layout:
         """How the matrices in the slots lie in memory, as one."""
         return replace(spec.layout, rows=self.slots * spec.rows)
 
     @staticmethod
-    def biases(spec: Product) -> tuple[str, ...]:
+    def biases(spec: OfExperts) -> tuple[str, ...]:
         """The biases of all experts: the same are kept in slots, for products with the experts
         there."""
         return tuple(param.name for param in spec.params_of(Bias))
 
-    def params(self, spec: Product) -> tuple[Param, ...]:
+    def params(self, spec: OfExperts) -> tuple[Param, ...]:
         """The matrices and biases in the slots, the matrices of all experts, and the state."""
         held, every = (self.layout(spec).nbytes,), (spec.layout.nbytes,)
         words = (state_words(self.experts, self.slots),)
@@ -120,14 +120,14 @@ class Held:
             Param("state", "u32", words, Access.INOUT if self.tells else Access.IN),
         )
 
-    def make_inputs(self, spec: Product, rng: np.random.Generator) -> dict[str, Any]:
+    def make_inputs(self, spec: OfExperts, rng: np.random.Generator) -> dict[str, Any]:
         """A cache that has some of the experts, in other matrices than the sources have."""
         size = 0.5 / spec.cols**0.5
         slots = {name: random_weights(self.layout(spec), rng, size) for name in spec.matrices}
         return {**slots, "state": self.place.make_inputs(rng)["state"]}
 
     def find(
-        self, spec: Product, inputs: dict[str, Any], experts: Array
+        self, spec: OfExperts, inputs: dict[str, Any], experts: Array
     ) -> tuple[Array, dict[str, Array]]:
         """The slots of ``experts`` (1, used), and what is in slots after what was missing is
         copied."""
