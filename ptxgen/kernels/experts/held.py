@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
 
@@ -73,6 +73,8 @@ class Held:
     slots: int
     tells: bool = False
 
+    credit: ClassVar[int] = CREDIT
+
     def __post_init__(self) -> None:
         _ = self.place  # refuses other sizes
 
@@ -80,11 +82,6 @@ class Held:
     def place(self) -> PlaceExperts:
         """What looking up amounts to."""
         return PlaceExperts(1, self.used, self.experts, self.slots)
-
-    @property
-    def credit(self) -> int:
-        """See `CREDIT`."""
-        return CREDIT
 
     def check(self, spec: OfExperts) -> None:
         """Raise PtxgenError for a product that does not look up."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -37,7 +37,7 @@ class PlaceExperts(KernelSpec):
     lowest stamps.
 
     Each launch that chooses an expert makes its stamp the number of the launch, or what it was if
-    that is more, plus `CREDIT` less half the distance of the two (0 at least): when it was chosen
+    that is more, plus `CREDIT` less the distance of the two (0 at least): when it was chosen
     last, and how often of late, as LRFU weighs both (Lee et al. 2001). Experts that have lost their
     slot keep their stamp.
 
@@ -72,6 +72,7 @@ class PlaceExperts(KernelSpec):
 
     name = "place_experts"
     template = ("urdir.templates", "experts/place.ptx.j2")
+    credit: ClassVar[int] = CREDIT
 
     def __post_init__(self) -> None:
         if not 1 <= self.pairs <= MAX_PAIRS or not 1 <= self.experts <= MAX_EXPERTS:
@@ -112,11 +113,6 @@ class PlaceExperts(KernelSpec):
     def idle(self) -> int:
         """The position of a padding row."""
         return IDLE
-
-    @property
-    def credit(self) -> int:
-        """See `CREDIT`."""
-        return CREDIT
 
     @property
     def second_list(self) -> int:

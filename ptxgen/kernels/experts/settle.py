@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -34,6 +34,7 @@ class SettleExperts(KernelSpec):
 
     name = "settle_experts"
     template = ("urdir.templates", "experts/settle.ptx.j2")
+    credit: ClassVar[int] = CREDIT
 
     def __post_init__(self) -> None:
         if not 1 <= self.caches <= MAX_CACHES:
@@ -44,11 +45,6 @@ class SettleExperts(KernelSpec):
     def place(self) -> PlaceExperts:
         """What it does to each cache."""
         return PlaceExperts(1, self.used, self.experts, self.slots)
-
-    @property
-    def credit(self) -> int:
-        """See `CREDIT`."""
-        return CREDIT
 
     @property
     def words(self) -> int:
