@@ -18,6 +18,7 @@ from urdir.ptxgen.kernels.linear.prologue.norm import Normed
 from urdir.ptxgen.kernels.linear.reference import completed, multiply
 from urdir.ptxgen.kernels.linear.steps import Epilogue, Part, Product, Prologue
 from urdir.ptxgen.ptx.architecture import ARCHITECTURES
+from urdir.ptxgen.render.kernel import field_values
 from urdir.ptxgen.spec import Access, Array, Param, ceil_div
 from urdir.ptxgen.weights.formats import Format
 from urdir.ptxgen.weights.layout import Layout, random_weights
@@ -73,7 +74,7 @@ class LinearSpec(Product):
             raise PtxgenError(f"{self.name}: a matrix of {self.rows} x {self.cols}: both from 1")
         if not 1 <= self.batch <= self.most_batch:
             raise PtxgenError(f"{self.name}: batch is {self.batch}: 1 to {self.most_batch}")
-        for name, value in self.fields().items():
+        for name, value in field_values(self).items():
             if isinstance(value, int) and value < 0:
                 raise PtxgenError(f"{self.name}: {name} is {value}: 0 chooses by shape")
         _ = self.layouts  # refuses columns that are no whole blocks
