@@ -48,7 +48,7 @@ def test_steps_of_a_product_are_named_by_their_stems() -> None:
     assert scaled.epilogue == (Residual(0.5),)
     assert specialise(Gemv, ["epilogue.residual=no", "rows=5"]).epilogue == ()
     normed = specialise(GemvF32, ["norm.eps=0.25"])
-    assert normed.norm == Norm("rms", 0.25)
+    assert normed.steps.norm == Norm("rms", 0.25)
     assert respecialise(normed, ["norm=no"]).prologue == ()
     with pytest.raises(SettingError, match="scale=much: not float"):
         specialise(Gemv, ["residual.scale=much"])

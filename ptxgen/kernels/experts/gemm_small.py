@@ -22,6 +22,7 @@ from urdir.ptxgen.kernels.linear.epilogue.weighted import Weighted
 from urdir.ptxgen.kernels.linear.products.gemm_small_cut import Lanes
 from urdir.ptxgen.kernels.linear.prologue.norm import Normed
 from urdir.ptxgen.kernels.linear.spec import MAX_BATCH, SHARED_NBYTES, SMS
+from urdir.ptxgen.kernels.linear.steps import check_steps
 from urdir.ptxgen.kernels.pairs import most_tiles
 from urdir.ptxgen.spec import Access, Array, LaunchShape, Param, Tolerance, ceil_div
 from urdir.ptxgen.weights.grids import SharedGrids
@@ -82,9 +83,9 @@ class ExpertsGemmSmall(ExpertsProduct):
         check_choice(self)
         if self.format.arithmetic != "integers":
             raise PtxgenError(f"{self.name}: the weights must be quantised")
-        self.check_steps(DOWN if self.down else UP)
-        if self.prologue and (self.down or not (self.norm and self.norm.is_factor)):
-            raise PtxgenError(f"{self.name}: {self.norm} must be a launch of its own")
+        check_steps(self, DOWN if self.down else UP)
+        if self.prologue and (self.down or not (self.steps.norm and self.steps.norm.is_factor)):
+            raise PtxgenError(f"{self.name}: {self.steps.norm} must be a launch of its own")
         if self.splits < 1 or self.layout.row_tiles % self.splits:
             raise PtxgenError(
                 f"{self.name}: {self.layout.row_tiles} blocks of columns in {self.splits} splits"
@@ -164,10 +165,10 @@ class ExpertsGemmSmall(ExpertsProduct):
         chooses = self.selection is not None and self.weighted
         alignment = self.tile.alignment
         return QuartetMemory(
-            *(self.shared, self.warps, self.stages, self.pair),
+            *(self.shared, self.warps, self.stages, self.steps.pair),
             slot_nbytes=ceil_div(self.layout.tile_nbytes, alignment) * alignment,
             activation_nbytes=max(2 * self.split_blocks * self.block_nbytes, self.table_nbytes),
-            square_nbytes=2 * self.split_blocks * 4 * MAX_BATCH if self.normed else 0,
+            square_nbytes=2 * self.split_blocks * 4 * MAX_BATCH if self.steps.normed else 0,
             quartets=self.quartets,
             weight_nbytes=4 * self.pairs if chooses else 0,
             formats=self.formats,
@@ -217,7 +218,7 @@ class ExpertsGemmSmall(ExpertsProduct):
             columns = slice(first, first + self.split_blocks * TILE_COLS)
             products = [np.einsum("prc,pc->pr", m[experts][..., columns], x[:, columns])
                         for m in matrices]  # fmt: skip
-            made = np.stack(products) if self.gated else products[0]
+            made = np.stack(products) if self.steps.gated else products[0]
             steps = [s for s in self.epilogue if split == 0 or not isinstance(s, Bias)]
             y[:, split] = ended(self, made, experts, pairs, inputs, steps)
         return {"y": y.reshape(self.batch, self.slots, self.rows)}
@@ -230,7 +231,7 @@ class ExpertsGemmSmall(ExpertsProduct):
         """Those of as many experts as rows that choose at random have, each read once, and of the
         activations."""
         chosen = expected_experts(self.batch, self.experts, self.used)
-        matrices = round(self.pair * chosen * self.layout.nbytes / self.experts)
+        matrices = round(self.steps.pair * chosen * self.layout.nbytes / self.experts)
         return matrices + sum(self.nbytes(p) for p in self.params if p.dtype != "u8")
 
 

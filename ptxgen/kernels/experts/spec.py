@@ -61,12 +61,12 @@ class ExpertsProduct(Product):
     @property
     def bias(self) -> bool:
         """Whether the product has a bias."""
-        return self.has(Bias)
+        return self.steps.has(Bias)
 
     @property
     def weighted(self) -> bool:
         """Whether the product is multiplied with the weight of its pair."""
-        return self.has(Weighted)
+        return self.steps.has(Weighted)
 
     @property
     def pair_shape(self) -> tuple[str, ...]:
@@ -78,7 +78,7 @@ class ExpertsProduct(Product):
     @property
     def matrices(self) -> tuple[str, ...]:
         """The parameters of the matrices that are multiplied together."""
-        return ("weights", "up")[: self.pair]
+        return ("weights", "up")[: self.steps.pair]
 
     @property
     def bands(self) -> int:
@@ -112,7 +112,7 @@ class ExpertsProduct(Product):
 
     def params_of(self, *kinds: type[Step]) -> tuple[Param, ...]:
         """The parameters of the steps of these kinds, in their order."""
-        steps = [step for kind in kinds if (step := self.find(kind)) is not None]
+        steps = [step for kind in kinds if (step := self.steps.find(kind)) is not None]
         (part,) = self.parts
         return tuple(p for s in steps for p in (*s.params(self), *s.part_params(self, part)))
 
@@ -138,7 +138,7 @@ class ExpertsProduct(Product):
         return inputs
 
     def flops(self) -> int:
-        return 2 * self.pairs * self.rows * self.cols * self.pair
+        return 2 * self.pairs * self.rows * self.cols * self.steps.pair
 
 
 def check_choice(of: ExpertsProduct) -> None:

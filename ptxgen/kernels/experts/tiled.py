@@ -23,6 +23,7 @@ from urdir.ptxgen.kernels.linear.products.gemv_room import (
     RECORD_NBYTES,
     Activations,
 )
+from urdir.ptxgen.kernels.linear.steps import check_steps
 from urdir.ptxgen.spec import LaunchShape, Tolerance, ceil_div
 from urdir.ptxgen.weights.grids import SharedGrids, entries_nbytes
 from urdir.ptxgen.weights.layout import TILE_COLS, TILE_ROWS, TILE_UNITS, Layout
@@ -75,7 +76,7 @@ class ExpertsSpec(ExpertsProduct):
         if self.options.cluster != 1 or self.options.fill:
             raise PtxgenError(f"{self.name}: cluster and fill are not for experts")
         _ = self.layout  # refuses odd shapes
-        self.check_steps()
+        check_steps(self)
         self.cut.check(self.name, self.options)
 
     @property
@@ -113,7 +114,9 @@ class ExpertsSpec(ExpertsProduct):
         product = Layout(self.format, self.rows, self.blocks * TILE_COLS)
         ctas = max(1, self.options.sms // self.grid_rows)
         tiles = (self.options.tiles_each or ceil_div(self.bands, ctas),)
-        cut = cut_launch(self.options, (product,), _footprint(self), tiles, self.pair, even=True)
+        cut = cut_launch(
+            self.options, (product,), _footprint(self), tiles, self.steps.pair, even=True
+        )
         parts = tuple(dataclasses.replace(p, tile=Tile(self.layout)) for p in cut.rows.parts)
         return dataclasses.replace(
             cut,
@@ -161,7 +164,7 @@ def _footprint(of: ExpertsSpec) -> Footprint:
     return Footprint(
         tile=of.layout.tile_nbytes,
         sums=4 * TILE_ROWS,
-        warp_squares=8 if of.norm and not of.norm.is_factor else 4,
+        warp_squares=8 if of.steps.norm and not of.steps.norm.is_factor else 4,
         activations=max(of.record_nbytes * TILE_UNITS * of.blocks, sums),
         tables=choice + (entries_nbytes(of.formats) if of.activations == "i16" else 0),
         warps=most_warps,

@@ -55,7 +55,7 @@ class ExpertsUp(ExpertsSpec):
         so meanwhile. A step of qwen3-30b-a3b on an H200 takes 949 us so, else 966 (2026-11-29)."""
         chooses = self.batch == 1 and self.selection is not None and self.logit_parts is None
         rows = self.cut.rows
-        every = self.cut.columns.warp_blocks * rows.tiles * rows.passes * self.pair
+        every = self.cut.columns.warp_blocks * rows.tiles * rows.passes * self.steps.pair
         return every if chooses else super().tiles_left
 
     @property
@@ -85,7 +85,7 @@ class ExpertsUp(ExpertsSpec):
         places, matrices, held = found(self, inputs, experts)
         products = [np.einsum("bsrc,bc->bsr", m[places], x) for m in matrices]
         y = np.stack([product.reshape(-1, self.rows) for product in products])
-        y = y if self.gated else y[0]
+        y = y if self.steps.gated else y[0]
         y = ended(self, y, experts.reshape(-1), np.arange(self.pairs), inputs, self.epilogue)
         return {"y": y.astype(np.float32).reshape(self.batch, self.used, self.rows), **held}
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.linear.epilogue.residual import Residual
-from urdir.ptxgen.kernels.linear.reference import unpacked
+from urdir.ptxgen.kernels.linear.reference import ended, unpacked
 from urdir.ptxgen.kernels.linear.steps import Part, Reference
 from urdir.ptxgen.kernels.pairs import grouped, most_places, most_tiles, random_choice
 from urdir.ptxgen.spec import Access, Array, Param, ceil_div
@@ -194,7 +194,7 @@ class Mixture:
         """Raise PtxgenError for a product that is not one of experts."""
         if self.height != product.cut.vectors:
             raise PtxgenError(f"{product.name}: tiles of {self.height} vectors, {product.cut}")
-        if product.has(Residual) or product.others or not 1 <= self.used <= self.experts:
+        if product.steps.has(Residual) or product.others or not 1 <= self.used <= self.experts:
             raise PtxgenError(f"{product.name}: {self} without residual and other matrices")
         if product.rows % TILE_ROWS:
             raise PtxgenError(
@@ -235,7 +235,7 @@ class Mixture:
             pairs = vectors if product.packs else inputs["pair"][vectors]
             products = [x[vectors] @ matrix[expert].T for matrix in matrices]
             of = Reference(product, part, inputs, {}, np.full(count, expert), pairs)
-            y[pairs] = product.ended(products, of)
+            y[pairs] = ended(products, of)
             if product.packs:
                 y[first + count : ceil_div(first + count, GROUP) * GROUP] = 0
         return pack(y) if product.packs else y.astype(np.float32)

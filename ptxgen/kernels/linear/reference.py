@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,9 +27,17 @@ def multiply(
     for part in product.parts:
         x = product.multiplied(inputs, outputs, part)
         products = [x @ matrix.T for matrix in matrices(product, part, inputs)]
-        y = product.ended(products, Reference(product, part, inputs, outputs))
+        y = ended(products, Reference(product, part, inputs, outputs))
         outputs.setdefault(f"y{part.suffix}", y.astype(np.float32))
     return outputs
+
+
+def ended(products: Sequence[Array], of: Reference) -> Array:
+    """What the steps make of the ``products`` with a matrix or a pair."""
+    y = np.stack(products) if of.product.steps.gated else products[0]
+    for step in of.product.epilogue_of(of.part):
+        y = step.apply(y, of)
+    return y
 
 
 def completed(product: Product, inputs: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
@@ -37,6 +45,6 @@ def completed(product: Product, inputs: dict[str, Any], rng: np.random.Generator
     for p in product.params:
         if p.name not in inputs and p.access is Access.IN:
             inputs[p.name] = rng.standard_normal(product.shape_of(p)).astype(np.float32)
-    for step in product.fused:
+    for step in product.steps:
         inputs |= step.make_inputs(product, rng)
     return {p.name: inputs[p.name] for p in product.params if p.access is not Access.OUT}

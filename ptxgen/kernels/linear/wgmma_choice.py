@@ -164,7 +164,8 @@ def _in_turns(way: GemmWgmma, sms: int) -> GemmWgmma:
     """With a CTA for each SM, if there are more tiles than that and turns pay."""
     if not way.can_take_turns or way.batch < TURN_BATCH or _ctas(way) <= sms:
         return way
-    if way.has(Residual) and (way.layout.row_tiles < TURN_ROW_TILES or way.tiles <= way.row_ctas):
+    few = way.layout.row_tiles < TURN_ROW_TILES or way.tiles <= way.row_ctas
+    if few and way.steps.has(Residual):
         return way
     for weights, activations in TURN_RINGS:
         try:
@@ -271,7 +272,7 @@ def _clusters(product: GemmWgmma, vectors: int) -> tuple[int, ...]:
     is_long = product.layout.row_tiles >= TILES_OF_THREE and not any(
         f.is_float for f in product.formats
     )
-    return (1, 2, 3) if vectors <= FEW and is_long and not product.has(Adapted) else (1, 2)
+    return (1, 2, 3) if vectors <= FEW and is_long and not product.steps.has(Adapted) else (1, 2)
 
 
 def _alone_on_sm(way: GemmWgmma) -> Iterator[GemmWgmma]:

@@ -172,7 +172,7 @@ class GemmBytes(PackedProduct):
 
     def scales_of(self, part: Part) -> tuple[str, ...]:
         """The parameters of the scales of rows of a part's matrices."""
-        return (f"row_scales{part.suffix}", "up_row_scales")[: self.pair]
+        return (f"row_scales{part.suffix}", "up_row_scales")[: self.steps.pair]
 
     @property
     def tolerance(self) -> Tolerance:

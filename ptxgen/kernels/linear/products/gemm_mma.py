@@ -112,7 +112,7 @@ class GemmMma(PackedProduct):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.mixture is not None or self.has(BeginNorm):
+        if self.mixture is not None or self.steps.has(BeginNorm):
             raise PtxgenError(f"{self.name}: not for mixtures, and no begin_norm")
 
     @cached_property

@@ -160,7 +160,7 @@ class GemmWgmma(PackedProduct):
         # Each CTA has all vectors; those that compute A x must be on the device at once, of which
         # larger clusters leave SMs unused.
         apart = self.cut.vectors < self.batch or self.cut.cluster > 2
-        if self.has(SharedAdapted) and apart:
+        if self.steps.has(SharedAdapted) and apart:
             raise PtxgenError(f"{self.name}: {self.cut} of a product that computes A x")
         if self.cut.takes_turns and not self.can_take_turns:
             raise PtxgenError(f"{self.name}: {self.cut} of a product that cannot take turns")
@@ -168,11 +168,11 @@ class GemmWgmma(PackedProduct):
     @property
     def can_take_turns(self) -> bool:
         """Whether it has such an end: y comes from registers, by lanes with four rows each."""
-        plain = all(type(step) in TURN_STEPS for step in self.fused) and not self.takes_length
+        plain = all(type(step) in TURN_STEPS for step in self.steps) and not self.takes_length
         lengths = [of.dims for of in self.heads.places] if self.heads else []
         lengths += [part.rows for part in self.parts]
         whole = self.packs or all(length % LANE_ROWS == 0 for length in lengths)
-        whole &= self.packs or not self.gated
+        whole &= self.packs or not self.steps.gated
         floats = all(fmt.is_float for fmt in self.formats)
         return plain and whole and floats and self.mixture is None
 
@@ -189,7 +189,7 @@ class GemmWgmma(PackedProduct):
     def runs(self) -> tuple[PackedPart, ...]:
         """The matrices, those of one type together; each alone in turns, where it ends by itself,
         and with adapters, which have names of their own."""
-        if self.cut.takes_turns or self.has(Adapted):
+        if self.cut.takes_turns or self.steps.has(Adapted):
             return self.parts
         of_types = groupby(self.parts, key=lambda part: part.format)
         return tuple(as_run(tuple(of)) for _, of in of_types)
@@ -215,11 +215,11 @@ class GemmWgmma(PackedProduct):
 
     @cached_property
     def memory(self) -> PackedMemory:
-        vectors, adapts = self.cut.vectors, self.find(SharedAdapted)
+        vectors, adapts = self.cut.vectors, self.steps.find(SharedAdapted)
         return PackedMemory(
             *(self.cut, self.parts),
             pairs_nbytes=8 * vectors if self.mixture is not None and not self.packs else 0,
-            factors_nbytes=8 + 4 * vectors if self.has(BegunNorm) else 0,
+            factors_nbytes=8 + 4 * vectors if self.steps.has(BegunNorm) else 0,
             adapted_nbytes=0 if adapts is None else adapts.table_nbytes(vectors),
         )
 

@@ -25,7 +25,15 @@ from urdir.ptxgen.kernels.linear.packed_parts import (
 from urdir.ptxgen.kernels.linear.products.packed_memory import PackedMemory
 from urdir.ptxgen.kernels.linear.reference import completed, multiply
 from urdir.ptxgen.kernels.linear.spec import EPILOGUES
-from urdir.ptxgen.kernels.linear.steps import Epilogue, Part, Product, Prologue, find
+from urdir.ptxgen.kernels.linear.steps import (
+    Epilogue,
+    Part,
+    Product,
+    Prologue,
+    check_steps,
+    find,
+    stored,
+)
 from urdir.ptxgen.spec import Access, Array, Param, Tolerance, ceil_div
 from urdir.ptxgen.weights.formats import Format
 from urdir.ptxgen.weights.grids import SharedGrids
@@ -72,9 +80,9 @@ class PackedProduct(Product):
             raise PtxgenError(f"{self.name}: not for F32 weights")
         if self.mixture is not None:
             self.mixture.check(self)
-        if self.gated and cut.row_groups % 2:
+        if self.steps.gated and cut.row_groups % 2:
             raise PtxgenError(f"{self.name}: gated in pairs of row groups")
-        self.check_steps()
+        check_steps(self)
         if self.shared_bytes > SM_NBYTES // cut.resident - CTA_COST:
             raise PtxgenError(f"{self.name}: {cut} takes {self.shared_bytes} bytes")
         if cut.used_registers > cut.registers:
@@ -83,12 +91,12 @@ class PackedProduct(Product):
     @cached_property
     def heads(self) -> Heads | None:
         """The step that makes heads of y."""
-        return self.find(Heads)
+        return self.steps.find(Heads)
 
     @cached_property
     def packs(self) -> bool:
         """Whether y is packed."""
-        return self.has(PackedVectors)
+        return self.steps.has(PackedVectors)
 
     @property
     def takes_length(self) -> bool:
@@ -144,7 +152,7 @@ class PackedProduct(Product):
     @property
     def cta_rows(self) -> int:
         """Rows of y of a CTA."""
-        return GROUP_ROWS * self.cut.row_groups // self.pair
+        return GROUP_ROWS * self.cut.row_groups // self.steps.pair
 
     @cached_property
     def parts(self) -> tuple[PackedPart, ...]:
@@ -201,12 +209,12 @@ class PackedProduct(Product):
     @property
     def params(self) -> tuple[Param, ...]:
         """x, what steps take, and of each matrix its weights, what its steps take, and y."""
-        params = self.x_params() + [p for step in self.fused for p in step.params(self)]
+        params = self.x_params() + [p for step in self.steps for p in step.params(self)]
         for part in self.parts:
             params += self.weight_params(part)
             params += [p for step in self.epilogue_of(part) for p in step.part_params(self, part)]
             params.append(Param(f"y{part.suffix}", "f32", ("products", part.rows), Access.OUT))
-        return self.stored(params)
+        return stored(self, params)
 
     def x_params(self) -> list[Param]:
         """What the launch reads of its vectors."""
@@ -227,7 +235,7 @@ class PackedProduct(Product):
         gate and of its other factor add up."""
         roundings = max(Halves(fmt).roundings for fmt in self.formats)
         ends = self.packs or self.heads is not None
-        return Tolerance(rtol=2.0**-11 * (self.pair * roundings + ends) + 1e-5)
+        return Tolerance(rtol=2.0**-11 * (self.steps.pair * roundings + ends) + 1e-5)
 
     def multiplied(
         self, inputs: dict[str, Any], outputs: dict[str, Array], part: Part | None = None
@@ -242,7 +250,7 @@ class PackedProduct(Product):
 
     def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
         # What is bounded is as large as its bound, and its errors as large as the sums.
-        scale = 0.5 / self.cols**0.5 if self.f is not None and self.f.limit else 1.0
+        scale = 0.5 / self.cols**0.5 if self.steps.f is not None and self.steps.f.limit else 1.0
         inputs: dict[str, Any] = {"length": np.uint32(self.batch)}
         if self.mixture is not None:
             inputs |= self.mixture.lists(self.batch, rng)
@@ -254,4 +262,4 @@ class PackedProduct(Product):
 
     def flops(self) -> int:
         rows = sum(part.rows for part in self.parts)
-        return 2 * self.products * rows * self.cols * self.pair
+        return 2 * self.products * rows * self.cols * self.steps.pair
