@@ -127,7 +127,7 @@ class ExpertsGemm(ExpertsProduct):
         return ceil_div(self.rows, self.cta_rows)
 
     @property
-    def pair_shape(self) -> tuple[str, ...]:
+    def pair_shape(self) -> tuple[str | int, ...]:
         return ("pairs",)
 
     @property

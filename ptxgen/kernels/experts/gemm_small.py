@@ -21,8 +21,9 @@ from urdir.ptxgen.kernels.linear.epilogue.bias import Bias
 from urdir.ptxgen.kernels.linear.epilogue.weighted import Weighted
 from urdir.ptxgen.kernels.linear.products.gemm_small_cut import Lanes
 from urdir.ptxgen.kernels.linear.prologue.norm import Normed
+from urdir.ptxgen.kernels.linear.reference import multiplied
 from urdir.ptxgen.kernels.linear.spec import MAX_BATCH, SHARED_NBYTES, SMS
-from urdir.ptxgen.kernels.linear.steps import check_steps
+from urdir.ptxgen.kernels.linear.steps import Reference, check_steps
 from urdir.ptxgen.kernels.pairs import most_tiles
 from urdir.ptxgen.spec import Access, Array, LaunchShape, Param, Tolerance, ceil_div
 from urdir.ptxgen.weights.grids import SharedGrids
@@ -208,9 +209,11 @@ class ExpertsGemmSmall(ExpertsProduct):
 
     def reference(self, **inputs: Any) -> dict[str, Array]:
         inputs = with_choice(self, inputs)
-        experts, x = inputs["expert"].reshape(-1), self.multiplied(inputs, {})
+        experts, of = inputs["expert"].reshape(-1), Reference(self, self.parts[0], inputs, {})
         pairs = np.arange(self.pairs)
-        x = x.reshape(-1, self.cols)[pairs if self.down else pairs // self.used]
+        x = multiplied(inputs["x"], of).reshape(-1, self.cols)[
+            pairs if self.down else pairs // self.used
+        ]
         matrices = matrices_of(self, inputs)
         y = np.empty((self.pairs, self.splits, self.rows), np.float32)
         for split in range(self.splits):

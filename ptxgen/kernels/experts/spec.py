@@ -69,7 +69,7 @@ class ExpertsProduct(Product):
         return self.steps.has(Weighted)
 
     @property
-    def pair_shape(self) -> tuple[str, ...]:
+    def pair_shape(self) -> tuple[str | int, ...]:
         return ("batch", "used")
 
     def bias_shape(self, part: Part) -> tuple[str | int, ...]:

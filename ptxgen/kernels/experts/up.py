@@ -16,6 +16,8 @@ from urdir.ptxgen.kernels.linear.epilogue.activation import Activated, Gated
 from urdir.ptxgen.kernels.linear.epilogue.bias import Bias
 from urdir.ptxgen.kernels.linear.epilogue.weighted import Weighted
 from urdir.ptxgen.kernels.linear.prologue.norm import Normed
+from urdir.ptxgen.kernels.linear.reference import multiplied
+from urdir.ptxgen.kernels.linear.steps import Reference
 from urdir.ptxgen.spec import Access, Array, Param
 
 
@@ -78,7 +80,7 @@ class ExpertsUp(ExpertsSpec):
         )
 
     def reference(self, **inputs: Any) -> dict[str, Array]:
-        x = self.multiplied(inputs, {})
+        x = multiplied(inputs["x"], Reference(self, self.parts[0], inputs, {}))
         experts = np.arange(self.batch)[:, None] % self.experts
         if not self.in_turn:
             experts = with_choice(self, inputs)["expert"]

@@ -200,13 +200,16 @@ class Mixture:
             raise PtxgenError(
                 f"{product.name}: {product.rows} rows of an expert: a multiple of {TILE_ROWS}"
             )
-        if product.tiles > MAX_GRID:
-            raise PtxgenError(f"{product.name}: {product.tiles} tiles are more than {MAX_GRID}")
+        if product.tiling.tiles > MAX_GRID:
+            raise PtxgenError(
+                f"{product.name}: {product.tiling.tiles} tiles are more than {MAX_GRID}"
+            )
 
-    def params(self, packs: bool) -> list[Param]:
-        """The lists, as parameters; ``packs``: y is packed, in the order of the list."""
-        tile_of = Param("tile_of", "u32", ("tiles", 4), Access.IN)
-        return [tile_of] if packs else [tile_of, Param("pair", "u32", ("vectors",), Access.IN)]
+    def params(self, rows: int, packs: bool) -> list[Param]:
+        """The lists of as many rows, as parameters; ``packs``: y is packed, in their order."""
+        tile_of = Param("tile_of", "u32", (self.tiles(rows), 4), Access.IN)
+        pair = Param("pair", "u32", (self.places(rows),), Access.IN)
+        return [tile_of] if packs else [tile_of, pair]
 
     def lists(self, rows: int, rng: np.random.Generator) -> dict[str, Array]:
         """The lists of as many rows that choose at random."""
@@ -227,7 +230,7 @@ class Mixture:
         x, (part,) = unpack(inputs["x"], product.vectors, product.cols), product.parts
         experts = (self.experts, product.rows, -1)
         matrices = [m.reshape(experts) for m in unpacked(product, part, inputs)]
-        y = np.zeros((product.products, product.rows))
+        y = np.zeros((product.tiling.products, product.rows))
         if product.packs:
             y = unpack(inputs["y"], product.vectors, product.rows)
         for expert, first, count, _ in inputs["tile_of"].tolist():

@@ -17,17 +17,27 @@ def unpacked(product: Product, part: Part, inputs: dict[str, Any]) -> list[Array
     return [part.layout.unpack(inputs[name]).astype(np.float64) for name in names]
 
 
+def multiplied(x: Array, of: Reference) -> Array:
+    """The vectors that the weights of a part multiply, f64: x (batch, cols) after the prologue."""
+    for step in of.product.prologue:
+        x = step.apply(x, of)
+    return x.astype(np.float64)
+
+
 def multiply(
     product: Product,
     inputs: dict[str, Any],
+    x: Array | None = None,
     matrices: Callable[[Any, Part, dict[str, Any]], list[Array]] = unpacked,
 ) -> dict[str, Array]:
-    """What a launch writes: of each part its ``matrices`` times the vectors, through the steps."""
+    """What a launch writes: of each part its ``matrices`` times the vectors, through the steps.
+    ``x`` (batch, cols) is that of the ``inputs`` if it is not given."""
     outputs: dict[str, Array] = {}
     for part in product.parts:
-        x = product.multiplied(inputs, outputs, part)
-        products = [x @ matrix.T for matrix in matrices(product, part, inputs)]
-        y = ended(products, Reference(product, part, inputs, outputs))
+        of = Reference(product, part, inputs, outputs)
+        vectors = multiplied(inputs["x"] if x is None else x, of)
+        products = [vectors @ matrix.T for matrix in matrices(product, part, inputs)]
+        y = ended(products, of)
         outputs.setdefault(f"y{part.suffix}", y.astype(np.float32))
     return outputs
 

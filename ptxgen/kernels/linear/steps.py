@@ -266,7 +266,7 @@ class Product(KernelSpec):
         return 1
 
     @property
-    def pair_shape(self) -> tuple[str, ...]:
+    def pair_shape(self) -> tuple[str | int, ...]:
         """Shape of what each pair of a row and an expert has; empty without experts."""
         return ()
 
@@ -297,15 +297,6 @@ class Product(KernelSpec):
     def weights_of(self, part: Part) -> tuple[str, ...]:
         """The parameters of the matrices of a part."""
         return (f"weights{part.suffix}", "up")[: self.steps.pair]
-
-    def multiplied(
-        self, inputs: dict[str, Any], outputs: dict[str, Array], part: Part | None = None
-    ) -> Array:
-        """The vectors that the weights of a part, or of the first one, multiply, f64."""
-        x: Array = inputs["x"]
-        for step in self.prologue:
-            x = step.apply(x, Reference(self, part or self.parts[0], inputs, outputs))
-        return x.astype(np.float64)
 
     def bias_shape(self, part: Part) -> tuple[str | int, ...]:
         """The shape of the biases of a matrix."""
