@@ -150,7 +150,7 @@ class ExpertsGemm(ExpertsProduct):
         """As `Gemm`'s; twice as much where a weight may be several times another one, and twice as
         much where an activation joins the errors of two products, or bounds the largest values but
         not the errors."""
-        doubts = self.weighted + (self.steps.f is not None)
+        doubts = self.steps.has(Weighted) + (self.steps.f is not None)
         return Tolerance(rtol=1e-3 * 2**doubts)
 
     def reference(self, **inputs: Any) -> dict[str, Array]:
