@@ -21,8 +21,8 @@ COUNTS_NBYTES = 64
 @dataclass(frozen=True)
 class QuartetMemory:
     """A ring of slots, a ``tile`` each, for each warp; the activations of two quartets, of
-    ``blocks`` columns, in the place of a table of the ``experts``; if they are ``normed`` their
-    sums of squares; the list of ``quartets``, eight bytes each, and ``weight_nbytes`` of pairs'
+    ``blocks`` of columns, where a table of the ``experts`` was before; if they are ``normed``, sums
+    of squares; the list of ``quartets``, eight bytes each, and ``weight_nbytes`` of pairs'
     weights; entries of the codebook. ``shared`` bytes in all, for up to ``warps`` with up to
     ``stages`` slots, as many for each matrix of a ``pair``. Sizes and offsets (``..._at``) are in
     bytes.

@@ -23,8 +23,8 @@ class PackedTiling:
     """CTAs of a launch: along the rows of its ``matrices`` (type, rows), side by side, and along
     its vectors, a tile of y each, as the ``cut`` says.
 
-    There are ``batch`` vectors, or rows of a ``mixture``, and places for ``room`` of them (0: for
-    as many as there are). ``pair``: matrices that are multiplied together. ``packs``: y is packed.
+    There are ``batch`` vectors, or rows of a ``mixture``; x has room for ``room`` vectors, or with
+    0 for these alone. ``pair``: matrices that are multiplied together. ``packs``: y is packed.
     """
 
     cut: PackedCut
