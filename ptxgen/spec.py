@@ -170,21 +170,6 @@ class KernelSpec:
         """Size in bytes of the array that a pointer parameter points to."""
         return math.prod(self.shape_of(param)) * param.numpy_dtype.itemsize
 
-    def fields(self) -> dict[str, Any]:
-        """The specialisation: field name -> value, in declaration order."""
-        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}  # type: ignore[arg-type]
-
-    def text_fields(self) -> dict[str, Any]:
-        """The fields that the text depends on: all except `launch_fields`."""
-        launch = self.launch_fields
-        return {name: value for name, value in self.fields().items() if name not in launch}
-
-    @classmethod
-    def purpose(cls) -> str:
-        """The first sentence of the spec's docstring, in one line."""
-        paragraph = " ".join((inspect.getdoc(cls) or "").split("\n\n")[0].split())
-        return paragraph.split(". ")[0].rstrip(".")
-
     def target_on(self, device: str) -> str | None:
         """The one of ``targets`` that a device runs; None if the kernel does not exist for it.
 
@@ -197,18 +182,26 @@ class KernelSpec:
     def key(self, device: str) -> str:
         """The spec key on a device (`target_on`), without rendering: see `render.text.key_of`.
         Raises PtxgenError if the kernel does not exist."""
-        return key_of(self, self._target(device))
+        return key_of(self, _target_of(self, device))
 
     def ptx(self, device: str) -> str:
         """PTX text of this spec for a device ("sm_90"): see `target_on`.
         Raises PtxgenError if the kernel does not exist."""
-        return text_of(self, Target.parse(self._target(device)))
+        return text_of(self, Target.parse(_target_of(self, device)))
 
-    def _target(self, device: str) -> str:
-        target = self.target_on(device)
-        if target is None:
-            raise SettingError(f"kernel {self.name} is for {', '.join(self.targets)}, not {device}")
-        return target
+
+def _target_of(spec: KernelSpec, device: str) -> str:
+    """See `KernelSpec.target_on`; SettingError if the kernel does not exist there."""
+    target = spec.target_on(device)
+    if target is None:
+        raise SettingError(f"kernel {spec.name} is for {', '.join(spec.targets)}, not {device}")
+    return target
+
+
+def purpose_of(kind: type[KernelSpec]) -> str:
+    """The first sentence of a spec's docstring, in one line."""
+    paragraph = " ".join((inspect.getdoc(kind) or "").split("\n\n")[0].split())
+    return paragraph.split(". ")[0].rstrip(".")
 
 
 #: The examples of a kernel, once made.

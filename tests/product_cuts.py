@@ -28,6 +28,7 @@ from urdir.ptxgen.kernels.linear.epilogue.residual import Residual
 from urdir.ptxgen.kernels.linear.products.gemm_bytes import GemmBytes
 from urdir.ptxgen.kernels.linear.products.gemm_wgmma import GemmWgmma
 from urdir.ptxgen.kernels.linear.products.packed_product import PackedProduct
+from urdir.ptxgen.kernels.linear.steps import in_order
 from urdir.ptxgen.spec import Param, ceil_div
 from urdir.ptxgen.weights import eights
 from urdir.ptxgen.weights.formats import FORMATS, Format, random_blocks
@@ -53,7 +54,7 @@ def f16_ways(sms: int, batch: int, *of: Any, others: Any) -> tuple[Sequence[Way]
     """The ways of a product of f16, and the chosen one."""
     fmt, rows, cols, steps = of
     cut = wgmma_choice.any_cut(batch)
-    product = GemmWgmma.of(fmt, rows, cols, batch, cut, *GemmWgmma.in_order(*steps), others=others)
+    product = GemmWgmma.of(fmt, rows, cols, batch, cut, *in_order(GemmWgmma, *steps), others=others)
     return wgmma_choice.ways(product, sms), wgmma_choice.choose_wgmma(product, sms)
 
 

@@ -176,7 +176,7 @@ def own_adapters(
     """The product with `SelfAdapted` of one vector, or `SharedAdapted` of several packed ones, in
     place of `Adapted`, and what that takes; None where neither serves."""
     adapts = {of.low for of in products if of.low is not None}
-    step = kernel.find(Adapted)
+    step = kernel.steps.find(Adapted)
     if step is None or len(adapts) > 1:
         return None
     (low,) = adapts
@@ -189,7 +189,7 @@ def own_adapters(
     if not isinstance(own, type(kernel)):
         return None
     del at.pending[low]
-    made = own.find(OwnAdapted)
+    made = own.steps.find(OwnAdapted)
     assert made is not None
     matrices: dict[str, Slice] = {}
     for number, product in enumerate(products):

@@ -17,6 +17,7 @@ from urdir.ptxgen.kernels.linear.epilogue.pack import PackedVectors
 from urdir.ptxgen.kernels.linear.pack_bytes import PackBytes
 from urdir.ptxgen.kernels.linear.products.gemm_bytes import GemmBytes
 from urdir.ptxgen.kernels.linear.products.gemm_e4m3 import GemmE4m3
+from urdir.ptxgen.kernels.linear.steps import in_order
 from urdir.ptxgen.weights import eights
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ def append_bytes(at: Lowering, chain: Chain, matrices: Sequence[Matrix], packs: 
     others = [] if pair else rest
     leaves = (PackedVectors(),) if packs else ()
     of_floats = eights.are_e4m3(first.format)
-    steps = GemmBytes.in_order(*biases((first, *others)), *chain.epilogue, *leaves)
+    steps = in_order(GemmBytes, *biases((first, *others)), *chain.epilogue, *leaves)
     shape = (first.format, first.rows, first.cols, chain.rows, any_cut(chain.rows))
     shapes = tuple((matrix.format, matrix.rows) for matrix in others)
     product = (_gemm_e4m3 if of_floats else _gemm_bytes)(*shape, *steps, others=shapes)

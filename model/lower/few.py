@@ -118,7 +118,7 @@ def append_few(
         launch |= {} if step is None else step.launch(at)
         launch |= {} if exchange is None else exchange.arguments_of(kernel)
         launch |= {} if begins is None else results.begun(kernel, begins)
-        if kernel.has(PackedOutput) and not kernel.has(BeginNorm):
+        if kernel.steps.has(PackedOutput) and not kernel.steps.has(BeginNorm):
             at.packed[chain.y] = at.place(chain.y)
         suffix = f" rows {first}" if len(firsts) > 1 else ""
         at.launch(kernel, chain.label + suffix, **launch, **source.arguments(kernel, first))
@@ -157,9 +157,9 @@ class _Results:
 
     def begun(self, kernel: LinearSpec, norm: NormLayer) -> Arguments:
         """The norm that follows, where the launch begins it."""
-        if not kernel.has(BeginNorm):
+        if not kernel.steps.has(BeginNorm):
             return {}
-        begun = self.at.begin_norm(self.chain.y, norm, kernel.has(PackedOutput))
+        begun = self.at.begin_norm(self.chain.y, norm, kernel.steps.has(PackedOutput))
         return {**begun.arguments}
 
 
@@ -210,6 +210,6 @@ def few_order(at: Lowering, rows: int) -> Order | None:
 def _result(at: Lowering, kernel: LinearSpec, y: Tensor, first: int, number: int) -> Slice:
     """Where the launch for the vectors from ``first`` on leaves its product of that number."""
     place = at.place(y)
-    if kernel.has(PackedOutput) and not kernel.has(BeginNorm):
+    if kernel.steps.has(PackedOutput) and not kernel.steps.has(BeginNorm):
         return place.slice(0, nbytes_of(kernel, "y"))
     return rows_of(place, first, kernel.batch, kernel.parts[number].rows)

@@ -40,7 +40,7 @@ from urdir.ptxgen.kernels.attention.choice import fills_sms
 from urdir.ptxgen.kernels.linear.epilogue.activation import OPERATIONS, Activated
 from urdir.ptxgen.kernels.linear.epilogue.pack import PackedOutput
 from urdir.ptxgen.kernels.linear.products.gemm import Gemm
-from urdir.ptxgen.kernels.linear.steps import Epilogue, find
+from urdir.ptxgen.kernels.linear.steps import Epilogue, find, in_order
 
 if TYPE_CHECKING:
     from urdir.driver.memory import Slice
@@ -188,7 +188,7 @@ def _follows_attention(at: Lowering, chain: Chain) -> bool:
 def _append_gemm(
     at: Lowering, label: str, of: Product, matrix: Matrix, x: Slice, y: Slice, *ends: Epilogue
 ) -> None:
-    rows, steps = of.x.rows, Gemm.in_order(*biases([matrix]), *adapted([of]), *ends)
+    rows, steps = of.x.rows, in_order(Gemm, *biases([matrix]), *adapted([of]), *ends)
     kernel = _gemm(matrix.format, matrix.rows, matrix.cols, *steps, batch=rows)
     more = adapter_arguments(at, [of], 0, rows)
     at.launch(kernel, label, weights=matrix.data, x=x, bias=matrix.bias, y=y, **more)

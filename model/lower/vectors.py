@@ -78,14 +78,14 @@ class Vectors:
     def arguments(self, kernel: LinearSpec, first: int) -> Arguments:
         """The arguments of a launch for the vectors from ``first`` on."""
         at, chain = self._at, self._chain
-        if kernel.has(BegunNorm) and self._begun is not None:
+        if kernel.steps.has(BegunNorm) and self._begun is not None:
             return {"x": self._begun.scaled, "x_summary": self._begun.summary}
         norm = self._norm
         weights = {} if norm is None else without_none(norm=norm.weight, norm_bias=norm.bias)
         if chain.sum is not None:
             return {**_sum_arguments(at, chain), **weights}
         x = at.place(_gated(chain)) if self._normed is None else self._normed
-        if kernel.has(PackedInput):
+        if kernel.steps.has(PackedInput):
             return {"x": x.slice(0, nbytes_of(kernel, "x"))}
         return {
             "x": rows_of(x, first, kernel.batch, kernel.cols),

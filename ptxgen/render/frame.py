@@ -17,7 +17,7 @@ from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.ptx.architecture import CLUSTERS_SINCE
 from urdir.ptxgen.ptx.launch import Param
 from urdir.ptxgen.render.jinja import environment
-from urdir.ptxgen.render.kernel import Kernel
+from urdir.ptxgen.render.kernel import Kernel, text_fields
 from urdir.ptxgen.target import Target
 
 #: A table in global memory: a variable of the module, which templates declare in the kernel.
@@ -44,7 +44,7 @@ def render(spec: Kernel, target: Target) -> str:
 def render_body(env: jinja2.Environment, spec: Kernel, target: Target) -> str:
     """The text of a kernel's template. Raises jinja2.TemplateError."""
     template = env.get_template("/".join(spec.template))
-    return template.render(**spec.text_fields(), spec=spec, target=target)
+    return template.render(**text_fields(spec), spec=spec, target=target)
 
 
 def body_lines(body: str) -> list[int]:
@@ -67,7 +67,7 @@ def _frame(spec: Kernel, target: Target, body: str) -> str:
     major, minor = target.version_for(body)
     shape, resident = spec.launch_shape, spec.resident_on(target)
     grid = "of the launch" if spec.launch_fields else shape.grid
-    fields = ", ".join(f"{k}={v!r}" for k, v in spec.text_fields().items())
+    fields = ", ".join(f"{k}={v!r}" for k, v in text_fields(spec).items())
     parts = [
         contract,
         f"// {type(spec).__name__}({fields})",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -10,7 +11,7 @@ from urdir.ptxgen.target import Target
 
 
 class Kernel(Protocol):
-    """A specialised kernel: its template, and the contents of the frame."""
+    """A specialised kernel, a dataclass: its template, and the contents of the frame."""
 
     @property
     def name(self) -> str:
@@ -39,5 +40,13 @@ class Kernel(Protocol):
     def launch_fields(self) -> frozenset[str]:
         """Fields that affect only the grid: launches of one text may differ in them."""
 
-    def text_fields(self) -> dict[str, Any]:
-        """Other fields by name, the text's specialisation; visible to the template."""
+
+def field_values(kernel: Kernel) -> dict[str, Any]:
+    """The specialisation, a kernel's fields: name -> value, in declaration order."""
+    return {f.name: getattr(kernel, f.name) for f in dataclasses.fields(kernel)}  # type: ignore[arg-type]
+
+
+def text_fields(kernel: Kernel) -> dict[str, Any]:
+    """The fields that the text depends on, all except ``launch_fields``; templates see them."""
+    launch = kernel.launch_fields
+    return {name: value for name, value in field_values(kernel).items() if name not in launch}

@@ -8,7 +8,7 @@ from functools import partial
 
 from urdir.ptxgen.ptx.origin import digest, remember
 from urdir.ptxgen.render import sources
-from urdir.ptxgen.render.kernel import Kernel
+from urdir.ptxgen.render.kernel import Kernel, text_fields
 from urdir.ptxgen.target import Target
 
 
@@ -18,7 +18,7 @@ def key_of(spec: Kernel, target: str) -> str:
     Of the kernel's name, every one of its `text_fields`, the ``target``, and digests of the sources
     (template, the spec's module, all of ptxgen).
     """
-    fields = (f"{k}={v!r}" for k, v in spec.text_fields().items())
+    fields = (f"{k}={v!r}" for k, v in text_fields(spec).items())
     digests = (
         sources.source_digest(spec.template),
         sources.module_digest(type(spec).__module__),

@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from urdir.ptxgen.errors import PtxgenError, SettingError
-from urdir.ptxgen.spec import KernelSpec
+from urdir.ptxgen.render.kernel import field_values
+from urdir.ptxgen.spec import KernelSpec, purpose_of
 from urdir.ptxgen.tools.assemble import AssemblerMissingError, assemble, assembler_version
 from urdir.ptxgen.tools.sass import disassemble, disassembler_version
 from urdir.ptxgen.tools.settings import plain
@@ -88,10 +89,10 @@ def describe(spec: KernelSpec, target: str) -> dict[str, Any]:
     shape = spec.launch_shape
     return {
         "kernel": spec.name,
-        "purpose": spec.purpose(),
+        "purpose": purpose_of(type(spec)),
         "key": spec.key(target),
         "target": target,
-        "fields": {name: plain(value) for name, value in spec.fields().items()},
+        "fields": {name: plain(value) for name, value in field_values(spec).items()},
         "grid": list(shape.grid),
         "block": list(shape.block),
         "cluster": list(shape.cluster),

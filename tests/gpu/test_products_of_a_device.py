@@ -69,7 +69,7 @@ def test_turns(hopper: Device, rings: tuple[int, int]) -> None:
     sms = hopper.properties.sm_count
     cut = WgmmaCut(2, 256, weight_stages=weights, x_stages=activations, ctas=sms)
     spec = GemmWgmma.of(FORMATS["F16"], 4096, 2048, VECTORS, cut, Bias(), Residual())
-    assert spec.row_ctas * spec.tiles > sms
+    assert spec.tiling.row_ctas * spec.tiling.tiles > sms
     check(hopper, spec)
 
 

@@ -17,6 +17,7 @@ from urdir.ptxgen.kernels.recurrent.gated_recurrence import GatedRecurrence
 from urdir.ptxgen.kernels.recurrent.heads import HeadsRule
 from urdir.ptxgen.kernels.recurrent.prepare_chunks import PrepareChunks
 from urdir.ptxgen.kernels.recurrent.rows import RecurrentRows
+from urdir.ptxgen.render.kernel import field_values
 from urdir.ptxgen.spec import Access
 
 IDLE = 0xFFFFFFFF
@@ -35,7 +36,7 @@ each_kind = pytest.mark.parametrize("kind", KINDS)
 
 def run(device: Device, spec: GatedRecurrence, inputs: dict[str, Any]) -> dict[str, Any]:
     """State and results by chunks: both kernels."""
-    prepare, move = PrepareChunks(**spec.fields()), ChunkedRecurrence(**spec.fields())
+    prepare, move = PrepareChunks(**field_values(spec)), ChunkedRecurrence(**field_values(spec))
     arrays = prepare.prepared_params(Access.INOUT)
     empty = {p.name: np.zeros(prepare.shape_of(p), p.numpy_dtype) for p in arrays}
     made = run_kernel(device, prepare, taken(prepare, inputs | empty))
@@ -66,7 +67,7 @@ def check(device: Device, spec: GatedRecurrence, inputs: dict[str, Any]) -> dict
     """Within the kernel's tolerance of the reference token by token."""
     outputs = run(device, spec, inputs)
     assert all(np.isfinite(array).all() for array in outputs.values())
-    compare(ChunkedRecurrence(**spec.fields()), outputs, spec.reference(**inputs))
+    compare(ChunkedRecurrence(**field_values(spec)), outputs, spec.reference(**inputs))
     return outputs
 
 
@@ -103,7 +104,7 @@ def test_a_prompt_divided_anywhere(kind: str, device: Device) -> None:
             state, start = made["state"], start + count
             results.append(made["y"][:count])
         y = np.concatenate([*results, np.zeros_like(expected["y"][90:])])
-        chunked = ChunkedRecurrence(**spec.fields())
+        chunked = ChunkedRecurrence(**field_values(spec))
         compare(chunked, {"y": y, "state": state}, expected)
 
 

@@ -19,6 +19,7 @@ from urdir.ptxgen.kernels.recurrent.heads import HeadsRule
 from urdir.ptxgen.kernels.recurrent.prefill_conv import PrefillConv
 from urdir.ptxgen.kernels.recurrent.rows import RecurrentRows
 from urdir.ptxgen.kernels.recurrent.selective_scan import SelectiveScan
+from urdir.ptxgen.render.kernel import field_values
 
 IDLE = 0xFFFFFFFF
 SEQUENCES, MOST, TOKENS, PROMPTS = 3, 3, 25, (6, 1, 0)
@@ -30,7 +31,7 @@ def of_drafts(spec: RecurrentRows, rows: int, *, drafted: bool) -> RecurrentRows
     if isinstance(spec, CausalConv):
         return replace(spec, **shape)
     kernel = DraftedScan if isinstance(spec, SelectiveScan) else DraftedRecurrence
-    return kernel(**spec.fields() | shape)
+    return kernel(**field_values(spec) | shape)
 
 
 def of_prompts(spec: RecurrentRows) -> RecurrentRows:

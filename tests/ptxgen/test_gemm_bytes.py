@@ -140,7 +140,7 @@ def test_every_type_has_a_cut_that_fits(fmt: Format, vectors: int) -> None:
         given = GemmBytes.of(fmt, 1000, 512, vectors, any_cut(vectors), *steps)
         chosen = choose_bytes(given, 132)
         assert replace(chosen, cut=given.cut) == given
-        assert chosen.shared_bytes <= 227 << 10
+        assert chosen.grids.end <= 227 << 10
 
 
 def test_what_is_refused() -> None:

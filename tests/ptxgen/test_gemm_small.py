@@ -256,12 +256,12 @@ def test_packed_vectors_get_the_same_bits_whatever_the_others_are(
 )
 def test_what_is_packed_are_the_sums_rounded_once(device: Device, spec: GemmSmall) -> None:
     """Or these times the weights of the norm that follows."""
-    name = "scaled" if spec.has(BeginNorm) else "y"
+    name = "scaled" if spec.steps.has(BeginNorm) else "y"
     inputs = spec.make_inputs(np.random.default_rng(6))
     packed = run_kernel(device, spec, inputs)[name]
     whole = dataclasses.replace(spec, epilogue=spec.epilogue[:-1])
     made = run_kernel(device, whole, {k: v for k, v in inputs.items() if k != name})[name]
-    output = spec.find(PackedOutput)
+    output = spec.steps.find(PackedOutput)
     assert output is not None
     expected = unpack_few(inputs[name], GROUP, spec.rows, output.order)
     expected[: spec.batch] = made
@@ -361,7 +361,7 @@ def test_a_batch_gives_each_vector_the_bits_it_gets_alone(device: Device, spec: 
     alone = dataclasses.replace(spec, batch=1)
     for b in (0, *range(2, spec.batch)):
         one = {name: inputs[name][b : b + 1] for name in ("x", "residual") if name in inputs}
-        if spec.has(BegunNorm):
+        if spec.steps.has(BegunNorm):
             one["x_summary"] = inputs["x_summary"][:, b : b + 1]
         single = run_kernel(device, alone, {**inputs, **one})["y"]
         np.testing.assert_array_equal(y[b], single[0])

@@ -78,7 +78,7 @@ def test_any_number_of_ctas_gives_the_same_bits(device: Device, ctas: int) -> No
     spec = CASES["residual"]
     inputs = spec.make_inputs(np.random.default_rng(1))
     other = replace(spec, cut=replace(spec.cut, ctas=ctas))
-    assert (other.row_ctas * other.tiles < ctas) == (ctas == 64)
+    assert (other.tiling.row_ctas * other.tiling.tiles < ctas) == (ctas == 64)
     found = [run_kernel(device, each, inputs)["y"] for each in (spec, other)]
     np.testing.assert_array_equal(*found)
 
@@ -150,5 +150,5 @@ def test_there_are_turns_where_they_pay(
         chosen = choose_wgmma(product, 132)
         assert chosen.cut.takes_turns == (has_turns and FORMATS[name].is_float)
         if chosen.cut.takes_turns:
-            assert chosen.tiles * chosen.row_ctas > 132
+            assert chosen.tiling.tiles * chosen.tiling.row_ctas > 132
             assert chosen.launch_shape.grid == (132, 1, 1)

@@ -188,7 +188,7 @@ def test_a_pair_has_the_same_bits_among_any_others(device: Device) -> None:
     spec = GemmWgmma.of(FORMATS["Q4_K"], 32, 768, rows, cut, Weighted(), mixture=mixture)
     rng = np.random.default_rng(6)
     inputs = spec.make_inputs(rng)
-    values = rng.standard_normal((spec.products, spec.cols))
+    values = rng.standard_normal((spec.tiling.products, spec.cols))
     choice = random_choice(rng, rows, 5, 2)
     found = []
     for factor in (1.0, 7.0):

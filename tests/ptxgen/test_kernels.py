@@ -51,6 +51,7 @@ from urdir.ptxgen.kernels.rescale import Rescale
 from urdir.ptxgen.kernels.rotation import Rotation
 from urdir.ptxgen.kernels.sample import Sample
 from urdir.ptxgen.kernels.sampling_limits import INVALID_TOKEN
+from urdir.ptxgen.render.kernel import text_fields
 from urdir.ptxgen.spec import KernelSpec, smallest_example
 from urdir.ptxgen.target import TESTED
 from urdir.ptxgen.weights.formats import FORMATS, Format
@@ -121,7 +122,7 @@ def with_new_options(kind: type[KernelSpec]) -> Iterator[Any]:
     the first (test_races.py) and the fifth."""
     seen: set[tuple[str, object]] = set()
     for at, (name, spec) in enumerate(kind.examples().items()):
-        own = {each for path, value in spec.text_fields().items() for each in options(value, path)}
+        own = {each for path, value in text_fields(spec).items() for each in options(value, path)}
         if not own <= seen and at not in (0, 4):
             yield pytest.param(spec, id=f"{kind.name}-{name}")
         seen |= own
@@ -156,7 +157,7 @@ def test_the_key_tells_every_field_and_target_apart(kind):
     for name, spec in kind.examples().items():
         tested = targets(spec)
         keys = [spec.key(target) for target in tested]
-        for field, value in spec.text_fields().items():
+        for field, value in text_fields(spec).items():
             other = copy.copy(spec)
             object.__setattr__(other, field, another(value))  # past the checks of the constructor
             keys.append(other.key(tested[-1]))

@@ -368,7 +368,7 @@ def test_a_norm_that_must_come_first_is_fused_but_for_several_rounded_vectors() 
             assert replace(request, exact=True).fuses_norm
             assert replace(request, matrices=((F16, 64),)).fuses_norm
             if request.fuses_norm:
-                assert choose_linear(request).norm == norm
+                assert choose_linear(request).steps.norm == norm
             else:
                 with pytest.raises(PtxgenError, match="must be a launch of its own"):
                     choose_linear(request)

@@ -103,4 +103,4 @@ def test_entries_are_looked_up_before_the_wait(spec: Gemv, ahead: str, first: st
     grid, early = spec.layout.format.grid, first == "f"
     assert grid is not None
     found = [text.count("[%index];") * grid.weights for text in (before, after)]
-    assert found == [128 * early, 128 * (spec.pair + (not early))]
+    assert found == [128 * early, 128 * (spec.steps.pair + (not early))]

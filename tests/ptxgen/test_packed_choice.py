@@ -57,8 +57,8 @@ def test_every_type_has_a_cut_that_fits(target: str, vectors: int) -> None:
     for name in FORMATS.keys() - without:
         for rows, steps in SHAPES:
             product = choose_packed(held, FORMATS[name], rows, 512, vectors, *steps)
-            assert product.shared_bytes <= held.shared_per_cta
-            taken = (product.shared_bytes + 1024) * product.launch_shape.resident
+            assert product.grids.end <= held.shared_per_cta
+            taken = (product.grids.end + 1024) * product.launch_shape.resident
             assert taken <= held.shared_per_sm
 
 

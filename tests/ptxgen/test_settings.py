@@ -25,7 +25,8 @@ from urdir.ptxgen.kernels.norm import Norm
 from urdir.ptxgen.kernels.normalise import Normalise
 from urdir.ptxgen.kernels.read_stream import ReadStream
 from urdir.ptxgen.kernels.rotation import Rotation
-from urdir.ptxgen.spec import Access, KernelSpec, LaunchShape, Param, smallest_example
+from urdir.ptxgen.render.kernel import field_values
+from urdir.ptxgen.spec import Access, KernelSpec, LaunchShape, Param, purpose_of, smallest_example
 from urdir.ptxgen.tools.settings import SettingError, fields_of, plain, respecialise, specialise
 from urdir.ptxgen.weights.formats import FORMATS
 
@@ -47,7 +48,7 @@ def test_steps_of_a_product_are_named_by_their_stems() -> None:
     assert scaled.epilogue == (Residual(0.5),)
     assert specialise(Gemv, ["epilogue.residual=no", "rows=5"]).epilogue == ()
     normed = specialise(GemvF32, ["norm.eps=0.25"])
-    assert normed.norm == Norm("rms", 0.25)
+    assert normed.steps.norm == Norm("rms", 0.25)
     assert respecialise(normed, ["norm=no"]).prologue == ()
     with pytest.raises(SettingError, match="scale=much: not float"):
         specialise(Gemv, ["residual.scale=much"])
@@ -162,11 +163,11 @@ def test_arrays_have_elements() -> None:
 
 @pytest.mark.parametrize("kernel", kernels().values(), ids=kernels())
 def test_every_kernel_describes_itself(kernel: type[KernelSpec]) -> None:
-    assert len(kernel.purpose()) > 10
-    assert "\n" not in kernel.purpose()
+    assert len(purpose_of(kernel)) > 10
+    assert "\n" not in purpose_of(kernel)
     first = smallest_example(kernel)
     names = {info.name.partition(".")[0] for info in fields_of(kernel)}
-    assert names == set(first.fields())
+    assert names == set(field_values(first))
     settings = [f"{i.name}={i.example}" for i in fields_of(kernel) if i.example is not None]
     assert specialise(kernel, settings) == first  # what it shows, it takes
     assert plain(FORMATS["Q6_K"]) == "Q6_K"

@@ -12,7 +12,15 @@ from urdir.ptxgen import spec as spec_module
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.norm import Norm
 from urdir.ptxgen.kernels.normalise import Normalise
-from urdir.ptxgen.spec import Access, KernelSpec, LaunchShape, Param, Tolerance, ceil_div
+from urdir.ptxgen.spec import (
+    Access,
+    KernelSpec,
+    LaunchShape,
+    Param,
+    Tolerance,
+    ceil_div,
+    purpose_of,
+)
 
 
 @dataclass(frozen=True)
@@ -71,7 +79,7 @@ def test_inputs_are_what_a_launch_takes():
 
 
 def test_purpose_is_the_first_sentence():
-    assert Mixed.purpose() == "Every kind of parameter, of two kinds of access"
+    assert purpose_of(Mixed) == "Every kind of parameter, of two kinds of access"
 
 
 def test_a_spec_is_frozen_and_a_value():

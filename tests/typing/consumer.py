@@ -295,7 +295,7 @@ def ptx(spec: KernelSpec) -> tuple[Access | None, ...]:
     """A kernel as text."""
     text = spec.ptx("sm_90")
     print(assemble.assemble(text, "sm_90").entries, lint.lint(text), kernels.__name__)
-    print({name: kind.purpose() for name, kind in catalog.kernels().items()})
+    print({name: kind.template for name, kind in catalog.kernels().items()})
     shape: LaunchShape = spec.launch_shape
     tolerance: Tolerance = spec.tolerance
     params: tuple[Param, ...] = spec.params

@@ -69,6 +69,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _list_kernels(name: str | None, as_json: bool) -> None:
     from urdir.ptxgen import catalog
+    from urdir.ptxgen.spec import purpose_of
     from urdir.ptxgen.tools.settings import fields_of
 
     found: Sequence[type[KernelSpec]]
@@ -77,7 +78,7 @@ def _list_kernels(name: str | None, as_json: bool) -> None:
         print(json.dumps([_kernel_dict(kernel) for kernel in found], indent=2))
         return
     for kernel in found:
-        print(wrapped(f"{kernel.name}  {kernel.purpose()}", 8))
+        print(wrapped(f"{kernel.name}  {purpose_of(kernel)}", 8))
         fields = [
             (f"{field.name} = {field.default}" if field.has_default else field.name, field.type)
             for field in fields_of(kernel)
@@ -88,11 +89,12 @@ def _list_kernels(name: str | None, as_json: bool) -> None:
 
 
 def _kernel_dict(kernel: type[KernelSpec]) -> dict[str, Any]:
+    from urdir.ptxgen.spec import purpose_of
     from urdir.ptxgen.tools.settings import fields_of
 
     return {
         "kernel": kernel.name,
-        "purpose": kernel.purpose(),
+        "purpose": purpose_of(kernel),
         "fields": [
             {"name": f.name, "type": f.type, "example": f.example}
             | ({"default": f.default} if f.has_default else {})

@@ -68,7 +68,7 @@ def with_router(
     norm, router = at.following(), at.matrix(of.router.linear)
     assert isinstance(norm, Norm)
     layer = at.norm(norm.of)
-    step = made.find(RouterParts)
+    step = made.steps.find(RouterParts)
     assert step is not None
     scale, has_bias = of.router.norm_scale, router.bias is not None
     parts = LogitParts(step.count(made), made.rows, layer.norm.eps, has_bias, scale)

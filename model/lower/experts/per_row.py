@@ -17,7 +17,7 @@ from urdir.model.memory.weights import Matrix
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.experts.down import ExpertsDown
 from urdir.ptxgen.kernels.experts.held import Held
-from urdir.ptxgen.kernels.experts.tiled import ExpertsSpec
+from urdir.ptxgen.kernels.experts.tiled import ExpertsSpec, fits
 from urdir.ptxgen.kernels.experts.up import ExpertsUp
 from urdir.ptxgen.kernels.linear.epilogue.residual import Residual
 from urdir.ptxgen.kernels.linear.prologue.norm import Normed
@@ -169,7 +169,7 @@ def _fitted(kind: type[Any], shares: tuple[Share, ...], *of: Any, **fields: Any)
         except PtxgenError as exc:
             refusal = exc
             continue
-        if kernel.fits:
+        if fits(kernel):
             return kernel
     _, _, used, rows, cols, *_ = of
     raise PtxgenError(

@@ -18,6 +18,7 @@ from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.experts.choice import most_warps, pays_together
 from urdir.ptxgen.kernels.experts.gemm_small import ExpertsGemmSmall
 from urdir.ptxgen.kernels.experts.selection import MAX_USED, Selection
+from urdir.ptxgen.kernels.linear.epilogue.weighted import Weighted
 from urdir.ptxgen.kernels.linear.prologue.norm import Normed
 from urdir.ptxgen.kernels.linear.steps import Step
 
@@ -73,7 +74,7 @@ class SharedRead(ExpertProducts):
         """Returns how many products of a row there are in y."""
         kernel = self._small(call.mixture, product, norm, call.selection)
         assert kernel is not None  # as `serves` found
-        weighted = kernel.weighted and call.selection is None
+        weighted = kernel.steps.has(Weighted) and call.selection is None
         weight = self.work["expert weight"] if weighted else None
         self.at.plan.launch(
             kernel,

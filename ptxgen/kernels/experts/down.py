@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from urdir.ptxgen.kernels.experts.examples import down_examples
-from urdir.ptxgen.kernels.experts.reference import ended, found, with_choice
+from urdir.ptxgen.kernels.experts.reference import ended, found
 from urdir.ptxgen.kernels.experts.tiled import ExpertsSpec
 from urdir.ptxgen.kernels.linear.epilogue.bias import Bias
 from urdir.ptxgen.kernels.linear.epilogue.residual import Residual
@@ -50,7 +50,7 @@ class ExpertsDown(ExpertsSpec):
     def params(self) -> tuple[Param, ...]:
         return (
             *self.weight_params,
-            *self.choice_params,
+            *self.row_experts.params,
             *(self.params_of(Weighted) if self.selection is None else ()),
             Param("x", "f32", ("batch", "used", "cols"), Access.IN),
             *self.params_of(Bias, Residual),
@@ -58,7 +58,7 @@ class ExpertsDown(ExpertsSpec):
         )
 
     def reference(self, **inputs: Any) -> dict[str, Array]:
-        inputs = with_choice(self, inputs)
+        inputs = self.row_experts.chosen(inputs)
         experts = inputs["expert"]
         places, (weights,), held = found(self, inputs, experts)
         y = np.einsum("bsrc,bsc->bsr", weights[places], inputs["x"].astype(np.float64))

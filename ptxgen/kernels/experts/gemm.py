@@ -17,6 +17,7 @@ from urdir.ptxgen.kernels.linear.epilogue.activation import Activated, Gated
 from urdir.ptxgen.kernels.linear.epilogue.bias import Bias
 from urdir.ptxgen.kernels.linear.epilogue.weighted import Weighted
 from urdir.ptxgen.kernels.linear.products.gemm_tile import CtaTile, widest
+from urdir.ptxgen.kernels.linear.steps import check_steps
 from urdir.ptxgen.kernels.pairs import grouped, most_tiles, random_choice
 from urdir.ptxgen.spec import Access, Array, LaunchShape, Param, Tolerance, ceil_div
 from urdir.ptxgen.weights.format import Format
@@ -85,8 +86,8 @@ class ExpertsGemm(ExpertsProduct):
         if self.selection is not None:
             raise PtxgenError("experts_gemm: pairs are listed, so experts have been chosen before")
         _ = self.layout  # refuses odd shapes
-        self.check_steps(DOWN if self.down else UP)
-        if self.cut.n_tiles % self.pair:
+        check_steps(self, DOWN if self.down else UP)
+        if self.cut.n_tiles % self.steps.pair:
             raise PtxgenError(f"experts_gemm: {self.cut} is too narrow for a gate")
         if self.height not in HEIGHTS or self.cut.batch != self.height:
             raise PtxgenError(f"experts_gemm: tiles of {self.height} pairs: one of {HEIGHTS}")
@@ -110,15 +111,15 @@ class ExpertsGemm(ExpertsProduct):
         """What a CTA computes: the widest tile that still gives enough CTAs."""
         if self.tile is not None:
             return self.tile
-        tiles = tiles_of(self.format)
-        fitting = [t for t in tiles if t.batch == self.height and t.n_tiles % self.pair == 0]
-        full = (t for t in fitting if self.tiles * ceil_div(self.pair * self.rows, t.rows) >= FULL)
+        tiles, pair = tiles_of(self.format), self.steps.pair
+        fitting = [t for t in tiles if t.batch == self.height and t.n_tiles % pair == 0]
+        full = (t for t in fitting if self.tiles * ceil_div(pair * self.rows, t.rows) >= FULL)
         return next(full, fitting[-1] if fitting else TILES[-1])
 
     @property
     def cta_rows(self) -> int:
         """Rows of y of a CTA."""
-        return self.cut.rows // self.pair
+        return self.cut.rows // self.steps.pair
 
     @property
     def grid_rows(self) -> int:
@@ -126,7 +127,7 @@ class ExpertsGemm(ExpertsProduct):
         return ceil_div(self.rows, self.cta_rows)
 
     @property
-    def pair_shape(self) -> tuple[str, ...]:
+    def pair_shape(self) -> tuple[str | int, ...]:
         return ("pairs",)
 
     @property
@@ -149,20 +150,20 @@ class ExpertsGemm(ExpertsProduct):
         """As `Gemm`'s; twice as much where a weight may be several times another one, and twice as
         much where an activation joins the errors of two products, or bounds the largest values but
         not the errors."""
-        doubts = self.weighted + (self.f is not None)
+        doubts = self.steps.has(Weighted) + (self.steps.f is not None)
         return Tolerance(rtol=1e-3 * 2**doubts)
 
     def reference(self, **inputs: Any) -> dict[str, Array]:
         x, pairs = inputs["x"].astype(np.float64), inputs["pair"].astype(np.int64)
         source = np.arange(self.pairs) if self.down else pairs // self.used
         matrices, experts = matrices_of(self, inputs), np.zeros(self.pairs, np.int64)
-        products = np.zeros((self.pair, self.pairs, self.rows))
+        products = np.zeros((self.steps.pair, self.pairs, self.rows))
         for expert, first, count, _ in inputs["tile_of"].tolist():
             places = slice(first, first + count)
             experts[places] = expert
             for number, matrix in enumerate(matrices):
                 products[number, places] = x[source[places]] @ matrix[expert].T
-        made = products if self.gated else products[0]
+        made = products if self.steps.gated else products[0]
         made = ended(self, made, experts, pairs, inputs, self.epilogue)
         y = np.empty((self.pairs, self.rows), np.float32)
         y[pairs if self.down else slice(None)] = made
@@ -170,7 +171,7 @@ class ExpertsGemm(ExpertsProduct):
 
     def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
         # Small weights keep sums where the activation is curved.
-        scale = 1.0 if self.f is None else 0.5 / self.cols**0.5
+        scale = 1.0 if self.steps.f is None else 0.5 / self.cols**0.5
         choice = random_choice(rng, self.batch, self.experts, self.used)
         inputs: dict[str, Any] = grouped(choice, self.experts, self.height)
         for name in self.matrices:
@@ -186,4 +187,4 @@ class ExpertsGemm(ExpertsProduct):
 
     def bytes_moved(self) -> int:
         """Without the row powers, which are not read."""
-        return super().bytes_moved() - self.pair * self.layout.powers_nbytes
+        return super().bytes_moved() - self.steps.pair * self.layout.powers_nbytes

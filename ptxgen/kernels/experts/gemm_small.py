@@ -13,15 +13,17 @@ from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.experts.examples import gemm_small_examples
 from urdir.ptxgen.kernels.experts.gemm import DOWN, UP
 from urdir.ptxgen.kernels.experts.quartet_memory import MAX_WARPS, QuartetMemory
-from urdir.ptxgen.kernels.experts.reference import ended, matrices_of, with_choice
+from urdir.ptxgen.kernels.experts.reference import ended, matrices_of
 from urdir.ptxgen.kernels.experts.selection import MAX_EXPERTS, MAX_USED
-from urdir.ptxgen.kernels.experts.spec import ExpertsProduct, check_choice
+from urdir.ptxgen.kernels.experts.spec import ExpertsProduct, check_experts
 from urdir.ptxgen.kernels.linear.cut import MAX_SLOTS, MIN_SLOTS
 from urdir.ptxgen.kernels.linear.epilogue.bias import Bias
 from urdir.ptxgen.kernels.linear.epilogue.weighted import Weighted
 from urdir.ptxgen.kernels.linear.products.gemm_small_cut import Lanes
 from urdir.ptxgen.kernels.linear.prologue.norm import Normed
+from urdir.ptxgen.kernels.linear.reference import multiplied
 from urdir.ptxgen.kernels.linear.spec import MAX_BATCH, SHARED_NBYTES, SMS
+from urdir.ptxgen.kernels.linear.steps import Reference, check_steps
 from urdir.ptxgen.kernels.pairs import most_tiles
 from urdir.ptxgen.spec import Access, Array, LaunchShape, Param, Tolerance, ceil_div
 from urdir.ptxgen.weights.grids import SharedGrids
@@ -30,6 +32,28 @@ from urdir.ptxgen.weights.tiles import Tile
 
 #: Pairs that are multiplied together: each has two of the eight columns of an ``mma``.
 QUARTET = 4
+
+
+@dataclass(frozen=True)
+class Quartets:
+    """The ``most`` quartets that there can be. Their units, ``bands`` of each of ``splits``, are
+    dealt out over CTAs on ``sms``."""
+
+    most: int
+    splits: int
+    bands: int
+    sms: int
+
+    @property
+    def units(self) -> int:
+        """Bands of quartets and splits, at most."""
+        return self.most * self.splits * self.bands
+
+    @property
+    def ctas(self) -> int:
+        """A CTA for each SM, or more, so that each takes at most as many bands as a quartet has:
+        its bands are then of at most two quartets."""
+        return self.sms * ceil_div(self.most * self.splits, self.sms)
 
 
 @dataclass(frozen=True)
@@ -72,118 +96,71 @@ class ExpertsGemmSmall(ExpertsProduct):
     template = ("urdir.templates", "experts/gemm_small.ptx.j2")
 
     def __post_init__(self) -> None:
-        if not 1 <= self.used <= min(self.experts, MAX_USED) or self.experts > MAX_EXPERTS:
-            raise PtxgenError(
-                f"{self.name}: {self.used} of {self.experts} experts: 1 to {MAX_USED} of "
-                f"{MAX_EXPERTS} at most"
-            )
-        if not 1 <= self.batch <= MAX_BATCH:
+        check_experts(self)
+        if self.experts > MAX_EXPERTS:
+            raise PtxgenError(f"{self.name}: {self.experts} experts: {MAX_EXPERTS} at most")
+        if self.batch > MAX_BATCH:
             raise PtxgenError(f"{self.name}: {self.batch} rows: 1 to {MAX_BATCH}")
-        check_choice(self)
         if self.format.arithmetic != "integers":
             raise PtxgenError(f"{self.name}: the weights must be quantised")
-        self.check_steps(DOWN if self.down else UP)
-        if self.prologue and (self.down or not (self.norm and self.norm.is_factor)):
-            raise PtxgenError(f"{self.name}: {self.norm} must be a launch of its own")
+        check_steps(self, DOWN if self.down else UP)
+        if self.prologue and (self.down or not (self.steps.norm and self.steps.norm.is_factor)):
+            raise PtxgenError(f"{self.name}: {self.steps.norm} must be a launch of its own")
         if self.splits < 1 or self.layout.row_tiles % self.splits:
             raise PtxgenError(
                 f"{self.name}: {self.layout.row_tiles} blocks of columns in {self.splits} splits"
             )
         if self.splits > 1 and not (self.down and self.slots <= MAX_USED):
             raise PtxgenError(f"{self.name}: splits are for what goes down, {MAX_USED} slots of y")
-        if not 1 <= self.cta_warps <= 32 or self.memory.ring_slots < MIN_SLOTS:
+        if not 1 <= self.memory.cta_warps <= 32 or self.memory.ring_slots < MIN_SLOTS:
             raise PtxgenError(
-                f"{self.name}: {self.cta_warps} warps with {MIN_SLOTS} tiles each and the "
-                f"activations of {2 * self.split_blocks} blocks are more than {self.shared} bytes"
+                f"{self.name}: {self.memory.cta_warps} warps with {MIN_SLOTS} tiles each and the "
+                f"activations of {2 * self.memory.blocks} blocks are more than {self.shared} bytes"
             )
-        if self.most_units * self.ctas >= 2**32 or self.pairs * self.splits * self.rows >= 2**32:
+        numbers = (self.quartets.units * self.quartets.ctas, self.pairs * self.splits * self.rows)
+        if max(numbers) >= 2**32:
             raise PtxgenError(f"{self.name}: {self.pairs} pairs of {self.rows} rows are too many")
-
-    @cached_property
-    def tile(self) -> Tile:
-        """A tile of the matrices in shared memory."""
-        return Tile(self.layout)
-
-    @property
-    def split_blocks(self) -> int:
-        """Blocks of columns of a split."""
-        return self.layout.row_tiles // self.splits
 
     @property
     def slots(self) -> int:
         """Products of a row in y."""
         return self.used * self.splits
 
-    @property
-    def quartets(self) -> int:
-        """Quartets of any choice, at most."""
-        return most_tiles(self.batch, self.experts, self.used, QUARTET)
-
-    @property
-    def most_units(self) -> int:
-        """Bands of quartets and splits, at most."""
-        return self.quartets * self.splits * self.bands
-
-    @property
-    def ctas(self) -> int:
-        """A CTA for each SM, or more, so that each takes at most as many bands as a quartet has:
-        its bands are then of at most two quartets."""
-        return self.sms * ceil_div(self.quartets * self.splits, self.sms)
+    @cached_property
+    def quartets(self) -> Quartets:
+        """Those of any choice, and how they are dealt out."""
+        most = most_tiles(self.batch, self.experts, self.used, QUARTET)
+        return Quartets(most, self.splits, self.bands, self.sms)
 
     # ---- read by the macros of `GemmSmall`: see there ----
 
     lanes = Lanes(1, QUARTET)
 
     @property
-    def most_groups(self) -> int:
-        """Groups of a unit."""
-        return self.format.unit_groups
-
-    @property
     def grids(self) -> SharedGrids:
         """The codebook, whose entries are in shared memory."""
         return self.memory.grids
 
-    # ---- shared memory ----
-
-    @property
-    def block_nbytes(self) -> int:
-        """Bytes of a block of a quartet's activations: in the registers of a warp's lanes two bytes
-        each, their sums where the type needs them, and scales."""
-        sums = 2 * self.most_groups if self.format.needs_sums else 0
-        return 4 * 32 * (16 + sums + 1)
-
-    @property
-    def table_nbytes(self) -> int:
-        """Bytes of a table of experts, eight each, which the activations replace."""
-        return 512 * ceil_div(8 * self.experts, 512)
-
     @cached_property
     def memory(self) -> QuartetMemory:
         """The CTA's shared memory."""
-        chooses = self.selection is not None and self.weighted
-        alignment = self.tile.alignment
+        chooses = self.selection is not None and self.steps.has(Weighted)
         return QuartetMemory(
-            *(self.shared, self.warps, self.stages, self.pair),
-            slot_nbytes=ceil_div(self.layout.tile_nbytes, alignment) * alignment,
-            activation_nbytes=max(2 * self.split_blocks * self.block_nbytes, self.table_nbytes),
-            square_nbytes=2 * self.split_blocks * 4 * MAX_BATCH if self.normed else 0,
-            quartets=self.quartets,
+            *(self.shared, self.warps, self.stages, self.steps.pair),
+            tile=Tile(self.layout),
+            blocks=self.layout.row_tiles // self.splits,
+            experts=self.experts,
+            quartets=self.quartets.most,
+            normed=self.steps.normed,
             weight_nbytes=4 * self.pairs if chooses else 0,
-            formats=self.formats,
         )
-
-    @property
-    def cta_warps(self) -> int:
-        """Warps of a CTA."""
-        return self.memory.cta_warps
 
     @property
     def params(self) -> tuple[Param, ...]:
         of_pairs = ("used",) if self.down else ()
         return (
             *self.weight_params,
-            *self.choice_params,
+            *self.row_experts.params,
             *(self.params_of(Weighted) if self.selection is None else ()),
             Param("x", "f32", ("batch", *of_pairs, "cols"), Access.IN),
             *self.params_of(Normed, Bias),
@@ -193,8 +170,8 @@ class ExpertsGemmSmall(ExpertsProduct):
     @property
     def launch_shape(self) -> LaunchShape:
         return LaunchShape(
-            grid=(self.ctas, 1, 1),
-            block=(32 * self.cta_warps, 1, 1),
+            grid=(self.quartets.ctas, 1, 1),
+            block=(32 * self.memory.cta_warps, 1, 1),
             shared_bytes=self.memory.nbytes,
             resident=1,
             prefers_shared=True,
@@ -206,18 +183,20 @@ class ExpertsGemmSmall(ExpertsProduct):
         return Tolerance(rtol=3e-4, atol=1e-3)
 
     def reference(self, **inputs: Any) -> dict[str, Array]:
-        inputs = with_choice(self, inputs)
-        experts, x = inputs["expert"].reshape(-1), self.multiplied(inputs, {})
+        inputs = self.row_experts.chosen(inputs)
+        experts, of = inputs["expert"].reshape(-1), Reference(self, self.parts[0], inputs, {})
         pairs = np.arange(self.pairs)
-        x = x.reshape(-1, self.cols)[pairs if self.down else pairs // self.used]
+        x = multiplied(inputs["x"], of).reshape(-1, self.cols)[
+            pairs if self.down else pairs // self.used
+        ]
         matrices = matrices_of(self, inputs)
         y = np.empty((self.pairs, self.splits, self.rows), np.float32)
         for split in range(self.splits):
-            first = split * self.split_blocks * TILE_COLS
-            columns = slice(first, first + self.split_blocks * TILE_COLS)
+            width = self.memory.blocks * TILE_COLS
+            columns = slice(split * width, (split + 1) * width)
             products = [np.einsum("prc,pc->pr", m[experts][..., columns], x[:, columns])
                         for m in matrices]  # fmt: skip
-            made = np.stack(products) if self.gated else products[0]
+            made = np.stack(products) if self.steps.gated else products[0]
             steps = [s for s in self.epilogue if split == 0 or not isinstance(s, Bias)]
             y[:, split] = ended(self, made, experts, pairs, inputs, steps)
         return {"y": y.reshape(self.batch, self.slots, self.rows)}
@@ -230,7 +209,7 @@ class ExpertsGemmSmall(ExpertsProduct):
         """Those of as many experts as rows that choose at random have, each read once, and of the
         activations."""
         chosen = expected_experts(self.batch, self.experts, self.used)
-        matrices = round(self.pair * chosen * self.layout.nbytes / self.experts)
+        matrices = round(self.steps.pair * chosen * self.layout.nbytes / self.experts)
         return matrices + sum(self.nbytes(p) for p in self.params if p.dtype != "u8")
 
 

@@ -6,8 +6,11 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from urdir.ptxgen.kernels.linear.cut import MIN_SLOTS, PACE_NBYTES
+from urdir.ptxgen.kernels.linear.spec import MAX_BATCH
+from urdir.ptxgen.spec import ceil_div
 from urdir.ptxgen.weights.formats import Format
 from urdir.ptxgen.weights.grids import SharedGrids
+from urdir.ptxgen.weights.tiles import Tile
 
 #: Warps of a CTA, at most and at least.
 MAX_WARPS, LEAST_WARPS = 16, 8
@@ -17,9 +20,10 @@ COUNTS_NBYTES = 64
 
 @dataclass(frozen=True)
 class QuartetMemory:
-    """A ring of ``slot_nbytes`` slots for each warp; the activations of two quartets; their sums of
-    squares; the list of ``quartets``, eight bytes each, and ``weight_nbytes`` of pairs' weights;
-    entries of the codebooks of ``formats``. ``shared`` bytes in all, for up to ``warps`` with up to
+    """A ring of slots, a ``tile`` each, for each warp; the activations of two quartets, of
+    ``blocks`` of columns, where a table of the ``experts`` was before; if they are ``normed``, sums
+    of squares; the list of ``quartets``, eight bytes each, and ``weight_nbytes`` of pairs'
+    weights; entries of the codebook. ``shared`` bytes in all, for up to ``warps`` with up to
     ``stages`` slots, as many for each matrix of a ``pair``. Sizes and offsets (``..._at``) are in
     bytes.
     """
@@ -28,12 +32,46 @@ class QuartetMemory:
     warps: int
     stages: int
     pair: int
-    slot_nbytes: int
-    activation_nbytes: int
-    square_nbytes: int
+    tile: Tile
+    blocks: int
+    experts: int
     quartets: int
+    normed: bool
     weight_nbytes: int
-    formats: tuple[Format, ...]
+
+    @property
+    def slot_nbytes(self) -> int:
+        """Bytes of a slot."""
+        alignment = self.tile.alignment
+        return ceil_div(self.tile.layout.tile_nbytes, alignment) * alignment
+
+    @property
+    def block_nbytes(self) -> int:
+        """Bytes of a block of a quartet's activations: in the registers of a warp's lanes two bytes
+        each, their sums where the type needs them, and scales."""
+        fmt = self.tile.format
+        sums = 2 * fmt.unit_groups if fmt.needs_sums else 0
+        return 4 * 32 * (16 + sums + 1)
+
+    @property
+    def table_nbytes(self) -> int:
+        """Bytes of a table of experts, eight each, which the activations replace."""
+        return 512 * ceil_div(8 * self.experts, 512)
+
+    @property
+    def activation_nbytes(self) -> int:
+        """Bytes of the activations of two quartets, or of the table."""
+        return max(2 * self.blocks * self.block_nbytes, self.table_nbytes)
+
+    @property
+    def square_nbytes(self) -> int:
+        """Bytes of their sums of squares."""
+        return 2 * self.blocks * 4 * MAX_BATCH if self.normed else 0
+
+    @property
+    def formats(self) -> tuple[Format, ...]:
+        """The type of the matrices."""
+        return (self.tile.format,)
 
     @property
     def list_nbytes(self) -> int:

@@ -2,21 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from urdir.ptxgen.kernels.experts.spec import ExpertsProduct
 from urdir.ptxgen.kernels.linear.steps import Epilogue, Reference
 from urdir.ptxgen.spec import Array
-
-
-def with_choice(spec: ExpertsProduct, inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """The inputs with ``expert``, and ``weight`` where the experts are chosen here."""
-    if spec.selection is None:
-        return {**inputs}
-    parts = spec.logit_parts
-    expert, weight = spec.selection(inputs["logits"] if parts is None else parts.logits(inputs))
-    return {**inputs, "expert": expert, "weight": weight}
 
 
 def matrices_of(spec: ExpertsProduct, inputs: dict[str, Any]) -> list[Array]:

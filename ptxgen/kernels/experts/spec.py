@@ -10,12 +10,10 @@ import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.experts.held import Held
-from urdir.ptxgen.kernels.experts.parts import TAKEN, LogitParts
+from urdir.ptxgen.kernels.experts.parts import LogitParts
+from urdir.ptxgen.kernels.experts.row_experts import RowExperts
 from urdir.ptxgen.kernels.experts.selection import Selection
-from urdir.ptxgen.kernels.linear.epilogue.bias import Bias
-from urdir.ptxgen.kernels.linear.epilogue.weighted import Weighted
 from urdir.ptxgen.kernels.linear.steps import Epilogue, Part, Product, Prologue, Step
-from urdir.ptxgen.kernels.pairs import random_choice
 from urdir.ptxgen.spec import Access, Param
 from urdir.ptxgen.weights.formats import Format
 from urdir.ptxgen.weights.layout import TILE_ROWS, Layout, random_weights
@@ -24,10 +22,9 @@ from urdir.ptxgen.weights.layout import TILE_ROWS, Layout, random_weights
 @dataclass(frozen=True)
 class ExpertsProduct(Product):
     """Products of ``batch`` rows with ``used`` of ``experts`` matrices (rows, cols) each, between
-    the steps of a ``prologue`` and an ``epilogue``. Biases are (experts, rows). Rows read their
-    experts from ``expert`` (batch, used) u32 on the device, or choose them by a plain ``selection``
-    from ``logits`` (batch, experts) f32, each warp for itself; one row from their ``logit_parts``.
-    The matrices may be ``held`` by a cache.
+    the steps of a ``prologue`` and an ``epilogue``. Biases are (experts, rows). Rows have the
+    experts of `RowExperts` by the ``selection`` and the ``logit_parts``. The matrices may be
+    ``held`` by a cache.
 
     Raises PtxgenError for matrices whose rows are not whole bands of tiles.
     """
@@ -58,18 +55,14 @@ class ExpertsProduct(Product):
     def parts(self) -> tuple[Part, ...]:
         return (Part(0, self.layout, 0, 1),)
 
-    @property
-    def bias(self) -> bool:
-        """Whether the product has a bias."""
-        return self.has(Bias)
+    @cached_property
+    def row_experts(self) -> RowExperts:
+        """Which experts the rows have."""
+        sizes = (self.batch, self.experts, self.used)
+        return RowExperts(*sizes, self.selection, self.logit_parts)
 
     @property
-    def weighted(self) -> bool:
-        """Whether the product is multiplied with the weight of its pair."""
-        return self.has(Weighted)
-
-    @property
-    def pair_shape(self) -> tuple[str, ...]:
+    def pair_shape(self) -> tuple[str | int, ...]:
         return ("batch", "used")
 
     def bias_shape(self, part: Part) -> tuple[str | int, ...]:
@@ -78,7 +71,7 @@ class ExpertsProduct(Product):
     @property
     def matrices(self) -> tuple[str, ...]:
         """The parameters of the matrices that are multiplied together."""
-        return ("weights", "up")[: self.pair]
+        return ("weights", "up")[: self.steps.pair]
 
     @property
     def bands(self) -> int:
@@ -98,59 +91,31 @@ class ExpertsProduct(Product):
         nbytes = (self.layout.nbytes,)
         return tuple(Param(name, "u8", nbytes, Access.IN) for name in self.matrices)
 
-    @property
-    def choice_params(self) -> tuple[Param, ...]:
-        """Parameters by which a row has its experts, and of several rows their ``position``: those
-        with `IDLE` are padding, and have none."""
-        if self.logit_parts is not None:
-            return self.logit_parts.params(self.experts)
-        chosen = Param("expert", "u32", ("batch", "used"), Access.IN)
-        if self.selection is not None:
-            chosen = Param("logits", "f32", ("batch", "experts"), Access.IN)
-        position = Param("position", "u32", ("batch",), Access.IN)
-        return (chosen, position) if self.batch > 1 else (chosen,)
-
     def params_of(self, *kinds: type[Step]) -> tuple[Param, ...]:
         """The parameters of the steps of these kinds, in their order."""
-        steps = [step for kind in kinds if (step := self.find(kind)) is not None]
+        steps = [step for kind in kinds if (step := self.steps.find(kind)) is not None]
         (part,) = self.parts
         return tuple(p for s in steps for p in (*s.params(self), *s.part_params(self, part)))
 
     def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
-        """Small weights, so that activations are curved at the sums; most rows choose some experts,
-        and no row some others."""
+        """Small weights, so that activations are curved at the sums."""
         inputs = {} if self.held is None else self.held.make_inputs(self, rng)
-        if self.logit_parts is not None:
-            inputs |= self.logit_parts.make_inputs(self.experts, rng)
-        elif self.selection is not None:
-            inputs |= self.selection.random_logits(self.batch, rng)
-        for p in self.params:
-            if p.access is Access.OUT or p.name in inputs:
-                continue
-            if p.dtype == "u8":
+        given = [p for p in self.params if p.access is not Access.OUT]
+        for p in given:
+            if p.dtype == "u8" and p.name not in inputs:
                 inputs[p.name] = random_weights(self.layout, rng, 0.5 / self.cols**0.5)
-            elif p.name == "position":
-                inputs[p.name] = np.arange(self.batch, dtype=np.uint32)
-            elif p.name == "expert":
-                inputs[p.name] = random_choice(rng, self.batch, self.experts, self.used)
-            else:
+        inputs |= self.row_experts.make_inputs(rng)
+        for p in given:
+            if p.name not in inputs:
                 inputs[p.name] = rng.standard_normal(self.shape_of(p)).astype(np.float32)
-        return inputs
+        return {p.name: inputs[p.name] for p in given}
 
     def flops(self) -> int:
-        return 2 * self.pairs * self.rows * self.cols * self.pair
+        return 2 * self.pairs * self.rows * self.cols * self.steps.pair
 
 
-def check_choice(of: ExpertsProduct) -> None:
+def check_experts(of: ExpertsProduct) -> None:
     """Raise PtxgenError for a selection, or a cache, of others."""
-    by, sizes = of.selection, (of.experts, of.used)
-    if by is not None and (by.experts, by.used) != sizes:
-        raise PtxgenError(f"{of.name}: {of.used} of {of.experts} experts, not {by}")
-    if by is not None and not by.is_plain:
-        raise PtxgenError(f"{of.name}: a warp does not choose by {by}")
-    if of.logit_parts is not None and (by is None or of.batch > 1 or of.experts not in TAKEN):
-        raise PtxgenError(
-            f"{of.name}: parts of logits are for one row that chooses among {TAKEN} experts"
-        )
+    of.row_experts.check(of.name)
     if of.held is not None:
         of.held.check(of)

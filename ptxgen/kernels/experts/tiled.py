@@ -8,21 +8,21 @@ from functools import cached_property
 from typing import Any, Self
 
 from urdir.ptxgen.errors import PtxgenError
-from urdir.ptxgen.kernels.experts.selection import MAX_USED
-from urdir.ptxgen.kernels.experts.spec import ExpertsProduct, check_choice
+from urdir.ptxgen.kernels.experts.spec import ExpertsProduct, check_experts
 from urdir.ptxgen.kernels.linear.cut import (
     WARPS,
     Cut,
     CutOptions,
     Footprint,
-    TilePart,
     cut_launch,
 )
+from urdir.ptxgen.kernels.linear.epilogue.bias import Bias
 from urdir.ptxgen.kernels.linear.products.gemv_room import (
     LEAST_WARPS,
     RECORD_NBYTES,
     Activations,
 )
+from urdir.ptxgen.kernels.linear.steps import check_steps
 from urdir.ptxgen.spec import LaunchShape, Tolerance, ceil_div
 from urdir.ptxgen.weights.grids import SharedGrids, entries_nbytes
 from urdir.ptxgen.weights.layout import TILE_COLS, TILE_ROWS, TILE_UNITS, Layout
@@ -64,18 +64,13 @@ class ExpertsSpec(ExpertsProduct):
         return 1
 
     def __post_init__(self) -> None:
-        if not 1 <= self.used <= min(self.experts, MAX_USED) or self.batch < 1:
-            raise PtxgenError(
-                f"{self.name}: {self.used} of {self.experts} experts for {self.batch} rows: "
-                f"1 to {MAX_USED} of them, for at least one row"
-            )
-        check_choice(self)
+        check_experts(self)
         if self.activations == "i16" and self.format.arithmetic != "integers":
             raise PtxgenError(f"{self.name}: 16-bit activations are for quantised weights only")
         if self.options.cluster != 1 or self.options.fill:
             raise PtxgenError(f"{self.name}: cluster and fill are not for experts")
         _ = self.layout  # refuses odd shapes
-        self.check_steps()
+        check_steps(self)
         self.cut.check(self.name, self.options)
 
     @property
@@ -99,32 +94,10 @@ class ExpertsSpec(ExpertsProduct):
         """Bytes of a unit's activations."""
         return RECORD_NBYTES[self.activations]
 
-    @property
-    def fits(self) -> bool:
-        """Whether enough warps have room, and registers for the activations: as `has_room` says of
-        `Gemv`."""
-        warps = _footprint(self).most_warps(self.options.shared)
-        most = min(MAX_REGISTERS, 2048 // (warps * max(1, self.options.resident)))
-        return warps >= LEAST_WARPS and 8 * ceil_div(self.blocks, warps) + 24 <= most
-
     @cached_property
     def cut(self) -> Cut:
         """How the CTAs of one product are cut."""
-        product = Layout(self.format, self.rows, self.blocks * TILE_COLS)
-        ctas = max(1, self.options.sms // self.grid_rows)
-        tiles = (self.options.tiles_each or ceil_div(self.bands, ctas),)
-        cut = cut_launch(self.options, (product,), _footprint(self), tiles, self.pair, even=True)
-        parts = tuple(dataclasses.replace(p, tile=Tile(self.layout)) for p in cut.rows.parts)
-        return dataclasses.replace(
-            cut,
-            columns=dataclasses.replace(cut.columns, is_ragged=self.cols % TILE_COLS > 0),
-            rows=dataclasses.replace(cut.rows, parts=parts),
-        )
-
-    @property
-    def part(self) -> TilePart:
-        """The one matrix that such a product is of."""
-        return self.cut.rows.parts[0]
+        return _cut(self)
 
     @property
     def launch_shape(self) -> LaunchShape:
@@ -157,12 +130,34 @@ def _footprint(of: ExpertsSpec) -> Footprint:
     # Before activations there are each warp's sums of logits in parts.
     sums = 0 if of.logit_parts is None else 4 * of.experts * most_warps
     # Where biases need it, what slots have, at most.
-    choice = 8 * of.used + 32 if of.selection is not None and of.bias else 0
+    choice = 8 * of.used + 32 if of.selection is not None and of.steps.has(Bias) else 0
     return Footprint(
         tile=of.layout.tile_nbytes,
         sums=4 * TILE_ROWS,
-        warp_squares=8 if of.norm and not of.norm.is_factor else 4,
+        warp_squares=8 if of.steps.norm and not of.steps.norm.is_factor else 4,
         activations=max(of.record_nbytes * TILE_UNITS * of.blocks, sums),
         tables=choice + (entries_nbytes(of.formats) if of.activations == "i16" else 0),
         warps=most_warps,
     )
+
+
+def _cut(of: ExpertsSpec) -> Cut:
+    """The cut of one product, whose tiles are those of the matrices of all experts."""
+    product = Layout(of.format, of.rows, of.blocks * TILE_COLS)
+    ctas = max(1, of.options.sms // of.grid_rows)
+    tiles, pair = (of.options.tiles_each or ceil_div(of.bands, ctas),), of.steps.pair
+    cut = cut_launch(of.options, (product,), _footprint(of), tiles, pair, even=True)
+    parts = tuple(dataclasses.replace(p, tile=Tile(of.layout)) for p in cut.rows.parts)
+    return dataclasses.replace(
+        cut,
+        columns=dataclasses.replace(cut.columns, is_ragged=of.cols % TILE_COLS > 0),
+        rows=dataclasses.replace(cut.rows, parts=parts),
+    )
+
+
+def fits(product: ExpertsSpec) -> bool:
+    """Whether enough warps have room, and registers for the activations: as `has_room` says of
+    `Gemv`."""
+    warps = _footprint(product).most_warps(product.options.shared)
+    most = min(MAX_REGISTERS, 2048 // (warps * max(1, product.options.resident)))
+    return warps >= LEAST_WARPS and 8 * ceil_div(product.blocks, warps) + 24 <= most

@@ -10,12 +10,14 @@ import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.experts.examples import up_examples
-from urdir.ptxgen.kernels.experts.reference import ended, found, with_choice
+from urdir.ptxgen.kernels.experts.reference import ended, found
 from urdir.ptxgen.kernels.experts.tiled import ExpertsSpec
 from urdir.ptxgen.kernels.linear.epilogue.activation import Activated, Gated
 from urdir.ptxgen.kernels.linear.epilogue.bias import Bias
 from urdir.ptxgen.kernels.linear.epilogue.weighted import Weighted
 from urdir.ptxgen.kernels.linear.prologue.norm import Normed
+from urdir.ptxgen.kernels.linear.reference import multiplied
+from urdir.ptxgen.kernels.linear.steps import Reference
 from urdir.ptxgen.spec import Access, Array, Param
 
 
@@ -42,9 +44,9 @@ class ExpertsUp(ExpertsSpec):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.in_turn and (self.used > 1 or self.weighted or self.held):
+        if self.in_turn and (self.used > 1 or self.steps.has(Weighted) or self.held):
             raise PtxgenError("experts_up: experts in turn are one a row, without weights or slots")
-        if self.selection is not None and (self.in_turn or self.weighted):
+        if self.selection is not None and (self.in_turn or self.steps.has(Weighted)):
             raise PtxgenError(
                 "experts_up: experts in turn, and weighted input, are not chosen here"
             )
@@ -55,7 +57,7 @@ class ExpertsUp(ExpertsSpec):
         so meanwhile. A step of qwen3-30b-a3b on an H200 takes 949 us so, else 966 (2026-11-29)."""
         chooses = self.batch == 1 and self.selection is not None and self.logit_parts is None
         rows = self.cut.rows
-        every = self.cut.columns.warp_blocks * rows.tiles * rows.passes * self.pair
+        every = self.cut.columns.warp_blocks * rows.tiles * rows.passes * self.steps.pair
         return every if chooses else super().tiles_left
 
     @property
@@ -70,7 +72,7 @@ class ExpertsUp(ExpertsSpec):
     def params(self) -> tuple[Param, ...]:
         return (
             *self.weight_params,
-            *(() if self.in_turn else self.choice_params),
+            *(() if self.in_turn else self.row_experts.params),
             *self.params_of(Weighted),
             Param("x", "f32", ("batch", "cols"), Access.IN),
             *self.params_of(Normed, Bias),
@@ -78,14 +80,14 @@ class ExpertsUp(ExpertsSpec):
         )
 
     def reference(self, **inputs: Any) -> dict[str, Array]:
-        x = self.multiplied(inputs, {})
+        x = multiplied(inputs["x"], Reference(self, self.parts[0], inputs, {}))
         experts = np.arange(self.batch)[:, None] % self.experts
         if not self.in_turn:
-            experts = with_choice(self, inputs)["expert"]
+            experts = self.row_experts.chosen(inputs)["expert"]
         places, matrices, held = found(self, inputs, experts)
         products = [np.einsum("bsrc,bc->bsr", m[places], x) for m in matrices]
         y = np.stack([product.reshape(-1, self.rows) for product in products])
-        y = y if self.gated else y[0]
+        y = y if self.steps.gated else y[0]
         y = ended(self, y, experts.reshape(-1), np.arange(self.pairs), inputs, self.epilogue)
         return {"y": y.astype(np.float32).reshape(self.batch, self.used, self.rows), **held}
 

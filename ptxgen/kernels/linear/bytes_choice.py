@@ -54,7 +54,7 @@ def estimate(product: GemmBytes, sms: int) -> float:
     idle = sms // IDLE if max(cut.sharers, cut.cluster) > 2 else 0
     waves = ceil_div(_ctas(product), sms - idle)
     copied = BANDS * cut.row_groups * product.layout.tile_nbytes + 256 * cut.vectors / cut.sharers
-    made = 0.0 if product.of_floats else WEIGHTS + PER_ROWS * cut.row_groups
+    made = 0.0 if product.operands.are_floats else WEIGHTS + PER_ROWS * cut.row_groups
     tile = max(cut.row_groups * cut.vectors * PRODUCT, made, copied / NBYTES)
     apart = CLUSTER if cut.cluster > 1 else 0.0
     return waves * (BEGIN + ceil_div(product.layout.row_tiles, cut.cluster) * tile) + apart

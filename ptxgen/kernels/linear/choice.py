@@ -18,7 +18,7 @@ from urdir.ptxgen.kernels.linear.products.gemv_room import Activations, has_room
 from urdir.ptxgen.kernels.linear.prologue.norm import BegunNorm, Normed
 from urdir.ptxgen.kernels.linear.prologue.packed import PackedInput
 from urdir.ptxgen.kernels.linear.spec import MAX_BATCH, SHARED_NBYTES, LinearSpec
-from urdir.ptxgen.kernels.linear.steps import Prologue, S, Step, find
+from urdir.ptxgen.kernels.linear.steps import Prologue, S, Step, find, in_order
 from urdir.ptxgen.kernels.summary import SUMMARY
 from urdir.ptxgen.target import Target
 from urdir.ptxgen.weights.formats import Format
@@ -280,13 +280,13 @@ def choose_linear(request: LinearRequest) -> LinearSpec:
     (fmt, rows), *more = request.matrices
     matrix, others = (fmt, rows, request.cols), tuple(more)
     if request.rounds_several:
-        steps, fields = GemmSmall.in_order(*request.steps), {"options": request.options}
+        steps, fields = in_order(GemmSmall, *request.steps), {"options": request.options}
         whole = GemmSmall.of(*matrix, *steps, others=others, batch=request.batch, **fields)
         return _fitted(whole, request.limits)
     if (options := request.gemv_options) is None:
-        steps = GemvF32.in_order(*request.steps)
+        steps = in_order(GemvF32, *request.steps)
         return GemvF32.of(*matrix, *steps, others=others, batch=request.batch)
-    steps = Gemv.in_order(*request.steps)
+    steps = in_order(Gemv, *request.steps)
     how = {"activations": request.activations, "alone": request.alone}
     return Gemv.of(*matrix, *steps, others=others, options=options, **how)
 
@@ -294,8 +294,8 @@ def choose_linear(request: LinearRequest) -> LinearSpec:
 def _fitted(whole: GemmSmall, limits: Limits) -> GemmSmall:
     """The product in clusters where that is faster."""
     cut = whole.cut
-    is_packed = whole.has(PackedInput)
-    cluster = cluster_for(limits, whole.pair * cut.rows.tiles, cut.columns.blocks, is_packed)
+    is_packed = whole.steps.has(PackedInput)
+    cluster = cluster_for(limits, whole.steps.pair * cut.rows.tiles, cut.columns.blocks, is_packed)
     kernel = replace(whole, options=replace(whole.options, cluster=cluster))
     if kernel.cut.rows.passes == 1:
         return kernel

@@ -16,6 +16,7 @@ from urdir.ptxgen.kernels.linear.epilogue.adapted import (
     element_dtype,
     random_slots,
 )
+from urdir.ptxgen.render.kernel import field_values
 from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, Tolerance, ceil_div
 
 #: Rows of a CTA: a thread has one.
@@ -51,7 +52,7 @@ class LoraExpand(KernelSpec):
     def __post_init__(self) -> None:
         check_slots(self.name, self.slots, self.rank)
         if min(self.batch, self.rows, self.experts, self.used, self.count) < 1:
-            raise PtxgenError(f"lora_expand: {self.fields()}: all from 1")
+            raise PtxgenError(f"lora_expand: {field_values(self)}: all from 1")
         if not 0 <= self.place < self.count:
             raise PtxgenError(f"lora_expand: place {self.place} of {self.count}")
 

@@ -13,6 +13,7 @@ from urdir.ptxgen.kernels.linear.epilogue.adapted import Element, check_slots, e
 from urdir.ptxgen.kernels.linear.lora_examples import shrink_examples
 from urdir.ptxgen.kernels.norm import Norm
 from urdir.ptxgen.kernels.row_threads import RowThreads
+from urdir.ptxgen.render.kernel import field_values
 from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, Tolerance, ceil_div
 
 #: CTAs of a launch from which on a CTA computes several ranks: two for each SM of a large GPU.
@@ -67,7 +68,7 @@ class LoraShrink(RowThreads, KernelSpec):
     def __post_init__(self) -> None:
         check_slots(self.name, self.slots, self.rank)
         if min(self.batch, self.cols, self.matrices, self.sequences) < 1:
-            raise PtxgenError(f"lora_shrink: {self.fields()}: all from 1")
+            raise PtxgenError(f"lora_shrink: {field_values(self)}: all from 1")
         if self.norm is not None and (self.norm.kind != "rms" or self.norm.bias):
             raise PtxgenError(f"lora_shrink: {self.norm}: only an RMSNorm without bias")
         plain = self.used == 1 and not (self.by_pair or self.ordered)

@@ -11,6 +11,7 @@ import numpy as np
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.linear.lora_examples import packed_shrink_examples
 from urdir.ptxgen.kernels.linear.lora_shrink import LoraShrink, shrunk
+from urdir.ptxgen.render.kernel import field_values
 from urdir.ptxgen.spec import Access, Array, LaunchShape, Param, Tolerance, ceil_div
 from urdir.ptxgen.target import since
 from urdir.ptxgen.weights.packed import GROUP, pack, packed_shape, unpack
@@ -39,8 +40,9 @@ class LoraShrinkPacked(LoraShrink):
         super().__post_init__()
         plain = self.norm is None and not self.experts and self.each == 1
         if not plain or self.element != "f16" or not self.serves(self.cols):
+            given = field_values(self)
             raise PtxgenError(
-                f"{self.name}: {self.fields()}: f16 of multiples of 4 columns, no norm, no experts"
+                f"{self.name}: {given}: f16 of multiples of 4 columns, no norm, no experts"
             )
         if self.cluster not in (1, 2, 4, 8):
             raise PtxgenError(f"{self.name}: clusters of {self.cluster}: up to {MOST_CTAS}")

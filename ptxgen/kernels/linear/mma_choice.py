@@ -103,6 +103,6 @@ def _deepest(product: GemmMma, shape: MmaCut, limits: Limits) -> GemmMma | None:
             way = replace(product, cut=cut)
         except PtxgenError:
             continue
-        if way.shared_bytes <= most:
+        if way.grids.end <= most:
             return way
     return None

@@ -13,7 +13,7 @@ from urdir.ptxgen.kernels.linear.packed_parts import takes_packed
 from urdir.ptxgen.kernels.linear.products.gemm_mma import GemmMma
 from urdir.ptxgen.kernels.linear.products.gemm_wgmma import GemmWgmma
 from urdir.ptxgen.kernels.linear.products.packed_product import PackedProduct
-from urdir.ptxgen.kernels.linear.steps import Step, find
+from urdir.ptxgen.kernels.linear.steps import Step, find, in_order
 from urdir.ptxgen.target import Target
 from urdir.ptxgen.weights.formats import Format
 
@@ -55,8 +55,8 @@ def choose_packed(
         return replace(whole, batch=batch)
     given = (fmt, rows, cols, batch)
     if limits.target in wgmma_choice.TARGETS:
-        in_order = GemmWgmma.in_order(*steps)
-        product = GemmWgmma.of(*given, wgmma_choice.any_cut(batch), *in_order, **fields)
+        cut = wgmma_choice.any_cut(batch)
+        product = GemmWgmma.of(*given, cut, *in_order(GemmWgmma, *steps), **fields)
         return wgmma_choice.choose_wgmma(product, limits.sms)
-    mma = GemmMma.of(*given, mma_choice.any_cut(batch), *GemmMma.in_order(*steps), **fields)
+    mma = GemmMma.of(*given, mma_choice.any_cut(batch), *in_order(GemmMma, *steps), **fields)
     return mma_choice.choose_mma(mma, limits)

@@ -10,7 +10,7 @@ import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.linear.epilogue.residual import Residual
-from urdir.ptxgen.kernels.linear.reference import unpacked
+from urdir.ptxgen.kernels.linear.reference import ended, unpacked
 from urdir.ptxgen.kernels.linear.steps import Part, Reference
 from urdir.ptxgen.kernels.pairs import grouped, most_places, most_tiles, random_choice
 from urdir.ptxgen.spec import Access, Array, Param, ceil_div
@@ -194,19 +194,22 @@ class Mixture:
         """Raise PtxgenError for a product that is not one of experts."""
         if self.height != product.cut.vectors:
             raise PtxgenError(f"{product.name}: tiles of {self.height} vectors, {product.cut}")
-        if product.has(Residual) or product.others or not 1 <= self.used <= self.experts:
+        if product.steps.has(Residual) or product.others or not 1 <= self.used <= self.experts:
             raise PtxgenError(f"{product.name}: {self} without residual and other matrices")
         if product.rows % TILE_ROWS:
             raise PtxgenError(
                 f"{product.name}: {product.rows} rows of an expert: a multiple of {TILE_ROWS}"
             )
-        if product.tiles > MAX_GRID:
-            raise PtxgenError(f"{product.name}: {product.tiles} tiles are more than {MAX_GRID}")
+        if product.tiling.tiles > MAX_GRID:
+            raise PtxgenError(
+                f"{product.name}: {product.tiling.tiles} tiles are more than {MAX_GRID}"
+            )
 
-    def params(self, packs: bool) -> list[Param]:
-        """The lists, as parameters; ``packs``: y is packed, in the order of the list."""
-        tile_of = Param("tile_of", "u32", ("tiles", 4), Access.IN)
-        return [tile_of] if packs else [tile_of, Param("pair", "u32", ("vectors",), Access.IN)]
+    def params(self, rows: int, packs: bool) -> list[Param]:
+        """The lists of as many rows, as parameters; ``packs``: y is packed, in their order."""
+        tile_of = Param("tile_of", "u32", (self.tiles(rows), 4), Access.IN)
+        pair = Param("pair", "u32", (self.places(rows),), Access.IN)
+        return [tile_of] if packs else [tile_of, pair]
 
     def lists(self, rows: int, rng: np.random.Generator) -> dict[str, Array]:
         """The lists of as many rows that choose at random."""
@@ -227,7 +230,7 @@ class Mixture:
         x, (part,) = unpack(inputs["x"], product.vectors, product.cols), product.parts
         experts = (self.experts, product.rows, -1)
         matrices = [m.reshape(experts) for m in unpacked(product, part, inputs)]
-        y = np.zeros((product.products, product.rows))
+        y = np.zeros((product.tiling.products, product.rows))
         if product.packs:
             y = unpack(inputs["y"], product.vectors, product.rows)
         for expert, first, count, _ in inputs["tile_of"].tolist():
@@ -235,7 +238,7 @@ class Mixture:
             pairs = vectors if product.packs else inputs["pair"][vectors]
             products = [x[vectors] @ matrix[expert].T for matrix in matrices]
             of = Reference(product, part, inputs, {}, np.full(count, expert), pairs)
-            y[pairs] = product.ended(products, of)
+            y[pairs] = ended(products, of)
             if product.packs:
                 y[first + count : ceil_div(first + count, GROUP) * GROUP] = 0
         return pack(y) if product.packs else y.astype(np.float32)

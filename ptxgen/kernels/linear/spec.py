@@ -16,8 +16,9 @@ from urdir.ptxgen.kernels.linear.epilogue.bias import Bias
 from urdir.ptxgen.kernels.linear.epilogue.residual import Residual
 from urdir.ptxgen.kernels.linear.prologue.norm import Normed
 from urdir.ptxgen.kernels.linear.reference import completed, multiply
-from urdir.ptxgen.kernels.linear.steps import Epilogue, Part, Product, Prologue
+from urdir.ptxgen.kernels.linear.steps import Epilogue, Part, Product, Prologue, check_steps, stored
 from urdir.ptxgen.ptx.architecture import ARCHITECTURES
+from urdir.ptxgen.render.kernel import field_values
 from urdir.ptxgen.spec import Access, Array, Param, ceil_div
 from urdir.ptxgen.weights.formats import Format
 from urdir.ptxgen.weights.layout import Layout, random_weights
@@ -73,11 +74,11 @@ class LinearSpec(Product):
             raise PtxgenError(f"{self.name}: a matrix of {self.rows} x {self.cols}: both from 1")
         if not 1 <= self.batch <= self.most_batch:
             raise PtxgenError(f"{self.name}: batch is {self.batch}: 1 to {self.most_batch}")
-        for name, value in self.fields().items():
+        for name, value in field_values(self).items():
             if isinstance(value, int) and value < 0:
                 raise PtxgenError(f"{self.name}: {name} is {value}: 0 chooses by shape")
         _ = self.layouts  # refuses columns that are no whole blocks
-        self.check_steps()
+        check_steps(self)
 
     @cached_property
     def layouts(self) -> tuple[Layout, ...]:
@@ -99,15 +100,15 @@ class LinearSpec(Product):
         first = self.weights_of(self.parts[0])
         params = [Param(name, "u8", (self.layout.nbytes,), Access.IN) for name in first]
         params.append(Param("x", "f32", ("batch", "cols"), Access.IN))
-        params += [p for step in self.fused if step.leads for p in step.params(self)]
+        params += [p for step in self.steps if step.leads for p in step.params(self)]
         for part in self.parts:
             if part.number:
                 weights = Param(f"weights{part.suffix}", "u8", (part.layout.nbytes,), Access.IN)
                 params.append(weights)
             params += [p for step in self.epilogue_of(part) for p in step.part_params(self, part)]
             params.append(Param(f"y{part.suffix}", "f32", ("batch", part.rows), Access.OUT))
-        params += [p for step in self.fused if not step.leads for p in step.params(self)]
-        return self.stored(params)
+        params += [p for step in self.steps if not step.leads for p in step.params(self)]
+        return stored(self, params)
 
     def reference(self, **inputs: Any) -> dict[str, Array]:
         return multiply(self, inputs)
@@ -119,15 +120,15 @@ class LinearSpec(Product):
 
     def bytes_moved(self) -> int:
         """Without the row powers, which are not read."""
-        of_steps = {p.name for step in self.fused for p in step.params(self)}
+        of_steps = {p.name for step in self.steps for p in step.params(self)}
         own = sum(self.nbytes(p) for p in self.params if p.name not in of_steps)
         powers = sum(layout.powers_nbytes for layout in self.layouts)
-        up = self.layout.powers_nbytes if self.gated else 0
-        return own - powers - up + sum(step.bytes_moved(self) for step in self.fused)
+        up = self.layout.powers_nbytes if self.steps.gated else 0
+        return own - powers - up + sum(step.bytes_moved(self) for step in self.steps)
 
     def flops(self) -> int:
         rows = sum(part.rows for part in self.parts)
-        return 2 * self.batch * rows * self.cols * self.pair
+        return 2 * self.batch * rows * self.cols * self.steps.pair
 
 
 def odd_cols(fmt: Format) -> int:

@@ -7,7 +7,7 @@ shared memory and registers, and its macros: `Step.stem` names their file, in
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -182,16 +182,54 @@ def find(steps: Iterable[Step], kind: type[S]) -> S | None:
     return next((step for step in steps if isinstance(step, kind)), None)
 
 
-def check_order(name: str, steps: tuple[Step, ...], takes: tuple[type[Step], ...]) -> None:
-    """Raise PtxgenError for steps of product ``name`` that it does not take, or not so."""
-    known = ", ".join(kind.stem for kind in takes)
-    for step in steps:
-        if type(step) not in takes:
-            raise PtxgenError(f"{name}: takes no {step.stem}: {known} in this order")
-    places = [takes.index(type(step)) for step in steps]
-    if any(a >= b for a, b in pairwise(places)):
-        given = ", ".join(step.stem for step in steps)
-        raise PtxgenError(f"{name}: {given}: each at most once, in the order {known}")
+@dataclass(frozen=True)
+class Steps:
+    """The steps around a main loop, in order, and what they make of it together."""
+
+    prologue: tuple[Prologue, ...] = ()
+    epilogue: tuple[Epilogue, ...] = ()
+
+    def __iter__(self) -> Iterator[Prologue | Epilogue]:
+        return iter((*self.prologue, *self.epilogue))
+
+    def find(self, kind: type[S]) -> S | None:
+        """The step of a kind, None without one."""
+        return find(self, kind)
+
+    def has(self, kind: type[Step]) -> bool:
+        """Whether there is a step of a kind."""
+        return find(self, kind) is not None
+
+    def named(self, stem: str) -> Prologue | Epilogue | None:
+        """The step of a name, for templates."""
+        return next((step for step in self if step.stem == stem), None)
+
+    @cached_property
+    def gated(self) -> bool:
+        """Whether two matrices are multiplied together."""
+        return self.named("gated") is not None
+
+    @property
+    def pair(self) -> int:
+        """Matrices that are multiplied together: two if gated."""
+        return 2 if self.gated else 1
+
+    @property
+    def f(self) -> Activation | None:
+        """The nonlinearity that the product goes through."""
+        made = (step.nonlinearity for step in self.epilogue)
+        return next((f for f in made if f is not None), None)
+
+    @property
+    def norm(self) -> Norm | None:
+        """The norm of x that the launch computes."""
+        made = (step.norm_of_x for step in self.prologue)
+        return next((norm for norm in made if norm is not None), None)
+
+    @property
+    def normed(self) -> bool:
+        """Whether x is normalised, by this launch or by the one before as well."""
+        return any(step.normalises for step in self.prologue)
 
 
 class Product(KernelSpec):
@@ -222,28 +260,13 @@ class Product(KernelSpec):
                 named[name] = steps
         return cls(*(field for field in fields if not isinstance(field, Step)), **named)
 
-    @classmethod
-    def in_order(cls, *steps: Step) -> tuple[Step, ...]:
-        """The steps in the order of the main loop; those that it does not take last."""
-        order = (*cls.prologues, *cls.epilogues)
-        places = {kind: place for place, kind in enumerate(order)}
-        return tuple(sorted(steps, key=lambda step: places.get(type(step), len(order))))
-
-    def check_steps(self, epilogues: tuple[type[Epilogue], ...] = ()) -> None:
-        """Raise PtxgenError for a step that the product does not take, or not in this order;
-        ``epilogues`` are those that it takes, if not all of its class."""
-        check_order(self.name, self.prologue, self.prologues)
-        check_order(self.name, self.epilogue, epilogues or self.epilogues)
-        for step in self.fused:
-            step.check(self)
-
     @property
     def cluster(self) -> int:
         """CTAs of a cluster that share the columns."""
         return 1
 
     @property
-    def pair_shape(self) -> tuple[str, ...]:
+    def pair_shape(self) -> tuple[str | int, ...]:
         """Shape of what each pair of a row and an expert has; empty without experts."""
         return ()
 
@@ -257,27 +280,15 @@ class Product(KernelSpec):
         """The types of the matrices."""
         return (self.format, *(fmt for fmt, _ in self.others))
 
+    @cached_property
+    def steps(self) -> Steps:
+        """What surrounds the main loop."""
+        return Steps(self.prologue, self.epilogue)
+
     @property
     def vectors(self) -> int:
         """Vectors of x."""
         return self.batch
-
-    @cached_property
-    def fused(self) -> tuple[Prologue | Epilogue, ...]:
-        """All steps that are fused with the main loop."""
-        return (*self.prologue, *self.epilogue)
-
-    def find(self, kind: type[S]) -> S | None:
-        """The step of a kind, None without one."""
-        return find(self.fused, kind)
-
-    def has(self, kind: type[S]) -> bool:
-        """Whether there is a step of a kind."""
-        return self.find(kind) is not None
-
-    def step(self, stem: str) -> Prologue | Epilogue | None:
-        """The step of a name, for templates."""
-        return next((step for step in self.fused if step.stem == stem), None)
 
     def epilogue_of(self, part: Part) -> tuple[Epilogue, ...]:
         """The steps after the product of one of the matrices."""
@@ -285,57 +296,43 @@ class Product(KernelSpec):
 
     def weights_of(self, part: Part) -> tuple[str, ...]:
         """The parameters of the matrices of a part."""
-        return (f"weights{part.suffix}", "up")[: self.pair]
-
-    def multiplied(
-        self, inputs: dict[str, Any], outputs: dict[str, Array], part: Part | None = None
-    ) -> Array:
-        """The vectors that the weights of a part, or of the first one, multiply, f64."""
-        x: Array = inputs["x"]
-        for step in self.prologue:
-            x = step.apply(x, Reference(self, part or self.parts[0], inputs, outputs))
-        return x.astype(np.float64)
-
-    def stored(self, params: Iterable[Param]) -> tuple[Param, ...]:
-        """The parameters in the layouts that steps require."""
-        for step in self.fused:
-            params = [step.stored(param, self) for param in params]
-        return tuple(params)
-
-    def ended(self, products: Sequence[Array], of: Reference) -> Array:
-        """What the steps make of the ``products`` with a matrix or a pair."""
-        y = np.stack(products) if self.gated else products[0]
-        for step in self.epilogue_of(of.part):
-            y = step.apply(y, of)
-        return y
+        return (f"weights{part.suffix}", "up")[: self.steps.pair]
 
     def bias_shape(self, part: Part) -> tuple[str | int, ...]:
         """The shape of the biases of a matrix."""
         return (part.rows,)
 
-    @property
-    def gated(self) -> bool:
-        """Whether two matrices are multiplied together."""
-        return self.step("gated") is not None
 
-    @property
-    def pair(self) -> int:
-        """Matrices that are multiplied together: two if gated."""
-        return 2 if self.gated else 1
+def in_order(kind: type[Product], *steps: Step) -> tuple[Step, ...]:
+    """The steps in the order of a product's main loop; those that it does not take last."""
+    order = (*kind.prologues, *kind.epilogues)
+    places = {each: place for place, each in enumerate(order)}
+    return tuple(sorted(steps, key=lambda step: places.get(type(step), len(order))))
 
-    @property
-    def f(self) -> Activation | None:
-        """The nonlinearity that the product goes through."""
-        made = (step.nonlinearity for step in self.epilogue)
-        return next((f for f in made if f is not None), None)
 
-    @property
-    def norm(self) -> Norm | None:
-        """The norm of x that the launch computes."""
-        made = (step.norm_of_x for step in self.prologue)
-        return next((norm for norm in made if norm is not None), None)
+def check_steps(product: Product, epilogues: tuple[type[Epilogue], ...] = ()) -> None:
+    """Raise PtxgenError for a step that the product does not take, or not in this order;
+    ``epilogues`` are those that it takes, if not all of its class."""
+    _check_order(product.name, product.prologue, product.prologues)
+    _check_order(product.name, product.epilogue, epilogues or product.epilogues)
+    for step in product.steps:
+        step.check(product)
 
-    @property
-    def normed(self) -> bool:
-        """Whether x is normalised, by this launch or by the one before as well."""
-        return any(step.normalises for step in self.prologue)
+
+def _check_order(name: str, steps: tuple[Step, ...], takes: tuple[type[Step], ...]) -> None:
+    """Raise PtxgenError for steps of product ``name`` that it does not take, or not so."""
+    known = ", ".join(kind.stem for kind in takes)
+    for step in steps:
+        if type(step) not in takes:
+            raise PtxgenError(f"{name}: takes no {step.stem}: {known} in this order")
+    places = [takes.index(type(step)) for step in steps]
+    if any(a >= b for a, b in pairwise(places)):
+        given = ", ".join(step.stem for step in steps)
+        raise PtxgenError(f"{name}: {given}: each at most once, in the order {known}")
+
+
+def stored(product: Product, params: Iterable[Param]) -> tuple[Param, ...]:
+    """The parameters in the layouts that steps of the product require."""
+    for step in product.steps:
+        params = [step.stored(param, product) for param in params]
+    return tuple(params)

@@ -76,6 +76,7 @@ from urdir.ptxgen.kernels.linear.products.gemm_wgmma import (
     SLICE_REGISTERS,
     GemmWgmma,
     WgmmaCut,
+    can_take_turns,
 )
 from urdir.ptxgen.kernels.linear.products.packed_product import CTA_COST, SM_NBYTES
 from urdir.ptxgen.ptx.architecture import SM_REGISTERS
@@ -162,9 +163,10 @@ def ways(product: GemmWgmma, sms: int) -> list[GemmWgmma]:
 
 def _in_turns(way: GemmWgmma, sms: int) -> GemmWgmma:
     """With a CTA for each SM, if there are more tiles than that and turns pay."""
-    if not way.can_take_turns or way.batch < TURN_BATCH or _ctas(way) <= sms:
+    if not can_take_turns(way) or way.batch < TURN_BATCH or _ctas(way) <= sms:
         return way
-    if way.has(Residual) and (way.layout.row_tiles < TURN_ROW_TILES or way.tiles <= way.row_ctas):
+    few = way.layout.row_tiles < TURN_ROW_TILES or way.tiling.tiles <= way.tiling.row_ctas
+    if few and way.steps.has(Residual):
         return way
     for weights, activations in TURN_RINGS:
         try:
@@ -201,7 +203,7 @@ def estimate(product: GemmWgmma, sms: int) -> float:
     on_sm *= HANDED if is_slow else 1
     weights = BANDS * cut.row_groups * product.layout.tile_nbytes
     copied = tiles * (weights + TILE_NBYTES * cut.vectors) * (each if each > 1 else ctas / sms)
-    readers = ctas // product.tiles
+    readers = ctas // product.tiling.tiles
     read = readers * tiles * weights / min(MEMORY_NBYTES, SM_NBYTES_READ * min(readers, sms))
     at_once = (alone, on_sm, copied / L2_NBYTES, read)
     apart = CLUSTER if cut.cluster > 1 else 0.0
@@ -226,14 +228,14 @@ def _together(product: GemmWgmma) -> int:
     more = PAIR_REGISTERS if cut.cluster > 1 else SLICE_REGISTERS
     registers = cut.used_registers + (more if product.overlaps else APART_REGISTERS)
     by_registers = SM_REGISTERS // (cut.threads * registers)
-    return max(1, min(by_registers, SM_NBYTES // (product.shared_bytes + CTA_COST)))
+    return max(1, min(by_registers, SM_NBYTES // (product.grids.end + CTA_COST)))
 
 
 def _estimate_of_experts(product: GemmWgmma, mixture: Mixture, sms: int) -> float:
     """The same where each tile has an expert's matrix, which few share."""
     cut, experts = product.cut, mixture.experts
     chosen = experts * (1 - (1 - mixture.used / experts) ** product.batch)
-    tiles = max(chosen, product.products / mixture.height)
+    tiles = max(chosen, product.tiling.products / mixture.height)
     ctas = math.ceil(tiles) * product.launch_shape.grid[0]
     alone = (EXPERT_ALONE + EXPERT_ALONE_VECTOR * cut.vectors) / cut.warpgroups
     together = cut.resident * (EXPERT_TILE + EXPERT_VECTOR * cut.vectors)
@@ -271,7 +273,7 @@ def _clusters(product: GemmWgmma, vectors: int) -> tuple[int, ...]:
     is_long = product.layout.row_tiles >= TILES_OF_THREE and not any(
         f.is_float for f in product.formats
     )
-    return (1, 2, 3) if vectors <= FEW and is_long and not product.has(Adapted) else (1, 2)
+    return (1, 2, 3) if vectors <= FEW and is_long and not product.steps.has(Adapted) else (1, 2)
 
 
 def _alone_on_sm(way: GemmWgmma) -> Iterator[GemmWgmma]:
@@ -298,7 +300,7 @@ def _widths(whole: int) -> list[int]:
 
 def _ctas(product: GemmWgmma) -> int:
     """Its tiles of y, in parts of the columns."""
-    return product.cut.cluster * product.row_ctas * product.tiles
+    return product.cut.cluster * product.tiling.row_ctas * product.tiling.tiles
 
 
 def _deepest(

@@ -11,6 +11,7 @@ from urdir.ptxgen.kernels.recurrent.chunk_reference import moved_states
 from urdir.ptxgen.kernels.recurrent.chunks import MAX_KEYS, RecurrentChunks
 from urdir.ptxgen.kernels.recurrent.prepare_chunks import PrepareChunks
 from urdir.ptxgen.kernels.recurrent.prepared_layout import BLOCK, CHUNK, ChunkStage
+from urdir.ptxgen.render.kernel import field_values
 from urdir.ptxgen.spec import Access, Array, LaunchShape, Param, ceil_div
 
 #: Maximum warps per CTA, of 16 values each, and the number of CTAs above which the maximum is used.
@@ -107,7 +108,7 @@ class ChunkedRecurrence(RecurrentChunks):
 
     def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
         """With what `PrepareChunks` makes of random keys and queries."""
-        prepare = PrepareChunks(**self.fields())
+        prepare = PrepareChunks(**field_values(self))
         inputs = super().make_inputs(rng)
         given = prepare.make_inputs(rng)
         rows = {p.name: inputs[p.name] for p in self.row_params}

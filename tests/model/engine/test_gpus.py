@@ -338,10 +338,10 @@ def test_products_of_one_row_are_given_to_the_other_rank(two: tuple[Engine, str]
         given = {
             of.label: of.kernel for of in session.steps.bound(shape).plan if "blk.1" in of.label
         }
-        send = given["blk.1.ffn_down"].find(Send)
+        send = given["blk.1.ffn_down"].steps.find(Send)
         assert send.gives == Gives(2, 0, session.exchange.shape.capacity)
         if not shape.prompt:
-            assert given["blk.1.attn_qkv"].has(RankAdd)
+            assert given["blk.1.attn_qkv"].steps.has(RankAdd)
 
 
 @tensors_alone
@@ -356,7 +356,7 @@ def test_sums_of_several_rows_begin_the_norm_that_follows(
         eager.feed([11], 1)
         shape = eager.session.shapes.decode(2, 5, Output.LOGITS)
         launches = {of.label: of.kernel for of in eager.session.steps.bound(shape).plan}
-        assert launches["blk.1.attn_qkv"].has(BegunNorm)
+        assert launches["blk.1.attn_qkv"].steps.has(BegunNorm)
         return eager.logits((0, 1))
 
     expected, found = on_both(one, two[0], work)

@@ -61,7 +61,7 @@ def test_launches_of_a_layer(plans: dict[tuple[int, bool], list[Launch]], rows: 
     assert [label for label in after if label in shrinks] == shrinks
     assert sorted(after) == sorted([*before, *shrinks, *more])
     (queries,) = (of.kernel for of in plans[rows, True] if of.label == "blk.5.attn_qkv")
-    assert tuple(step.stem for step in queries.fused) == steps  # type: ignore[attr-defined]
+    assert tuple(step.stem for step in queries.steps) == steps  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("rows", EXPECTED)

@@ -120,14 +120,14 @@ def test_norms_begin_where_their_vectors_are_made(engine: Engine, rows: int, beg
     made: list[object] = [None]
     for launch in launches:
         kernel = cast("LinearSpec", launch.kernel)
-        if kernel.has(Residual):
-            assert kernel.has(BeginNorm) is begun
+        if kernel.steps.has(Residual):
+            assert kernel.steps.has(BeginNorm) is begun
             made.append(launch.args.get("next_norm"))
             begun_by = cast("Mapping[str, Slice]", launch.args)
-        elif kernel.norm is not None:
-            assert kernel.has(BegunNorm) is (begun and len(made) > 1)
-            assert ("norm" in launch.args) is not kernel.has(BegunNorm)
-        if kernel.has(BegunNorm):
+        elif kernel.steps.norm is not None:
+            assert kernel.steps.has(BegunNorm) is (begun and len(made) > 1)
+            assert ("norm" in launch.args) is not kernel.steps.has(BegunNorm)
+        if kernel.steps.has(BegunNorm):
             read = cast("Mapping[str, Slice]", launch.args)
             assert read["x"].address == begun_by["scaled"].address
             assert read["x_summary"].address == begun_by["y_summary"].address
@@ -143,8 +143,8 @@ def test_a_launch_leaves_shared_memory_to_the_next(engine: Engine) -> None:
         assert isinstance(kernel, Gemv)
         assert kernel.options.sms == limits.sm_count
         assert kernel.options.shared <= limits.shared_per_block_optin
-        taken[kernel.has(Residual)].add(1024 + kernel.launch_shape.shared_bytes)
-        taken[kernel.has(Residual)].add(
+        taken[kernel.steps.has(Residual)].add(1024 + kernel.launch_shape.shared_bytes)
+        taken[kernel.steps.has(Residual)].add(
             1024 + max(kernel.options.shared, kernel.options.least_shared)
         )
     assert 2 * min(taken[True]) > limits.shared_per_sm
@@ -215,8 +215,8 @@ def test_activations_of_networks_are_packed_from_four_rows_on(engine: Engine, ro
         plan = build_plan(session.parts, StepShape(rows, KEYS, Output.GREEDY))
     launches = [op for op in plan if isinstance(op, Launch)]
     linear = [op for op in launches if isinstance(op.kernel, LinearSpec)]
-    assert {op.label for op in linear if op.kernel.has(PackedOutput)} == packs
-    assert {op.label for op in linear if op.kernel.has(PackedInput)} == packed
+    assert {op.label for op in linear if op.kernel.steps.has(PackedOutput)} == packs
+    assert {op.label for op in linear if op.kernel.steps.has(PackedInput)} == packed
 
 
 def test_a_prompt_step_takes_packed_activations(engine: Engine) -> None:

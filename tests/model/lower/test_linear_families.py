@@ -251,8 +251,8 @@ def test_a_begun_norm_is_that_norm_alone(bench: LinearBench) -> None:
         bench.product(f"next {number}", bench.normed(y, of), matrix, bench.out(HIDDEN))
     bench.lower()
     made: list[Any] = [op.kernel for op in bench.plan if isinstance(op, Launch)]
-    assert made[0].has(BeginNorm)
-    assert [kernel.has(BegunNorm) for kernel in made[1:]] == [True, False]
+    assert made[0].steps.has(BeginNorm)
+    assert [kernel.steps.has(BegunNorm) for kernel in made[1:]] == [True, False]
 
 
 @pytest.mark.parametrize(("rows", "exact"), [(4, False)])

@@ -46,14 +46,14 @@ def test_the_order_is_that_of_the_type(kind: str) -> None:
         if isinstance(launch, Launch) and isinstance(launch.kernel, GemmSmall):
             found[launch.label] = launch.kernel
     heads = found["blk.5.attn_output"]
-    assert heads.has(PackedInput)
-    output = heads.find(PackedOutput)
+    assert heads.steps.has(PackedInput)
+    output = heads.steps.find(PackedOutput)
     assert (output.order if output else None) == ORDERS[kind][0]
     orders = dict(zip(("blk.5.attn_qkv", "blk.5.ffn_gate_up", "output"), ORDERS[kind], strict=True))
     for name, order in orders.items():
         kernel = found[name]
-        assert kernel.has(BegunNorm)
-        assert (kernel.order if kernel.has(PackedInput) else None) == order
+        assert kernel.steps.has(BegunNorm)
+        assert (kernel.order if kernel.steps.has(PackedInput) else None) == order
 
 
 @pytest.mark.parametrize(("kind", "rows", "packed"), [("nvfp4", 2, True), ("q4_k", 4, False)])
@@ -71,4 +71,4 @@ def test_exact_factors_are_multiplied_with_packed_vectors_from_two_rows_on(
     for name in ("attn_qkv", "attn_output", "ffn_gate_up"):
         kernel = found[f"blk.5.{name}"]
         assert isinstance(kernel, GemmSmall)
-        assert kernel.has(PackedInput) == packed
+        assert kernel.steps.has(PackedInput) == packed

@@ -71,15 +71,15 @@ def test_one_launch_has_the_norm_all_products_and_the_gate() -> None:
             *("attn_qkv", "attention", "attn_output", "ffn_gate_up", "ffn_down"),
             *("output", "argmax", "advance"),
         ]
-        assert few["attn_qkv"].norm is not None
+        assert few["attn_qkv"].steps.norm is not None
         assert len(few["attn_qkv"].others) == 2
-        assert few["ffn_gate_up"].gated
-        assert few["ffn_down"].has(Residual)
+        assert few["ffn_gate_up"].steps.gated
+        assert few["ffn_down"].steps.has(Residual)
         many = kernels(session, 64, prompt=64)
         assert [label for label in many if label.endswith(".norm")] == ["blk.0.attn_qkv.norm"]
-        assert many["blk.0.ffn_gate_up"].gated
-        assert many["blk.0.ffn_gate_up"].has(BegunNorm)
-        assert many["blk.0.attn_output"].has(BeginNorm)
+        assert many["blk.0.ffn_gate_up"].steps.gated
+        assert many["blk.0.ffn_gate_up"].steps.has(BegunNorm)
+        assert many["blk.0.attn_output"].steps.has(BeginNorm)
 
 
 def test_gate_and_up_of_different_types_are_not_one_product() -> None:
@@ -95,9 +95,9 @@ def test_gate_and_up_of_different_types_are_not_one_product() -> None:
 
     with opened(change=biased) as session:
         found = kernels(session, 1)
-        assert not found["ffn_gate_up"].gated
+        assert not found["ffn_gate_up"].steps.gated
         assert found["ffn_gate_up"].others
-        assert found["ffn_down"].find(Gate) is not None  # which takes its vectors through the gate
+        assert found["ffn_down"].steps.has(Gate)  # which takes its vectors through the gate
         several = kernels(session, 4)
         assert "ffn_gate_up.activation" in several
 
@@ -109,8 +109,8 @@ def test_a_sum_of_several_rows_begins_the_norm_that_follows(
     with opened(exact=exact) as session:
         found = kernels(session, rows)
         for first, second in (("attn_output", "ffn_gate_up"), ("ffn_down", "output")):
-            assert found[first].has(BeginNorm) == begun
-            assert found[second].has(BegunNorm) == begun
+            assert found[first].steps.has(BeginNorm) == begun
+            assert found[second].steps.has(BegunNorm) == begun
 
 
 def test_a_norm_after_a_block_is_left_to_the_next_product_of_one_row() -> None:
@@ -127,11 +127,11 @@ def test_a_norm_after_a_block_is_left_to_the_next_product_of_one_row() -> None:
 
     with opened(change=with_post_norms) as session:
         one, several = kernels(session, 1), kernels(session, 4)
-        assert one["ffn_gate_up"].has(NormedAdd)
+        assert one["ffn_gate_up"].steps.has(NormedAdd)
         assert "post_norm" not in one
         assert "post_norm" in several
         assert several["post_norm"].then is not None
-        assert several["ffn_gate_up"].norm is None
+        assert several["ffn_gate_up"].steps.norm is None
 
 
 def test_alike_layers_are_lowered_once_with_their_own_arguments(

@@ -35,6 +35,7 @@ from urdir.model.memory.weights import Weights
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.attention.kv_types import KvDtype
 from urdir.ptxgen.kernels.rotation import RopeScaling
+from urdir.ptxgen.render.kernel import field_values
 
 CONTEXT = 64
 
@@ -156,7 +157,7 @@ def test_rows_too_long_for_an_sm_take_f32_products(target: str, sms: int) -> Non
     found = model_kernels(gguf, config, 4096, target, sms)
     decode = [kernel.spec for kernel in found if kernel.per_step(prompt=False)]
     columns = {
-        name: {spec.fields()["cols"] for spec in decode if spec.name == name}
+        name: {field_values(spec)["cols"] for spec in decode if spec.name == name}
         for name in ("gemv", "gemv_f32")
     }
     if target == "sm_75":

@@ -80,7 +80,7 @@ class SigmoidScaled(Epilogue):
         return "* sigmoid(gain), gain: (1) f32"
 
     def check(self, product: Product) -> None:
-        if any(product.has(kind) for kind in (Bias, Activated, Gated)):
+        if any(product.steps.has(kind) for kind in (Bias, Activated, Gated)):
             raise PtxgenError(
                 f"{product.name}: sigmoid_scaled goes without bias, activation and gate"
             )

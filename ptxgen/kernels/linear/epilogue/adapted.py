@@ -47,7 +47,7 @@ class Adapted(Epilogue):
         return f"+ lora_b (slots, rows, {self.rank}) {self.element} * lora, by lora_slot"
 
     def check(self, product: Product) -> None:
-        matrices = product.pair + len(product.others)
+        matrices = product.steps.pair + len(product.others)
         given = [place for place in self.places if place is not None]
         if (
             len(self.places) != matrices
@@ -69,7 +69,7 @@ class Adapted(Epilogue):
 
     def matrices(self, product: Product, part: Part) -> tuple[tuple[int, str], ...]:
         """Of each adapted matrix of a part where its a begins in ``lora``, and its parameter."""
-        names = [(part.number, f"lora_b{part.suffix}"), (1, "lora_b_up")][: product.pair]
+        names = [(part.number, f"lora_b{part.suffix}"), (1, "lora_b_up")][: product.steps.pair]
         found = [(self.places[number], name) for number, name in names]
         return tuple((self.rank * place, name) for place, name in found if place is not None)
 
@@ -94,9 +94,9 @@ class Adapted(Epilogue):
 
     def apply(self, y: Array, of: Reference) -> Array:
         made = np.array(y, np.float64)
-        products = made if of.product.gated else made[None]
+        products = made if of.product.steps.gated else made[None]
         low = of.inputs["lora"].astype(np.float64)
-        norm = of.product.find(BegunNorm) if of.product.packs_many else None
+        norm = of.product.steps.find(BegunNorm) if of.product.packs_many else None
         low = low if norm is None else norm.apply(low, of)
         for first, name in self.matrices(of.product, of.part):
             each = low[:, first : first + self.rank]

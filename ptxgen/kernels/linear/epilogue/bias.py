@@ -45,10 +45,10 @@ class Bias(Epilogue):
 
     def names(self, product: Product, part: Part) -> tuple[str, ...]:
         """The parameters of one of the matrices."""
-        return (f"bias{part.suffix}", "up_bias")[: product.pair]
+        return (f"bias{part.suffix}", "up_bias")[: product.steps.pair]
 
     def apply(self, y: Array, of: Reference) -> Array:
         each = slice(None) if of.experts is None else of.experts
         biases = [np.atleast_2d(of.inputs[name][each]) for name in self.names(of.product, of.part)]
-        added: Array = y + (np.stack(biases) if of.product.gated else biases[0])
+        added: Array = y + (np.stack(biases) if of.product.steps.gated else biases[0])
         return added

@@ -49,7 +49,7 @@ class Heads(Epilogue):
 
     def check(self, product: Product) -> None:
         parts = 1 + len(product.others)
-        is_plain = all(isinstance(step, Bias | Heads) for step in product.fused)
+        is_plain = all(isinstance(step, Bias | Heads) for step in product.steps)
         if len(self.places) != parts or not is_plain or product.pair_shape:
             raise PtxgenError(f"{product.name}: {self.places} of {parts} plain matrices")
         matrices = (product.rows, *(rows for _, rows in product.others))

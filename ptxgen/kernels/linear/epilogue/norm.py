@@ -32,21 +32,21 @@ class BeginNorm(Epilogue):
         return "scaled: y * next_norm (rows); y_summary: see linear/epilogue/_begin_norm.j2"
 
     def check(self, product: Product) -> None:
-        if not product.has(Residual):
+        if not product.steps.has(Residual):
             raise PtxgenError(f"{product.name}: begin_norm is for what has a residual")
-        if product.packs_many and not product.has(PackedVectors):
+        if product.packs_many and not product.steps.has(PackedVectors):
             raise PtxgenError(f"{product.name}: begin_norm is for packed_vectors")
-        whole = TILE_COLS if product.has(PackedVectors) else SUMMARY
+        whole = TILE_COLS if product.steps.has(PackedVectors) else SUMMARY
         if product.rows % whole:
             raise PtxgenError(
                 f"{product.name}: begin_norm of {product.rows} rows: multiples of {whole}"
             )
 
     def params(self, product: Product) -> tuple[Param, ...]:
-        if product.has(PackedVectors):
+        if product.steps.has(PackedVectors):
             shape = (1, "batch", product.rows // PACKED_SUMMARY)
         else:
-            shape = (1 if product.has(PackedOutput) else 2, "batch", product.rows // SUMMARY)
+            shape = (1 if product.steps.has(PackedOutput) else 2, "batch", product.rows // SUMMARY)
         return (
             Param("next_norm", "f32", ("rows",), Access.IN),
             Param("scaled", "f32", ("batch", "rows"), Access.OUT),
@@ -56,9 +56,9 @@ class BeginNorm(Epilogue):
     def apply(self, y: Array, of: Reference) -> Array:
         made = y.astype(np.float32)
         of.outputs["scaled"] = made * of.inputs["next_norm"]
-        if of.product.has(PackedVectors):
+        if of.product.steps.has(PackedVectors):
             of.outputs["y_summary"] = packed_squares(made)
             return y
         planes = summary(of.outputs["scaled"], made)
-        of.outputs["y_summary"] = planes[1:] if of.product.has(PackedOutput) else planes
+        of.outputs["y_summary"] = planes[1:] if of.product.steps.has(PackedOutput) else planes
         return y

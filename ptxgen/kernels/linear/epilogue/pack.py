@@ -25,7 +25,7 @@ class PackedOutput(Epilogue):
     stem = "packed_output"
 
     def check(self, product: Product) -> None:
-        adds = product.step("residual") and product.step("begin_norm") is None
+        adds = product.steps.named("residual") and product.steps.named("begin_norm") is None
         if adds or product.others or product.rows % TILE_COLS:
             raise PtxgenError(
                 f"{product.name}: packed_output is of multiples of {TILE_COLS} rows of one product"
@@ -64,8 +64,8 @@ class PackedVectors(Epilogue):
         return "y, or scaled, is f16 (ptxgen/weights/packed.py)"
 
     def check(self, product: Product) -> None:
-        adds = product.step("residual") and product.step("begin_norm") is None
-        if product.others or adds or product.step("weighted") is not None:
+        adds = product.steps.named("residual") and product.steps.named("begin_norm") is None
+        if product.others or adds or product.steps.named("weighted") is not None:
             raise PtxgenError(
                 f"{product.name}: packed_vectors are of one product, without weights, with a "
                 "residual only after begin_norm"
@@ -89,4 +89,4 @@ class PackedVectors(Epilogue):
 
 def packed_param(product: Product) -> str:
     """The parameter that a product leaves packed."""
-    return "y" if product.step("begin_norm") is None else "scaled"
+    return "y" if product.steps.named("begin_norm") is None else "scaled"

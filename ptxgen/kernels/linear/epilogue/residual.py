@@ -23,7 +23,7 @@ class Residual(Epilogue):
         return f"* {self.scale}" if self.scale != 1 else ""
 
     def check(self, product: Product) -> None:
-        if product.gated or product.others:
+        if product.steps.gated or product.others:
             raise PtxgenError(f"{product.name}: residual is for one matrix that is not gated")
 
     def params(self, product: Product) -> tuple[Param, ...]:

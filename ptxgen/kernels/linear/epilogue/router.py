@@ -39,7 +39,7 @@ class RouterParts(Epilogue):
         return f"logit_parts: router * (y{norm}) of a CTA's rows; square_parts: of y"
 
     def check(self, product: Any) -> None:
-        if product.batch != 1 or not product.has(Residual) or product.others:
+        if product.batch != 1 or not product.steps.has(Residual) or product.others:
             raise PtxgenError(f"{product.name}: router_parts is for one vector with a residual")
         if product.cluster > 1 or product.cut.rows.passes > 1:
             raise PtxgenError(f"{product.name}: router_parts is for one CTA's rows of one pass")

@@ -40,12 +40,12 @@ class SelfAdapted(OwnAdapted):
 
     def check(self, product: Product) -> None:
         super(SelfAdapted, self).check(product)
-        if self.rank * product.pair > MOST_RANKS or product.cluster > 1 or product.cols % 32:
+        if self.rank * product.steps.pair > MOST_RANKS or product.cluster > 1 or product.cols % 32:
             raise PtxgenError(
                 f"{product.name}: A x of {self.rank} ranks and {product.cols} columns in clusters "
                 f"of {product.cluster}: at most {MOST_RANKS} of a pair, whole units, no clusters"
             )
-        if product.has(Continued):
+        if product.steps.has(Continued):
             raise PtxgenError(f"{product.name}: A x, and a recurrent kernel that takes the product")
 
     def each(self, product: Product) -> int:
@@ -79,7 +79,7 @@ class SelfAdapted(OwnAdapted):
             of.outputs.update(lora_words=words, lora_counts=counts)
         made = np.array(y, np.float64)
         for first, name in self.matrices(of.product, of.part) if low else ():
-            target = (made if of.product.gated else made[None])[int(name == "lora_b_up")]
+            target = (made if of.product.steps.gated else made[None])[int(name == "lora_b_up")]
             b = of.inputs[name][self._slot(of) - 1].astype(np.float64)
             target[0] += b @ low[first]
         return made

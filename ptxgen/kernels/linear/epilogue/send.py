@@ -29,7 +29,7 @@ class Send(Epilogue):
     def check(self, product: Product) -> None:
         if product.others:
             raise PtxgenError(f"{product.name}: send is for the product of one matrix, not several")
-        if product.has(RankAdd):
+        if product.steps.has(RankAdd):
             raise PtxgenError(f"{product.name}: a product takes from other ranks, or sends to them")
         self.gives.check(product.name, product.rows)
 

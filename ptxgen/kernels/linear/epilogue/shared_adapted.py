@@ -101,7 +101,7 @@ class SharedAdapted(OwnAdapted):
     def apply(self, y: Array, of: Reference) -> Array:
         product, inputs = of.product, of.inputs
         x = unpack(inputs["x"], product.vectors, product.cols)[: product.batch]
-        norm, factor = product.find(BegunNorm), np.ones((product.batch, 1))
+        norm, factor = product.steps.find(BegunNorm), np.ones((product.batch, 1))
         factor = factor if norm is None else norm.apply(factor, of)
         slots = inputs["adapter"][inputs["sequence"]]
         scales = inputs["adapter_scale"][inputs["sequence"]].astype(np.float64)
@@ -120,7 +120,7 @@ class SharedAdapted(OwnAdapted):
             of.outputs.update(lora_words=words, lora_counts=counts)
         made = np.array(y, np.float64)
         for _, name in self.matrices(product, of.part):
-            target = (made if product.gated else made[None])[int(name == "lora_b_up")]
+            target = (made if product.steps.gated else made[None])[int(name == "lora_b_up")]
             for row in np.flatnonzero(slots):
                 a = inputs[name.replace("lora_b", "lora_a")][slots[row] - 1].astype(np.float64)
                 low = scales[row] * factor[row] * (a @ x[row])

@@ -62,7 +62,7 @@ class Continued(Epilogue):
             raise PtxgenError(
                 f"{product.name}: states of more than {MOST_VALUES} values after a product"
             )
-        if product.has(Gated) or product.has(Residual) or product.cut.rows.passes > 1:
+        if product.steps.has(Gated) or product.steps.has(Residual) or product.cut.rows.passes > 1:
             raise PtxgenError(
                 f"{product.name}: {then.name} after a product with gate or residual, or in passes"
             )

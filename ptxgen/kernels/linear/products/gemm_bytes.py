@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
-
-import numpy as np
+from typing import ClassVar
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.activation import Activation
@@ -16,19 +14,15 @@ from urdir.ptxgen.kernels.linear.epilogue.adapted import Adapted
 from urdir.ptxgen.kernels.linear.epilogue.bias import Bias
 from urdir.ptxgen.kernels.linear.epilogue.pack import PackedVectors
 from urdir.ptxgen.kernels.linear.epilogue.residual import Residual
-from urdir.ptxgen.kernels.linear.packed_parts import PackedPart
 from urdir.ptxgen.kernels.linear.products.gemm_wgmma import WARPGROUP
 from urdir.ptxgen.kernels.linear.products.packed_memory import PackedMemory
+from urdir.ptxgen.kernels.linear.products.packed_operands import ByteOperands, E4m3Operands
 from urdir.ptxgen.kernels.linear.products.packed_product import PackedProduct
-from urdir.ptxgen.kernels.linear.reference import completed, multiply, unpacked
 from urdir.ptxgen.kernels.linear.spec import EPILOGUES
-from urdir.ptxgen.kernels.linear.steps import Part
 from urdir.ptxgen.ptx.architecture import SM_REGISTERS
-from urdir.ptxgen.spec import Access, Array, LaunchShape, Param, Tolerance, ceil_div
+from urdir.ptxgen.spec import LaunchShape, ceil_div
 from urdir.ptxgen.weights import eights
-from urdir.ptxgen.weights.e4m3 import e4m3
 from urdir.ptxgen.weights.formats import FORMATS
-from urdir.ptxgen.weights.layout import TILE_ROWS, random_weights
 from urdir.ptxgen.weights.packed import GROUP
 
 #: Registers of a thread except those of sums and of bytes of weights.
@@ -111,19 +105,15 @@ class GemmBytes(PackedProduct):
 
     cut: BytesCut
 
-    #: Whether weights and activations are floats of eight bits (`GemmE4m3`).
-    of_floats = False
+    operands: ClassVar[ByteOperands | E4m3Operands] = ByteOperands()
     name = "gemm_bytes"
     template = ("urdir.templates", "linear/products/gemm_bytes.ptx.j2")
     epilogues = (*EPILOGUES, PackedVectors)
 
     def __post_init__(self) -> None:
-        takes = eights.are_e4m3 if self.of_floats else eights.can_be_bytes
-        if not all(takes(fmt) for fmt in self.formats) or self.mixture is not None:
-            raise PtxgenError(f"{self.name}: for quantised weights, and no mixtures")
-        if self.cols > eights.MOST_COLS and not self.of_floats:
-            raise PtxgenError(f"{self.name}: {self.cols} columns: up to {eights.MOST_COLS}")
         super().__post_init__()
+        if self.mixture is not None:
+            raise PtxgenError(f"{self.name}: no mixtures")
         ctas = self.launch_shape.grid[1]
         if ctas % self.cut.sharers or self.cut.cluster > self.layout.row_tiles:
             raise PtxgenError(
@@ -135,11 +125,6 @@ class GemmBytes(PackedProduct):
     def targets(self) -> tuple[str, ...]:
         return ("sm_90a",)
 
-    @property
-    def padded(self) -> int:
-        """Vectors in whole groups."""
-        return self.groups * GROUP
-
     @cached_property
     def memory(self) -> PackedMemory:
         return PackedMemory(self.cut, self.parts)
@@ -147,74 +132,16 @@ class GemmBytes(PackedProduct):
     @property
     def launch_shape(self) -> LaunchShape:
         return LaunchShape(
-            grid=(self.cut.cluster * self.tiles, self.row_ctas, 1),
+            grid=(self.cut.cluster * self.tiling.tiles, self.tiling.row_ctas, 1),
             block=(self.cut.threads, 1, 1),
             cluster=(self.cut.cluster, self.cut.sharers, 1),
-            shared_bytes=self.shared_bytes,
+            shared_bytes=self.grids.end,
             resident=1,
         )
-
-    # ---- parameters and reference ----
-
-    def x_params(self) -> list[Param]:
-        x_shape = eights.bytes_shape(self.batch, self.cols)
-        return [
-            Param("x", "u8" if self.of_floats else "s8", x_shape, Access.IN),
-            Param("x_scales", "f32", ("padded",), Access.IN),
-        ]
-
-    def weight_params(self, part: PackedPart) -> list[Param]:
-        params, of_rows = super().weight_params(part), (2, TILE_ROWS * part.layout.bands)
-        if self.of_floats:
-            return params
-        scales = [Param(name, "f32", of_rows, Access.IN) for name in self.scales_of(part)]
-        return [param for both in zip(params, scales, strict=True) for param in both]
-
-    def scales_of(self, part: Part) -> tuple[str, ...]:
-        """The parameters of the scales of rows of a part's matrices."""
-        return (f"row_scales{part.suffix}", "up_row_scales")[: self.pair]
-
-    @property
-    def tolerance(self) -> Tolerance:
-        """Bytes are the same as the reference's, and sums exact; f32 rounds the rest, f16 a packed
-        y."""
-        return Tolerance(rtol=2e-5 + (2.0**-11 if self.packs else 0))
-
-    def multiplied(
-        self, inputs: dict[str, Any], outputs: dict[str, Array], part: Part | None = None
-    ) -> Array:
-        x = eights.unplace_bytes(inputs["x"].view(np.int8), self.batch, self.cols)
-        numbers = e4m3()[x.view(np.uint8)] if self.of_floats else x
-        scaled: Array = numbers.astype(np.float64) * inputs["x_scales"][: self.batch, None]
-        return scaled
-
-    def reference(self, **inputs: Any) -> dict[str, Array]:
-        return multiply(self, inputs, unpacked if self.of_floats else _as_bytes)
-
-    def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
-        x = rng.standard_normal((self.batch, self.cols))
-        inputs: dict[str, Any] = {}
-        inputs["x"], scales = (eights.pack_e4m3 if self.of_floats else eights.pack_bytes)(x)
-        inputs["x_scales"] = np.pad(scales, (0, self.padded - self.batch))
-        for part in self.parts:
-            for name, of_rows in zip(self.weights_of(part), self.scales_of(part), strict=True):
-                inputs[name] = random_weights(part.layout, rng)
-                if not self.of_floats:
-                    inputs[of_rows] = eights.row_scales(part.layout, inputs[name])
-        return completed(self, inputs, rng)
 
     @classmethod
     def examples(cls) -> Mapping[str, GemmBytes]:
         return dict(_examples(cls))
-
-
-def _as_bytes(product: GemmBytes, part: Part, inputs: dict[str, Any]) -> list[Array]:
-    """The matrices of a part with weights of signed bytes, f64."""
-    made, names = [], zip(product.weights_of(part), product.scales_of(part), strict=True)
-    for weights, scales in ((inputs[name], inputs[of_rows]) for name, of_rows in names):
-        matrix = eights.weight_bytes(part.layout, weights, scales).astype(np.float64)
-        made.append(matrix * scales[0, : part.rows, None])
-    return made
 
 
 def _examples(cls: type[GemmBytes]) -> Iterator[tuple[str, GemmBytes]]:

@@ -11,27 +11,18 @@ from urdir.ptxgen.kernels.linear.epilogue.bias import Bias
 from urdir.ptxgen.kernels.linear.epilogue.pack import PackedVectors
 from urdir.ptxgen.kernels.linear.epilogue.residual import Residual
 from urdir.ptxgen.kernels.linear.products.gemm_bytes import BytesCut, GemmBytes
-from urdir.ptxgen.spec import Tolerance, ceil_div
+from urdir.ptxgen.kernels.linear.products.packed_operands import E4m3Operands
 from urdir.ptxgen.weights.formats import FORMATS
 
 
 @dataclass(frozen=True)
 class GemmE4m3(GemmBytes):
     """As `GemmBytes`, of weights that are E4M3 numbers with a scale a row, multiplied as they are,
-    and activations that are (`PackBytes`). Sums are f32, over all columns.
+    and activations that are (`PackBytes`). Sums are f32, over all columns: see
+    `E4m3Operands`."""
 
-    Hopper's tensor cores align the products of 32 columns with the sum so far and keep 14 bits of
-    it (DeepSeek-V3, arXiv 2412.19437, section 3.3.2): each 32 columns may lose 2^-13 of a sum.
-    """
-
-    of_floats = True
+    operands = E4m3Operands()
     name = "gemm_e4m3"
-
-    @property
-    def tolerance(self) -> Tolerance:
-        """What tensor cores drop, see above; f16 rounds a packed y."""
-        steps = ceil_div(self.cols, 32)
-        return Tolerance(rtol=2.0**-13 * steps + (2.0**-11 if self.packs else 0))
 
     @classmethod
     def examples(cls) -> Mapping[str, GemmE4m3]:

@@ -112,7 +112,7 @@ class GemmMma(PackedProduct):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.mixture is not None or self.has(BeginNorm):
+        if self.mixture is not None or self.steps.has(BeginNorm):
             raise PtxgenError(f"{self.name}: not for mixtures, and no begin_norm")
 
     @cached_property
@@ -122,9 +122,9 @@ class GemmMma(PackedProduct):
     @property
     def launch_shape(self) -> LaunchShape:
         return LaunchShape(
-            grid=(self.tiles, self.row_ctas, 1),
+            grid=(self.tiling.tiles, self.tiling.row_ctas, 1),
             block=(self.cut.multipliers, 1, 1),
-            shared_bytes=self.shared_bytes,
+            shared_bytes=self.grids.end,
             resident=self.cut.resident,
             prefers_shared=self.cut.resident > 1,
         )

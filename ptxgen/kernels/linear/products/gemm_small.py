@@ -60,17 +60,18 @@ class GemmSmall(TiledSpec):
                 "gemm_small: the weights must be quantised, or BF16 and F16 of multiples of "
                 f"{UNIT} columns: {names}, {self.cols} columns"
             )
-        if self.has(PackedInput) and self.format.is_float:
+        if self.steps.has(PackedInput) and self.format.is_float:
             raise PtxgenError("gemm_small: packed_input is for quantised weights")
-        if self.norm is not None and not self.norm.is_factor:
-            raise PtxgenError(f"gemm_small: {self.norm} must be a launch of its own")
-        if self.norm is not None and (self.has(PackedInput) or self.has(BegunNorm)):
+        norm = self.steps.norm
+        if norm is not None and not norm.is_factor:
+            raise PtxgenError(f"gemm_small: {norm} must be a launch of its own")
+        if norm is not None and (self.steps.has(PackedInput) or self.steps.has(BegunNorm)):
             raise PtxgenError("gemm_small: packed_input and begun_norm go without a norm")
         super().__post_init__()
 
     @property
     def targets(self) -> tuple[str, ...]:
-        since_80 = (self.has(PackedInput) or self.multiplies_floats) and self.cluster == 1
+        since_80 = (self.steps.has(PackedInput) or self.multiplies_floats) and self.cluster == 1
         return since(80) if since_80 else super().targets
 
     @property
@@ -88,12 +89,12 @@ class GemmSmall(TiledSpec):
         """Vectors of a lane: up to four vectors have two columns each, of high and of low bytes;
         more have one, and so have packed ones, and those for float weights."""
         few = self.batch <= MAX_BATCH // 2
-        both_bytes = few and not self.has(PackedInput) and not self.multiplies_floats
+        both_bytes = few and not self.steps.has(PackedInput) and not self.multiplies_floats
         return Lanes(1 if both_bytes else 2, self.batch)
 
     @cached_property
     def cut(self) -> Cut:
-        return small_cut(self.options, self.layouts, self.pair, self.lanes, self.prologue)
+        return small_cut(self.options, self.layouts, self.steps.pair, self.lanes, self.prologue)
 
     @property
     def tolerance(self) -> Tolerance:
@@ -107,16 +108,16 @@ class GemmSmall(TiledSpec):
         the largest, of which such a quant has up to ten leading zeros. An activation that is many
         times the others (a first token's) leaves that much: 1.3e-5 was measured on an H200.
         """
-        packing = 2.0**-11 * self.has(PackedOutput)
-        if self.has(PackedInput):
+        packing = 2.0**-11 * self.steps.has(PackedOutput)
+        if self.steps.has(PackedInput):
             made = [Halves(fmt) for fmt in self.formats]
             exact = [of.stay_whole or of.factors_are_exact for of in made]
             roundings = max(0 if e else of.roundings for e, of in zip(exact, made, strict=True))
             return Tolerance(rtol=2.0**-11 * roundings + packing + 2.0**-14)
         if self.multiplies_floats:
             least = 2e-5 if self.format.is_float else 2.0**-11
-            return Tolerance(rtol=least * self.pair + packing)
-        return Tolerance(rtol=(3e-4 if self.f else 1.5e-4) + packing, atol=5e-4)
+            return Tolerance(rtol=least * self.steps.pair + packing)
+        return Tolerance(rtol=(3e-4 if self.steps.f else 1.5e-4) + packing, atol=5e-4)
 
     @classmethod
     def examples(cls) -> Mapping[str, GemmSmall]:

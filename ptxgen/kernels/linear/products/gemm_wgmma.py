@@ -52,7 +52,7 @@ class WgmmaCut:
     Each split has ``weight_stages`` stages of one tile of weights, and ``x_stages`` stages of
     ``x_slices`` slices of activations. ``resident``: CTAs of an SM.
 
-    ``ctas``: this many CTAs take the tiles of y in turns (`GemmWgmma.can_take_turns`), two row
+    ``ctas``: this many CTAs take the tiles of y in turns (`can_take_turns`), two row
     groups each, whose stages of weights are their own; 0: each CTA has one tile.
     """
 
@@ -160,21 +160,10 @@ class GemmWgmma(PackedProduct):
         # Each CTA has all vectors; those that compute A x must be on the device at once, of which
         # larger clusters leave SMs unused.
         apart = self.cut.vectors < self.batch or self.cut.cluster > 2
-        if self.has(SharedAdapted) and apart:
+        if self.steps.has(SharedAdapted) and apart:
             raise PtxgenError(f"{self.name}: {self.cut} of a product that computes A x")
-        if self.cut.takes_turns and not self.can_take_turns:
+        if self.cut.takes_turns and not can_take_turns(self):
             raise PtxgenError(f"{self.name}: {self.cut} of a product that cannot take turns")
-
-    @property
-    def can_take_turns(self) -> bool:
-        """Whether it has such an end: y comes from registers, by lanes with four rows each."""
-        plain = all(type(step) in TURN_STEPS for step in self.fused) and not self.takes_length
-        lengths = [of.dims for of in self.heads.places] if self.heads else []
-        lengths += [part.rows for part in self.parts]
-        whole = self.packs or all(length % LANE_ROWS == 0 for length in lengths)
-        whole &= self.packs or not self.gated
-        floats = all(fmt.is_float for fmt in self.formats)
-        return plain and whole and floats and self.mixture is None
 
     @property
     def overlaps(self) -> bool:
@@ -189,22 +178,17 @@ class GemmWgmma(PackedProduct):
     def runs(self) -> tuple[PackedPart, ...]:
         """The matrices, those of one type together; each alone in turns, where it ends by itself,
         and with adapters, which have names of their own."""
-        if self.cut.takes_turns or self.has(Adapted):
+        if self.cut.takes_turns or self.steps.has(Adapted):
             return self.parts
         of_types = groupby(self.parts, key=lambda part: part.format)
         return tuple(as_run(tuple(of)) for _, of in of_types)
-
-    @property
-    def shares(self) -> bool:
-        """Whether matrices share a text."""
-        return len(self.runs) < len(self.parts)
 
     @property
     def rows_beside(self) -> int:
         """Row tiles that follow each other with the same vectors, so that the tiles of all CTAs at
         a time have few rows and few vectors. On an H200 the first product of bge-large's FFN takes
         121 us in place of 130."""
-        return max(n for n in range(1, 17) if self.row_ctas % n == 0)
+        return max(n for n in range(1, 17) if self.tiling.row_ctas % n == 0)
 
     name = "gemm_wgmma"
     template = ("urdir.templates", "linear/products/gemm_wgmma.ptx.j2")
@@ -215,18 +199,18 @@ class GemmWgmma(PackedProduct):
 
     @cached_property
     def memory(self) -> PackedMemory:
-        vectors, adapts = self.cut.vectors, self.find(SharedAdapted)
+        vectors, adapts = self.cut.vectors, self.steps.find(SharedAdapted)
         return PackedMemory(
             *(self.cut, self.parts),
             pairs_nbytes=8 * vectors if self.mixture is not None and not self.packs else 0,
-            factors_nbytes=8 + 4 * vectors if self.has(BegunNorm) else 0,
+            factors_nbytes=8 + 4 * vectors if self.steps.has(BegunNorm) else 0,
             adapted_nbytes=0 if adapts is None else adapts.table_nbytes(vectors),
         )
 
     @property
     def launch_shape(self) -> LaunchShape:
         cut = self.cut
-        rows, tiles = self.row_ctas, self.tiles
+        rows, tiles = self.tiling.row_ctas, self.tiling.tiles
         # Tiles beyond the last come last, and those of one expert read their x at a time.
         across, down = (tiles, rows) if self.mixture is None else (rows, tiles)
         if self.cut.takes_turns:
@@ -235,13 +219,24 @@ class GemmWgmma(PackedProduct):
             grid=(cut.cluster * across, down, 1),
             block=(cut.threads, 1, 1),
             cluster=(cut.cluster, 1, 1),
-            shared_bytes=self.shared_bytes,
+            shared_bytes=self.grids.end,
             resident=cut.resident,
         )
 
     @classmethod
     def examples(cls) -> Mapping[str, GemmWgmma]:
         return dict(_examples(cls))
+
+
+def can_take_turns(product: GemmWgmma) -> bool:
+    """Whether CTAs may take turns: y comes from registers, by lanes with four rows each."""
+    plain = all(type(step) in TURN_STEPS for step in product.steps) and not product.launch_fields
+    lengths = [of.dims for of in product.heads.places] if product.heads else []
+    lengths += [part.rows for part in product.parts]
+    whole = product.packs or all(length % LANE_ROWS == 0 for length in lengths)
+    whole &= product.packs or not product.steps.gated
+    floats = all(fmt.is_float for fmt in product.formats)
+    return plain and whole and floats and product.mixture is None
 
 
 def _examples(cls: type[GemmWgmma]) -> Iterator[tuple[str, GemmWgmma]]:

@@ -74,8 +74,8 @@ class Gemv(TiledSpec):
         of = {"i16": "integers", "f16": "e4m3"}.get(self.activations)
         if of is not None and any(fmt.arithmetic != of for fmt in self.formats):
             raise PtxgenError(f"gemv: {self.activations} activations are for weights of {of} only")
-        if self.norm and not self.norm.is_factor and self.cluster > 1:
-            raise PtxgenError(f"gemv: {self.norm} is for one CTA's columns: cluster is 1")
+        if self.steps.norm and not self.steps.norm.is_factor and self.cluster > 1:
+            raise PtxgenError(f"gemv: {self.steps.norm} is for one CTA's columns: cluster is 1")
         if len([step for step in self.prologue if not isinstance(step, Normed)]) > 1:
             raise PtxgenError("gemv: a gate, or one deferred add")
 
@@ -87,7 +87,8 @@ class Gemv(TiledSpec):
     @cached_property
     def loads(self) -> GemvLoads:
         """When tiles are loaded, and made weights of."""
-        given = (self.cols, self.prologue, self.cut, self.pair, self.grids, self.has(Continued))
+        steps = self.steps
+        given = (self.cols, self.prologue, self.cut, steps.pair, self.grids, steps.has(Continued))
         return GemvLoads(self.activations, self.alone, *given)
 
     @property
@@ -99,7 +100,7 @@ class Gemv(TiledSpec):
     def loads_late(self) -> bool:
         """Whether the norm's weights are loaded only when those of a deferred add have been used: a
         thread has no registers for both."""
-        return self.has(DeferredAdd) and not has_room_for_norm(self.cut, self.prologue)
+        return self.steps.has(DeferredAdd) and not has_room_for_norm(self.cut, self.prologue)
 
     @cached_property
     def cut(self) -> Cut:
@@ -109,20 +110,20 @@ class Gemv(TiledSpec):
         shared = sum(step.shared_nbytes for step in self.epilogue)
         room = replace(room, warp_squares=4 * sums, shared=shared)
         tiles = even_tiles(self.options, self.layouts)
-        return cut_launch(self.options, self.layouts, room, tiles, self.pair, even=True)
+        return cut_launch(self.options, self.layouts, room, tiles, self.steps.pair, even=True)
 
     @property
     def tolerance(self) -> Tolerance:
         """f32: rounding of the sums, see `GemvF32`. i16: standard normal activations are off by
         2e-5 of their size, a product by as much of its own, several times that where few rows
         cancel. f16: tensor cores drop bits of sums."""
-        then, gate = self.has(Continued), self.find(Gated)
+        then, gate = self.steps.has(Continued), self.steps.find(Gated)
         if self.activations == "i16":
-            curved = then or self.has(Activated) or (gate is not None and gate != Gated())
+            curved = then or self.steps.has(Activated) or (gate is not None and gate != Gated())
             return Tolerance(rtol=3e-4 if curved else 1.5e-4, atol=5e-4)
         if self.activations == "f16":
             return Tolerance(rtol=2e-5, atol=2e-6)
-        smaller = self.f is not None or then or self.has(Bounded)
+        smaller = self.steps.f is not None or then or self.steps.has(Bounded)
         return Tolerance(rtol=5e-6 if smaller else 2e-6, atol=2e-6)
 
     @classmethod

@@ -139,7 +139,7 @@ class GemvF32(LinearSpec):
         The sum of a single row may cancel: ``atol`` is one rounding of a term of about 30, the
         size that random weights and activations give.
         """
-        return Tolerance(rtol=5e-6 if self.f or self.has(Bounded) else 2e-6, atol=2e-6)
+        return Tolerance(rtol=5e-6 if self.steps.f or self.steps.has(Bounded) else 2e-6, atol=2e-6)
 
     @classmethod
     def examples(cls) -> Mapping[str, GemvF32]:
@@ -168,16 +168,16 @@ def _cut(of: GemvF32) -> Cut:
     total = of.rows + sum(rows for _, rows in of.others)
     # Rows of each matrix that a thread has registers for, with two units of each.
     raw, sums = MAX_RAW // 2 // widest, MAX_SUMS // of.batch
-    most = max(1, min(4, raw, sums if of.batch > 1 else 4) // of.pair)
+    most = max(1, min(4, raw, sums if of.batch > 1 else 4) // of.steps.pair)
     rows = of.rows_each or choose_rows(total, _rows_choices(of, most))
-    dots = rows * of.pair
+    dots = rows * of.steps.pair
     has_many_sums = dots * of.batch > MAX_SUMS // 2
     heavy = has_many_sums or dots * max(1, of.stages) * widest > MAX_RAW
     residents = of.resident or max(1, SM_WARPS // warps // (2 if heavy else 1))
     groups, passes = ceil_div(total, rows), 1
     if of.panels.count == 1:
         passes = of.passes or ceil_div(groups, warps * SMS * residents)
-    fitting = max(1, min(1 if has_many_sums or of.gated else 2, MAX_RAW // (dots * widest)))
+    fitting = max(1, min(1 if has_many_sums or of.steps.gated else 2, MAX_RAW // (dots * widest)))
     rounds = ceil_div(of.layout.row_units, 32)
     stages = of.stages or 1 << fitting.bit_length() - 1
     depth = min(stages, rounds, of.panels.units // 32)

@@ -47,7 +47,7 @@ class TiledSpec(LinearSpec):
     @cached_property
     def grids(self) -> SharedGrids:
         """Codebooks in shared memory."""
-        is_packed = self.has(PackedInput)
+        is_packed = self.steps.has(PackedInput)
         return SharedGrids.of(self.formats, self.cut.memory.nbytes, biased=is_packed)
 
     @property

@@ -84,7 +84,7 @@ class BegunNorm(Prologue):
         if product.packs_many:
             shape = (1, "batch", product.cols // PACKED_SUMMARY)
         else:
-            shape = (1 if product.has(PackedInput) else 2, "batch", product.cols // SUMMARY)
+            shape = (1 if product.steps.has(PackedInput) else 2, "batch", product.cols // SUMMARY)
         return (Param("x_summary", "f32", shape, Access.IN),)
 
     def make_inputs(self, product: Product, rng: np.random.Generator) -> dict[str, Any]:
@@ -93,7 +93,7 @@ class BegunNorm(Prologue):
         if product.packs_many:
             return {"x": pack(vectors * norm), "x_summary": packed_squares(vectors)}
         planes = summary(vectors * norm, vectors)
-        if (packed := product.find(PackedInput)) is not None:
+        if (packed := product.steps.find(PackedInput)) is not None:
             return {"x": packed.pack(vectors * norm, product), "x_summary": planes[1:]}
         return {"x": vectors * norm, "x_summary": planes}
 

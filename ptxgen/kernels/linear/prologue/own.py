@@ -22,7 +22,12 @@ class OwnVectors(Prologue):
         return "matrix n multiplies vector<n>: (cols) f32"
 
     def check(self, product: Product) -> None:
-        if not product.others or len(product.prologue) > 1 or product.batch > 1 or product.gated:
+        if (
+            not product.others
+            or len(product.prologue) > 1
+            or product.batch > 1
+            or product.steps.gated
+        ):
             raise PtxgenError(
                 f"{product.name}: own vectors are for several matrices, one vector each, without "
                 "other steps before"
