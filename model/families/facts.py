@@ -120,6 +120,20 @@ def _network(network: Network) -> Facts:
     match network:
         case Attention():
             return {"kind": "attention", **_attention(network)}
+        case Recurrent():
+            return _recurrent(network)
+        case Dense():
+            return {"kind": "feed-forward", **_dense(network)}
+        case Mixture():
+            return {"kind": "experts", **_mixture(network)}
+        case Linear():
+            return {"kind": "matrix"}
+        case Activation():
+            return {"kind": "activation", "of": _activation(network)}
+
+
+def _recurrent(network: Recurrent) -> Facts:
+    match network:
         case ShortConv():
             return {"kind": "short convolution", **_convolution(network.conv)}
         case Recurrence():
@@ -130,16 +144,8 @@ def _network(network: Network) -> Facts:
             return {"kind": "delta rule by channel", **_kimi_delta(network)}
         case Lightning():
             return {"kind": "lightning attention", **_lightning(network)}
-        case Recurrent():
+        case _:
             return {"kind": network.kind, "state": sum(network.state.values())}
-        case Dense():
-            return {"kind": "feed-forward", **_dense(network)}
-        case Mixture():
-            return {"kind": "experts", **_mixture(network)}
-        case Linear():
-            return {"kind": "matrix"}
-        case Activation():
-            return {"kind": "activation", "of": _activation(network)}
 
 
 def _attention(of: Attention) -> Facts:

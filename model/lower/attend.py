@@ -25,6 +25,7 @@ from urdir.ptxgen.kernels.attention.choice import (
     prompt_attention,
 )
 from urdir.ptxgen.kernels.attention.flash_decode import FlashDecode
+from urdir.ptxgen.kernels.attention.incremental_attention import IncrementalAttention
 from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
 from urdir.ptxgen.kernels.attention.own_token import PLAIN_TOKEN, OwnToken
 from urdir.ptxgen.kernels.attention.prefill_wgmma import PrefillWgmma
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
     from urdir.model.families.config import Config
     from urdir.model.lower.sheet import Launches
     from urdir.model.memory.cache_shape import CacheShape
-    from urdir.ptxgen.kernels.attention.incremental_attention import IncrementalAttention
     from urdir.ptxgen.kernels.attention.latent_decode import LatentDecode
     from urdir.ptxgen.kernels.attention.prompt import PromptAttention
     from urdir.ptxgen.spec import KernelSpec
@@ -95,14 +95,8 @@ class LayerAttention:
         """The kernel of decoding, which prepares and appends where a token is given; it leaves
         packed heads where it can and ``packs`` asks for it."""
         kernel = decode_attention(
-            self.heads,
-            self.layout,
-            self.rows.keys,
-            self.sm_count,
-            rows=self.rows.count,
-            scores=self.scores,
-            token=token,
-            target=self.target,
+            IncrementalAttention(self.heads, self.layout, self.rows.count, self.scores, token),
+            *(self.rows.keys, self.sm_count, self.target),
             packs=packs,
             run=1 if self.exact else 1 + self.rows.drafts,
         )

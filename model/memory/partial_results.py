@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 from urdir.driver.kernel import nbytes_of
 from urdir.model.families.config import Config
@@ -11,9 +10,7 @@ from urdir.model.memory.buckets import row_buckets
 from urdir.model.memory.cache_shape import CacheShape
 from urdir.ptxgen.kernels.attention.choice import decode_attention, length_buckets
 from urdir.ptxgen.kernels.attention.flash_decode import FlashDecode
-
-if TYPE_CHECKING:
-    from urdir.ptxgen.kernels.attention.incremental_attention import IncrementalAttention
+from urdir.ptxgen.kernels.attention.incremental_attention import IncrementalAttention
 
 #: Parameters of split attention, and the buffers that they take.
 PARTIAL = {"partial": "partial", "softmax": "softmax", "arrived": "chunks arrived"}
@@ -30,11 +27,12 @@ def partial_sizes(
         if (mixer := layer.attention) is not None and mixer.compression is None
     }
     return most_partial(
-        decode_attention(heads, layout, bucket, sm_count, rows=count, scores=scores, run=run)
-        for run in runs
+        decode_attention(whole, bucket, sm_count, run=run)
         for heads, scores, layout in shapes
-        for bucket in length_buckets(layout.max_len)
         for count in row_buckets(rows)
+        for whole in [IncrementalAttention(heads, layout, count, scores)]
+        for bucket in length_buckets(layout.max_len)
+        for run in runs
     )
 
 

@@ -45,22 +45,13 @@ def _quantised(
     ggml_type: int,
     block: int,
     nbytes: int,
-    *,
+    *factors: Plane,
     quants: Sequence[Field],
-    d: int | None = None,
-    m: int | None = None,
-    exponent: int | None = None,
-    group_factors: bool = False,
-    single: int | None = None,
-    factors: Field | None = None,
     numbers: Sequence[Sequence[Numbers]] = (),
     **values: Any,
 ) -> Format:
-    """A quantised type; ``d`` and ``m`` are byte offsets of f16 numbers in the block, ``exponent``
-    that of a byte instead, ``numbers`` the planes of its groups' scales and minimums.
-    ``group_factors``: one ``d`` for each group of 16, an E4M3 number. ``single``: ``d`` is an f32
-    number there, ``factors``: E4M3 numbers by which groups multiply it.
-    """
+    """A quantised type; ``factors`` are the planes of what whole blocks or groups are multiplied
+    by, ``numbers`` those of its groups' scales and minimums."""
     planes, shift, group = [], 0, values.get("group", UNIT)
     for plane_name, source in zip(("low", "high"), quants, strict=False):
         plane_of = code_plane if "table" in values else quant_plane
@@ -68,29 +59,33 @@ def _quantised(
         shift += source.width
     for plane_name, fields in zip(("scales", "scales_high"), numbers, strict=False):
         planes.append(scale_plane(plane_name, group, fields))
-    if factors is not None:
-        part = Part("factor", 0, factors, Field(8, 0, (8,)))
-        planes.append(Plane("factors_e4m3", 1, 2, (part,)))
-    if single is not None:
-        part = Part("d", 0, Field(8, 8 * single, (8, 16)), Field(8, 0, (8, 16)))
-        planes.append(Plane("singles", block // UNIT, 4, (part,)))
-        return Format(name, ggml_type, block, nbytes, tuple(planes), **values)
-    if d is None:
-        assert exponent is not None, name
-        part = Part("d", 0, Field(8, 8 * exponent), Field(8, 0))
-        planes.append(Plane("exponents", 1, 1, (part,)))
-        return Format(name, ggml_type, block, nbytes, tuple(planes), **values)
-    if group_factors:
-        part = Part("d", 0, Field(8, 8 * d, (8, 16), nan=0x7F), Field(8, 0, (8,)))
-        planes.append(Plane("factors_e4m3", 1, 2, (part,)))
-        return Format(name, ggml_type, block, nbytes, tuple(planes), **values)
-    halves = [("d", d)] + ([("m", m)] if m is not None else [])
+    return Format(name, ggml_type, block, nbytes, (*planes, *factors), **values)
+
+
+def _f16_factors(block: int, d: int, m: int | None = None) -> Plane:
+    """``d`` and ``m`` as f16 numbers, at these bytes of a block."""
     parts = tuple(
         Part(number, 0, Field(8, 8 * at, (8,)), Field(8, 16 * place, (8,)))
-        for place, (number, at) in enumerate(halves)
+        for place, (number, at) in enumerate((("d", d), ("m", m)))
+        if at is not None
     )
-    planes.append(Plane("factors", block // UNIT, 2 * len(halves), parts))
-    return Format(name, ggml_type, block, nbytes, tuple(planes), **values)
+    return Plane("factors", block // UNIT, 2 * len(parts), parts)
+
+
+def _exponent(at: int) -> Plane:
+    """The exponent of ``d``, a power of two, at this byte of a block."""
+    return Plane("exponents", 1, 1, (Part("d", 0, Field(8, 8 * at), Field(8, 0)),))
+
+
+def _f32_factors(block: int, at: int) -> Plane:
+    """``d`` as an f32 number, at this byte of a block."""
+    part = Part("d", 0, Field(8, 8 * at, (8, 16)), Field(8, 0, (8, 16)))
+    return Plane("singles", block // UNIT, 4, (part,))
+
+
+def _e4m3_factors(number: str, source: Field) -> Plane:
+    """E4M3 numbers of groups of 16: their ``d``, or a ``factor`` beside it."""
+    return Plane("factors_e4m3", 1, 2, (Part(number, 0, source, Field(8, 0, (8,))),))
 
 
 def _integer(bits: int, group: int) -> Format:
@@ -109,7 +104,7 @@ def _integer(bits: int, group: int) -> Format:
     zero = Field(8 if bits == 8 or group == UNIT else 4, _at(4))
     made = _quantised(
         f"W{bits}G{group}", OWN_TYPES + 16 * bits + group // UNIT, group, at,
-        quants=quants, d=0, m=2, min_sign=-1, numbers=[[("minimum", 0, zero)]],
+        _f16_factors(group, 0, 2), quants=quants, min_sign=-1, numbers=[[("minimum", 0, zero)]],
     )  # fmt: skip
     # planes of less than a copy are the last ones of a tile (`tiles.Tile.rest`)
     planes = sorted(made.planes, key=lambda plane: -plane.nbytes / plane.units)
@@ -126,7 +121,7 @@ def _e4m3(group: int, of_rows: bool = False) -> Format:
     quants = Field(8, _at(4), tuple(8 << k for k in range(group.bit_length() - 1)))
     return _quantised(
         f"E4M3{'R' if of_rows else 'G'}{group}", OWN_TYPES + group // UNIT, group, 4 + group,
-        quants=[quants], single=0, element="e4m3", halvings=16, of_rows=of_rows,
+        _f32_factors(group, 0), quants=[quants], element="e4m3", halvings=16, of_rows=of_rows,
     )  # fmt: skip
 
 
@@ -138,7 +133,8 @@ def _e2m1(block: int) -> Format:
     codes = Field(4, _at(at), tuple(4 << k for k in range(block.bit_length() - 1)))
     return _quantised(
         f"E2M1G{block}", OWN_TYPES + 256 + block // UNIT, block, at + block // 2,
-        quants=[codes], single=0, factors=factors, table=E2M1, group=16, of_rows=True,
+        _e4m3_factors("factor", factors), _f32_factors(block, 0),
+        quants=[codes], table=E2M1, group=16, of_rows=True,
     )  # fmt: skip
 
 
@@ -177,22 +173,28 @@ _ALL = (
     _float("F32", 0, 4, "f32"),
     _float("F16", 1, 2, "f16"),
     _float("BF16", 30, 2, "bf16"),
-    _quantised("Q4_0", 2, 32, 18, quants=[Field(4, _at(2), _HALVES)], d=0, offset=8),
-    _quantised("Q4_1", 3, 32, 20, quants=[Field(4, _at(4), _HALVES)], d=0, m=2, min_sign=1),
     _quantised(
-        "Q5_0", 6, 32, 22, d=0, offset=16,
+        "Q4_0", 2, 32, 18, _f16_factors(32, 0), offset=8,
+        quants=[Field(4, _at(2), _HALVES)],
+    ),
+    _quantised(
+        "Q4_1", 3, 32, 20, _f16_factors(32, 0, 2), min_sign=1,
+        quants=[Field(4, _at(4), _HALVES)],
+    ),
+    _quantised(
+        "Q5_0", 6, 32, 22, _f16_factors(32, 0), offset=16,
         quants=[Field(4, _at(6), _HALVES), Field(1, _at(2), _BITS)],
     ),
     _quantised(
-        "Q5_1", 7, 32, 24, d=0, m=2, min_sign=1,
+        "Q5_1", 7, 32, 24, _f16_factors(32, 0, 2), min_sign=1,
         quants=[Field(4, _at(8), _HALVES), Field(1, _at(4), _BITS)],
     ),
     _quantised(
-        "Q8_0", 8, 32, 34, d=0, offset=128,
+        "Q8_0", 8, 32, 34, _f16_factors(32, 0), offset=128,
         quants=[Field(8, _at(2), _BYTES, signed=True)],
     ),
     _quantised(
-        "Q2_K", 10, 256, 84, d=80, m=82, group=16, min_sign=-1,
+        "Q2_K", 10, 256, 84, _f16_factors(256, 80, 82), group=16, min_sign=-1,
         quants=[Field(2, _at(16), (*_BYTES, 2, 4, _at(32)))],
         numbers=[
             [
@@ -202,7 +204,7 @@ _ALL = (
         ],
     ),
     _quantised(
-        "Q3_K", 11, 256, 110, d=108, group=16, offset=4, scale_offset=32,
+        "Q3_K", 11, 256, 110, _f16_factors(256, 108), group=16, offset=4, scale_offset=32,
         quants=[Field(2, _at(32), (*_BYTES, 2, 4, _at(32))), Field(1, 0, (*_BYTES, 1, 2, 4))],
         numbers=[
             [("scale", 0, Field(4, _at(96), (8, 16, 32, 4)))],
@@ -210,12 +212,12 @@ _ALL = (
         ],
     ),
     _quantised(
-        "Q4_K", 12, 256, 144, d=0, m=2, min_sign=-1,
+        "Q4_K", 12, 256, 144, _f16_factors(256, 0, 2), min_sign=-1,
         quants=[Field(4, _at(16), (*_BYTES, 4, _at(32), _at(64)))],
         numbers=_K_NUMBERS,
     ),
     _quantised(
-        "Q5_K", 13, 256, 176, d=0, m=2, min_sign=-1,
+        "Q5_K", 13, 256, 176, _f16_factors(256, 0, 2), min_sign=-1,
         quants=[
             Field(4, _at(48), (*_BYTES, 4, _at(32), _at(64))),
             Field(1, _at(16), (*_BYTES, 1, 2, 4)),
@@ -223,7 +225,7 @@ _ALL = (
         numbers=_K_NUMBERS,
     ),
     _quantised(
-        "Q6_K", 14, 256, 210, d=208, group=16, offset=32, scale_offset=128,
+        "Q6_K", 14, 256, 210, _f16_factors(256, 208), group=16, offset=32, scale_offset=128,
         quants=[
             Field(4, 0, (*_BYTES, _at(32), 4, _at(64))),
             Field(2, _at(128), (*_BYTES, 2, 4, _at(32))),
@@ -231,20 +233,20 @@ _ALL = (
         numbers=[[("scale", 0, Field(8, _at(192), (8, 16, 32, 64), signed=True))]],
     ),
     _quantised(
-        "MXFP4", 39, 32, 17, exponent=0, table=E2M1,
+        "MXFP4", 39, 32, 17, _exponent(0), table=E2M1,
         quants=[Field(4, _at(1), _HALVES)],
     ),
     _quantised(
-        "NVFP4", 40, 64, 36, d=0, group_factors=True, group=16, table=E2M1,
-        quants=[Field(4, _at(4), (8, 16, 32, 4, _at(8), _at(16)))],
+        "NVFP4", 40, 64, 36, _e4m3_factors("d", Field(8, 0, (8, 16), nan=0x7F)),
+        group=16, table=E2M1, quants=[Field(4, _at(4), (8, 16, 32, 4, _at(8), _at(16)))],
     ),
     _quantised(
-        "IQ4_NL", 20, 32, 18, d=0, table=_IQ4,
+        "IQ4_NL", 20, 32, 18, _f16_factors(32, 0), table=_IQ4,
         quants=[Field(4, _at(2), _HALVES)],
     ),
     # A byte instead of six bits for a group's scale: 4.3125 bits a weight, 4.25 in GGUF.
     _quantised(
-        "IQ4_XS", 23, 256, 136, d=0, scale_offset=32, table=_IQ4,
+        "IQ4_XS", 23, 256, 136, _f16_factors(256, 0), scale_offset=32, table=_IQ4,
         quants=[Field(4, _at(8), (*_HALVES, _at(16), _at(32), _at(64)))],
         numbers=[
             [
@@ -254,7 +256,7 @@ _ALL = (
         ],
     ),
     _quantised(
-        "TQ2_0", 35, 256, 66, d=64, offset=1,
+        "TQ2_0", 35, 256, 66, _f16_factors(256, 64), offset=1,
         quants=[Field(2, 0, (*_BYTES, 2, 4, _at(32)))],
     ),
     *grid_types(),

@@ -67,9 +67,8 @@ def test_choice(
     most: int,
 ) -> None:
     layout = KvLayout(rows, kv_heads, 131072, 128, "f16")
-    spec = decode_attention(
-        heads, layout, max_keys, sm_count, rows=rows, scores=Scores(window=window)
-    )
+    whole = IncrementalAttention(heads, layout, rows, Scores(window=window))
+    spec = decode_attention(whole, max_keys, sm_count)
     assert (spec.heads, spec.layout, spec.rows, spec.scores.window) == (heads, layout, rows, window)
     if ctas:
         assert isinstance(spec, FlashDecode)
@@ -114,7 +113,7 @@ def test_clusters(
     ring: int,
 ) -> None:
     layout = KvLayout(rows, kv_heads, 131072, 128, "f16")
-    spec = decode_attention(heads, layout, max_keys, sm_count, rows=rows, target=target)
+    spec = decode_attention(IncrementalAttention(heads, layout, rows), max_keys, sm_count, target)
     assert isinstance(spec, FlashDecode)
     assert (spec.cluster, spec.ring) == (cluster, ring)
     if cluster > 1 and rows == 1:
@@ -154,7 +153,7 @@ def test_wide_heads(
     ring: int,
 ) -> None:
     layout = dataclasses.replace(LATENT, sequences=rows, dtype=dtype)
-    spec = decode_attention(heads, layout, max_keys, 132, rows=rows, target=target)
+    spec = decode_attention(IncrementalAttention(heads, layout, rows), max_keys, 132, target)
     assert spec.head_tiles.size == tile
     assert isinstance(spec, FlashDecode) == (cluster > 0)
     if isinstance(spec, FlashDecode):
@@ -185,12 +184,12 @@ def test_latent_heads_on_wgmma(
     heads: int, rows: int, max_keys: int, dtype: Any, each: int, cluster: int, ctas: int
 ) -> None:
     layout = dataclasses.replace(LATENT, sequences=rows, dtype=dtype)
-    fields: dict[str, Any] = {"rows": rows, "token": LATENT_TOKEN}
-    spec = decode_attention(heads, layout, max_keys, 132, target="sm_90a", **fields)
+    whole = IncrementalAttention(heads, layout, rows, token=LATENT_TOKEN)
+    spec = decode_attention(whole, max_keys, 132, "sm_90a")
     assert isinstance(spec, LatentDecode)
     assert (spec.head_tiles.size, spec.cluster, spec.ctas) == (each, cluster, ctas)
     for target in ("", "sm_100a"):
-        other = decode_attention(heads, layout, max_keys, 132, target=target, **fields)
+        other = decode_attention(whole, max_keys, 132, target)
         assert not isinstance(other, LatentDecode)
 
 
@@ -209,8 +208,9 @@ def test_clusters_leave_no_more_chunks(
 ) -> None:
     """The workspace is made for those without."""
     layout = dataclasses.replace(of, sequences=rows, max_len=max_len)
-    near = decode_attention(heads, layout, max_len, 132, rows=rows, token=token, target="sm_90a")
-    apart = decode_attention(heads, layout, max_len, 132, rows=rows)
+    whole = IncrementalAttention(heads, layout, rows)
+    near = decode_attention(dataclasses.replace(whole, token=token), max_len, 132, "sm_90a")
+    apart = decode_attention(whole, max_len, 132)
     assert isinstance(near, FlashDecode)
     assert isinstance(apart, FlashDecode)
     assert near.split.chunks <= apart.split.chunks
@@ -221,7 +221,8 @@ def test_more_quantised_keys_go_to_clusters_with_much_memory(
     target: str, clusters: list[int]
 ) -> None:
     layout = KvLayout(1, 8, 131072, 128, "q8_0")
-    found = [decode_attention(32, layout, n, 132, target=target) for n in (512, 8192, 16384)]
+    whole = IncrementalAttention(32, layout)
+    found = [decode_attention(whole, n, 132, target) for n in (512, 8192, 16384)]
     assert [spec.cluster for spec in found if isinstance(spec, FlashDecode)] == clusters
 
 
@@ -229,22 +230,17 @@ def test_more_quantised_keys_go_to_clusters_with_much_memory(
 @pytest.mark.parametrize("target", ["sm_90a", "sm_89"])
 def test_rows_that_fill_the_sms_alone_have_no_cluster_and_no_ring(dtype: Any, target: str) -> None:
     layout = KvLayout(32, 8, 8192, 128, dtype)
-    spec = decode_attention(32, layout, 8192, 132, rows=32, target=target)
+    spec = decode_attention(IncrementalAttention(32, layout, 32), 8192, 132, target)
     assert isinstance(spec, FlashDecode)
     assert (spec.cluster, spec.ring) == (1, 0)
 
 
 def test_the_options_reach_the_kernel() -> None:
     layout, rope = KvLayout(1, 2, 4096, 64, "q8_0"), Rotation(64, "half")
+    scores = Scores(scale=0.5, window=4000, softcap=30.0)
+    whole = IncrementalAttention(4, layout, 1, scores, OwnToken(rope))
     for max_keys in (256, 4096):
-        spec = decode_attention(
-            4,
-            layout,
-            max_keys,
-            132,
-            scores=Scores(scale=0.5, window=4000, softcap=30.0),
-            token=OwnToken(rope),
-        )
+        spec = decode_attention(whole, max_keys, 132)
         assert (spec.scores.scale, spec.scores.window, spec.scores.softcap, spec.rope) == (
             0.5,
             4000,
@@ -269,9 +265,8 @@ def test_the_options_reach_the_kernel() -> None:
 def test_few_rows_are_spread_over_the_sms(
     heads: int, kv_heads: int, rows: int, sm_count: int, ctas: int
 ) -> None:
-    spec = decode_attention(
-        heads, KvLayout(rows, kv_heads, 512, 128, "f16"), 256, sm_count, rows=rows
-    )
+    whole = IncrementalAttention(heads, KvLayout(rows, kv_heads, 512, 128, "f16"), rows)
+    spec = decode_attention(whole, 256, sm_count)
     grid = spec.launch_shape.grid
     assert grid[0] * grid[1] == ctas
 
@@ -290,7 +285,7 @@ def test_many_rows_have_fewer_warps_each(
     rows: int, dtype: KvDtype, target: str, warps: int
 ) -> None:
     layout = KvLayout(rows, 8, 512, 128, dtype)
-    spec = decode_attention(32, layout, 512, 132, rows=rows, target=target)
+    spec = decode_attention(IncrementalAttention(32, layout, rows), 512, 132, target)
     assert isinstance(spec, IncrementalAttention)
     assert spec.warps == warps
     assert spec.launch_shape.threads == 32 * warps
@@ -304,7 +299,8 @@ def test_a_warp_finds_the_norms_of_several_heads(
 ) -> None:
     """Those of a tile of queries, and the key."""
     token, layout = OwnToken(qk_norm=QK_NORM), KvLayout(64, kv_heads, 512, 128, "f16")
-    spec = decode_attention(heads, layout, 512, 132, rows=64, target="sm_90a", token=token)
+    whole = IncrementalAttention(heads, layout, 64, token=token)
+    spec = decode_attention(whole, 512, 132, "sm_90a")
     assert isinstance(spec, IncrementalAttention)
     assert (token.norms(spec.head_tiles.size), spec.warps) == (norms, warps)
 
@@ -315,8 +311,9 @@ def test_a_warp_finds_the_norms_of_several_heads(
 def test_every_bucket_of_every_shape_is_served(max_len: int, rows: int, sm_count: int) -> None:
     for heads, kv_heads in ((1, 1), (28, 4), (32, 32), (71, 1)):
         layout = KvLayout(rows, kv_heads, max_len, 64, "f16")
+        whole = IncrementalAttention(heads, layout, rows)
         for max_keys in length_buckets(max_len):
-            spec = decode_attention(heads, layout, max_keys, sm_count, rows=rows)
+            spec = decode_attention(whole, max_keys, sm_count)
             if isinstance(spec, FlashDecode):
                 assert spec.rows * spec.split.chunks >= spec.split.takers
                 assert spec.split.takers * spec.cluster == spec.launch_shape.grid[1]
@@ -337,9 +334,10 @@ def test_heads_are_packed_where_they_fill_their_places(
     heads: int, rows: int, max_keys: int, packs: bool
 ) -> None:
     layout = KvLayout(rows, 1, 131072, 128, "f16")
-    spec = decode_attention(heads, layout, max_keys, 132, rows=rows, target="sm_90a", packs=True)
+    whole = IncrementalAttention(heads, layout, rows)
+    spec = decode_attention(whole, max_keys, 132, "sm_90a", packs=True)
     assert spec.packs == packs
-    assert not decode_attention(heads, layout, max_keys, 132, rows=rows).packs
+    assert not decode_attention(whole, max_keys, 132).packs
 
 
 @pytest.mark.parametrize(("heads", "rows"), [(4, 12), (3, 16)])
@@ -369,11 +367,12 @@ def test_rows_of_drafts(
 ) -> None:
     """How many rows of a sequence share a read of its keys; of few keys none."""
     layout = KvLayout(8, 8, 1 << 15, head_dim, dtype)
+    whole = IncrementalAttention(8 * group, layout, rows)
     for keys in (512, 1 << 15):
-        spec = decode_attention(8 * group, layout, keys, 132, rows=rows, target=target, run=run)
+        spec = decode_attention(whole, keys, 132, target, run=run)
         assert spec.head_tiles.rows == (1 if keys == 512 else shared)
         if spec.head_tiles.rows > 1:
             assert isinstance(spec, FlashDecode)
             assert spec.head_tiles.count * spec.ctas <= 132
-            sizing = decode_attention(8 * group, layout, keys, 132, rows=rows, run=run)
+            sizing = decode_attention(whole, keys, 132, run=run)
             assert sizing.nbytes(sizing.param("partial")) >= spec.nbytes(spec.param("partial"))

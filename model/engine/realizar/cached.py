@@ -125,9 +125,7 @@ class CachedAttention(Owner):
         for rows in counts:
             whole = IncrementalAttention(self.heads, layout, rows)
             kernels.append(split_attention(whole, layout.max_len, sm_count))
-            kernels.append(
-                decode_attention(self.heads, layout, layout.max_len, sm_count, rows=rows)
-            )
+            kernels.append(decode_attention(whole, layout.max_len, sm_count))
         return most_partial(kernels)
 
     @property

@@ -136,48 +136,44 @@ def block_attention(
 
 @lru_cache(maxsize=256)
 def decode_attention(
-    heads: int,
-    layout: KvLayout,
+    whole: IncrementalAttention,
     max_keys: int,
     sm_count: int,
-    *,
-    rows: int = 1,
-    scores: Scores = PLAIN,
-    token: OwnToken | None = None,
     target: str = "",
+    *,
     packs: bool = False,
     run: int = 1,
 ) -> IncrementalAttention | FlashDecode:
-    """The kernel for rows with positions below ``max_keys``, a bucket.
+    """The kernel for the rows of ``whole`` with positions below ``max_keys``, a bucket.
 
     Incremental attention for few keys (a window bounds them too), flash decoding otherwise. With a
-    ``token`` the kernel also prepares and appends the rows' new tokens; the choice is the same.
+    token the kernel also prepares and appends the rows' new tokens; the choice is the same.
     With the device's native ``target`` it may use clusters, whose rows have fewer chunks. ``packs``
     requests packed heads, which some shapes support: then the kernel ``packs``. With drafts up to
     ``run`` rows side by side are consecutive tokens of a sequence, and may share reads of its keys:
     then partial results take more. Keys of texts are not split. Raises PtxgenError for unsupported
     shapes.
     """
-    incremental = IncrementalAttention(heads, layout, rows, scores, token)
-    incremental = replace(incremental, packs=packs and incremental.can_pack)
-    if target and token is not None:
-        shape = (heads, layout, max_keys, sm_count, rows, scores, token, target)
-        if (latent := latent_attention(*shape, packs=incremental.packs)) is not None:
-            return latent
-    if incremental.value_dim > WIDE and target:
-        if Target.parse(target).sm < incremental.head_tiles.since:
-            incremental = replace(incremental, most_heads=1)
-        elif (wide := _wide(incremental, max_keys, sm_count, target)) is not None:
+    whole = replace(whole, packs=packs and whole.can_pack)
+    if target and whole.token is not None:
+        limits = (max_keys, sm_count, whole.rows)
+        shape = (whole.heads, whole.layout, *limits, whole.scores, whole.token, target)
+        if (latent := latent_attention(*shape)) is not None:
+            return replace(latent, packs=whole.packs)
+    if whole.value_dim > WIDE and target:
+        if Target.parse(target).sm < whole.head_tiles.since:
+            whole = replace(whole, most_heads=1)
+        elif (wide := _wide(whole, max_keys, sm_count, target)) is not None:
             return wide
-    whole = SINGLE_KEYS if rows == 1 else INCREMENTAL_KEYS
-    if scores.texts or min(scores.span or max_keys, max_keys) <= whole:
-        return _narrowed(_spread(incremental, sm_count), sm_count, target)
-    split = split_attention(incremental, max_keys, sm_count)
+    few = SINGLE_KEYS if whole.rows == 1 else INCREMENTAL_KEYS
+    if whole.scores.texts or min(whole.scores.span or max_keys, max_keys) <= few:
+        return _narrowed(_spread(whole, sm_count), sm_count, target)
+    split = split_attention(whole, max_keys, sm_count)
     if run > 1 and (shared := _shared(split, run, sm_count, target)) is not None:
         return shared
     if not target:
         return split
-    if rows == 1:
+    if whole.rows == 1:
         near = _one_near(split, max_keys, sm_count, target)
     else:
         near = _near(split, sm_count, target)
@@ -260,8 +256,6 @@ def latent_attention(
     scores: Scores,
     token: OwnToken,
     target: str,
-    *,
-    packs: bool = False,
 ) -> LatentDecode | None:
     """The kernel for a latent vector on wgmma, one CTA per SM; None if unsupported. A ``token``
     that is not appended is that of several rows of a sequence."""
@@ -272,7 +266,7 @@ def latent_attention(
     tiles = heads // each
     cluster = 8 if 8 * tiles * rows <= sm_count else 4
     spec = LatentDecode(
-        *(heads, layout, rows, scores, token, each, packs),
+        *(heads, layout, rows, scores, token, each),
         ctas=max(1, sm_count // (cluster * tiles)),
         least=LEAST_KEYS,
         most=0 if rows == 1 else MOST_KEYS,

@@ -245,11 +245,7 @@ def _estimate_of_experts(product: GemmWgmma, mixture: Mixture, sms: int) -> floa
 
 def _with_cuts(product: GemmWgmma, sms: int) -> Iterator[GemmWgmma]:
     if product.mixture is not None:
-        for groups, splits in EXPERT_SHAPES:
-            for resident in (2, 1):
-                way = _deepest(product, groups, splits, 1, product.mixture.height, resident)
-                if way is not None:
-                    yield way
+        yield from _of_experts(product, product.mixture.height)
         return
     whole = GROUP * ceil_div(product.batch, GROUP)
     shapes: tuple[tuple[int, int], ...] = FEW_SHAPES if whole <= FEW else MANY_SHAPES
@@ -266,6 +262,15 @@ def _with_cuts(product: GemmWgmma, sms: int) -> Iterator[GemmWgmma]:
                     yield way
                     if _ctas(way) <= sms and vectors > FEW and _together(way) > 1:
                         yield from _alone_on_sm(way)
+
+
+def _of_experts(product: GemmWgmma, height: int) -> Iterator[GemmWgmma]:
+    """Tiles of ``height`` vectors, of which an SM has one or two."""
+    for groups, splits in EXPERT_SHAPES:
+        for resident in (2, 1):
+            way = _deepest(product, groups, splits, 1, height, resident)
+            if way is not None:
+                yield way
 
 
 def _clusters(product: GemmWgmma, vectors: int) -> tuple[int, ...]:
