@@ -169,7 +169,8 @@ _SERVED: tuple[_Row, ...] = (
     ("n_predict prompt", (INFILL,), "L", "`prompt` goes on from the text before the gap"),
     ("temperature top_k top_p min_p seed stop stream", (INFILL,), "L", "as for /completion"),
     ("input instructions", (RESPONSES,), "O",
-     "a text, or items: `message`, `reasoning`, `function_call`, `function_call_output`"),
+     "a text, or items: `message`, `reasoning`, `function_call`, `function_call_output`, and "
+     "`item_reference` to one of an answer that is kept"),
     ("previous_response_id", (RESPONSES,), "O",
      "goes on from a response, which is kept for an hour after its last use while there is room"),
     ("store", (RESPONSES,), "O", "false: the response is not kept"),
