@@ -30,7 +30,7 @@ class Bodies:
     async def body(self, request: Request) -> AsyncGenerator[bytearray, None]:
         """Read the body of a request, which counts until the context ends.
 
-        Raises ApiError: 415 for a content type other than JSON, 413 for a body that is too large,
+        Raises ApiError: 415 for what is not JSON, or compressed, 413 for a body that is too large,
         429 if other bodies leave no room, 408 for one that arrives too slowly. With a
         Content-Length, 413 and 429 come before the body is read. Raises ClientDisconnect.
         """
@@ -105,3 +105,6 @@ def _check_kind(request: Request) -> None:
     # web pages of other origins can send other types without a CORS preflight
     if kind != "application/json":
         raise ApiError("send JSON, with the header 'Content-Type: application/json'", status=415)
+    coding = request.headers.get("content-encoding", "identity").strip().lower()
+    if coding not in ("", "identity"):
+        raise ApiError(f"the body has the encoding {coding!r:.80}: send it as it is", status=415)

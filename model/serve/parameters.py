@@ -236,10 +236,10 @@ def _read_bias(
 def read_limit(fields: Fields, model: ServedModel, *names: str) -> int | None:
     """The most tokens of an answer, by the first of the names that is given, or the server's.
 
-    -1 means no limit, as in llama.cpp.
+    -1 means no limit, as in llama.cpp, and so does -2, "until the context is full".
     """
     for name in names:
-        value = fields.whole(name, -1)
+        value = fields.whole(name, -2)
         if value == 0:
             fields.fail(name, "must be at least 1", "invalid_value")
         if value is not None:

@@ -125,7 +125,7 @@ _SERVED: tuple[_Row, ...] = (
     ("echo", (TEXT,), "OVL", "not with `logprobs`"),
     ("add_special_tokens", (TEXT,), "V", "false: no BOS before a text"),
     ("max_tokens max_completion_tokens n_predict", _BOTH, "OVL",
-     "default: 16 for completions, the rest of the context for chats. -1: no limit"),
+     "default: 16 for completions, the rest of the context for chats. -1 and -2: no limit"),
     ("n", _BOTH, "OVL", "prompts times `n` are 128 at most"),
     ("n_cmpl", _BOTH, "L", "`n`"),
     ("best_of", _BOTH, "OV", "must be `n`: nothing is chosen"),
@@ -202,7 +202,7 @@ _SERVED: tuple[_Row, ...] = (
      "a name of the model, also with `:latest`; settings, by ollama's names"),
     ("temperature top_k top_p min_p repeat_penalty repeat_last_n presence_penalty "
      "frequency_penalty seed stop", (OLLAMA_OPTIONS,), "M", "as elsewhere; `stop` has up to 16"),
-    ("num_predict", (OLLAMA_OPTIONS,), "M", "default, and -1: the rest of the context"),
+    ("num_predict", (OLLAMA_OPTIONS,), "M", "default, -1 and -2: the rest of the context"),
     ("output_config output_config.effort output_config.format", (MESSAGES,), "A",
      "the template's `reasoning_effort`; a `json_schema`"),
     ("model", _POOLED, "OVL", "a name of the model; another one is a 404"),

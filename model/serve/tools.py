@@ -12,6 +12,7 @@ from urdir.model.serve.formats import check_size
 from urdir.model.serve.interface import Json
 from urdir.model.serve.limits import Limits
 
+_NO_PARAMETERS: Json = {"type": "object", "properties": {}}
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 
 
@@ -29,9 +30,9 @@ class Tools:
 
     @property
     def schemas(self) -> dict[str, dict[str, Any]]:
-        """The schema of each tool's parameters, by its name."""
+        """The schema of each tool's parameters, by its name; one without a schema takes none."""
         functions = [tool["function"] for tool in self.offered]
-        return {function["name"]: function.get("parameters") or {} for function in functions}
+        return {each["name"]: each.get("parameters") or _NO_PARAMETERS for each in functions}
 
 
 def read_tools(fields: Fields, limits: Limits) -> Tools:

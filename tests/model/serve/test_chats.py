@@ -140,7 +140,7 @@ def test_every_parameter_arrives(server: Any) -> None:
         logit_bias={"5": 3, "7": -100},
         seed=11,
         max_tokens=99,
-        max_completion_tokens=5,
+        max_completion_tokens=5.0,  # as JavaScript's forms and sliders may have it
         stop=["x", "yz"],
         user="someone",
         extra_body={
@@ -209,6 +209,7 @@ def test_length_and_stop_strings_end_answers(server: Any) -> None:
         ({"n": 0}, "n"),
         ({"n": 1000}, "n"),
         ({"n": 1.5}, "n"),
+        ({"n": 1e300}, "n"),
         ({"seed": 2**64}, "seed"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"max_tokens": 2, "min_tokens": 3}, "min_tokens"),
@@ -433,7 +434,8 @@ def test_one_call_at_a_time(server: Any) -> None:
 
 
 def test_calls_that_are_required(server: Any) -> None:
-    schemas = {"weather": WEATHER["function"]["parameters"], "time": {}}
+    nothing = {"type": "object", "properties": {}}
+    schemas = {"weather": WEATHER["function"]["parameters"], "time": nothing}
     named = {"type": "function", "function": {"name": "weather"}}
     for more in ({}, {"parallel_tool_calls": False}):
         for choice in ("required", named, "auto", "none"):

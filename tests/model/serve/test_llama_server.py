@@ -66,6 +66,7 @@ def test_several_prompts_and_probabilities(server: Any) -> None:
     ids = server.service.model.tokenizer.encode("2 plus 3 is 5.")
     assert [token["id"] for token in tokens] == ids
     assert all(len(token["top_logprobs"]) == 2 for token in tokens)
+    assert all(token["top_logprobs"][0]["id"] == token["id"] for token in tokens)
 
 
 def test_forms_and_refusals(server: Any) -> None:

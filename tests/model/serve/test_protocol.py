@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 from dataclasses import fields
 from typing import Any
 from unittest.mock import AsyncMock
@@ -125,12 +127,17 @@ def test_metrics(start: Any) -> None:
         ("POST", "/embeddings", 400, "no embeddings"),
         ("GET", "/elsewhere", 404, "no such endpoint: GET /elsewhere"),
         ("GET", CHAT, 405, f"no such endpoint: GET {CHAT}"),
+        ("GET", "/api/chat", 405, "no such endpoint: GET /api/chat"),
+        ("POST", "/api/pull", 404, "takes its models from its flags"),
     ],
 )
 def test_what_there_is_not(server: Any, method: str, path: str, status: int, words: str) -> None:
     reply = server.http().request(method, path, json={})
     assert reply.status_code == status
     error = reply.json()["error"]
+    if path.startswith("/api/"):
+        assert words in error
+        return
     assert words in error["message"]
     assert set(error) == {"message", "type", "param", "code"}
 
@@ -240,6 +247,16 @@ def test_a_simple_request_of_another_page_is_refused(server: Any) -> None:
         )
         assert reply.status_code == 415
         assert "Content-Type: application/json" in reply.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(("coding", "status"), [("gzip", 415), ("Identity", 200), ("", 200)])
+def test_bodies_come_as_they_are(server: Any, coding: str, status: int) -> None:
+    body = json.dumps(HI).encode()
+    headers = {"Content-Type": "application/json", "Content-Encoding": coding}
+    content = gzip.compress(body) if coding == "gzip" else body
+    reply = server.http().post(CHAT, content=content, headers=headers)
+    assert reply.status_code == status
+    assert coding != "gzip" or "'gzip'" in reply.json()["error"]["message"]
 
 
 def test_other_names_of_a_local_server_are_refused(start: Any) -> None:
