@@ -113,7 +113,8 @@ _SERVED: tuple[_Row, ...] = (
     ("tools tool_choice parallel_tool_calls", (CHAT, TOKENS, RESPONSES), "OVL",
      "calls are read in the model's own form, which is derived from its template, and arguments "
      "come as they are written. A template without calls gets tools as text. `required` or a named "
-     "function constrains the answer"),
+     "function constrains the answer. /v1/responses leaves out OpenAI's other tools beside "
+     "functions"),
     ("prompt", (TEXT, NATIVE), "OVL",
      "a text, token ids, or a list of either; control tokens in it are parsed"),
     ("prompt add_special_tokens return_token_strs", (TOKENS,), "V",

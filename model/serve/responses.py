@@ -57,7 +57,7 @@ def _read(
     fields = fields.named(_NAMES)
     limit = read_limit(fields, model, "max_output_tokens")
     parameters = read_parameters(fields, model, limits, limit, None)
-    tools = read_tools(fields, limits)
+    tools = read_tools(fields, limits, functions_alone=True)  # Codex always has others, too
     form = _read_form(fields, limits)
     if form is not None and tools.is_required:
         fields.fail("text", "cannot be combined with a 'tool_choice' that requires a call")

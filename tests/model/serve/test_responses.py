@@ -177,6 +177,21 @@ def test_responses_are_kept(server: Any) -> None:
             ask(server, previous_response_id=gone)
 
 
+def test_tools_of_others_beside_functions(server: Any) -> None:
+    """As Codex has them; the model is offered the functions."""
+    namespace = {"type": "namespace", "name": "agents", "tools": TOOLS[1:]}
+    server.http().post(PATH, json={"input": "Hi", "tools": TOOLS[:1]})
+    wanted = prompt_of(server)
+    tools = [{"type": "web_search"}, TOOLS[0], namespace]
+    assert server.http().post(PATH, json={"input": "Hi", "tools": tools}).status_code == 200
+    assert prompt_of(server) == wanted
+    bad = server.http().post(PATH, json={"input": "Hi", "tools": [tools[0], {"type": "function"}]})
+    assert bad.json()["error"]["param"] == "tools[1].function"
+    choice = {"tools": tools, "tool_choice": {"type": "web_search"}}
+    refused = server.http().post(PATH, json={"input": "Hi", **choice})
+    assert refused.json()["error"]["param"] == "tool_choice.type"
+
+
 def reference(item: Any) -> dict[str, Any]:
     return {"type": "item_reference", "id": item.id}
 
