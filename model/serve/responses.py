@@ -9,7 +9,7 @@ from typing import Any
 from urdir.model.serve.asked import Asked, Follows
 from urdir.model.serve.conversations import make_conversation
 from urdir.model.serve.fields import Fields
-from urdir.model.serve.formats import read_format, read_response_format
+from urdir.model.serve.formats import read_format, read_response_format, refuse_beside_call
 from urdir.model.serve.interface import Json, ServedModel
 from urdir.model.serve.item_references import Missing, resolved
 from urdir.model.serve.json_reader import JsonReader
@@ -59,8 +59,8 @@ def _read(
     parameters = read_parameters(fields, model, limits, limit, None)
     tools = read_tools(fields, limits, functions_alone=True)  # Codex always has others, too
     form = _read_form(fields, limits)
-    if form is not None and tools.is_required:
-        fields.fail("text", "cannot be combined with a 'tool_choice' that requires a call")
+    if tools.is_required:
+        refuse_beside_call(fields)
     items = [*earlier["input"], *earlier["response"]["output"]]
     background = fields.flag("background")
     fields.flag("store")  # which `ResponseShape` reads

@@ -244,14 +244,6 @@ def test_length_and_stop_strings_end_answers(server: Any) -> None:
         ({"tools": [WEATHER] * 129}, "tools"),
         ({"tools": [WEATHER, WEATHER]}, "tools"),
         (
-            {
-                "tools": [TIME],
-                "tool_choice": "required",
-                "response_format": {"type": "json_object"},
-            },
-            "response_format",
-        ),
-        (
             {"tools": [TIME], "tool_choice": {"type": "function", "function": {"name": "no"}}},
             "tool_choice.function.name",
         ),
@@ -440,6 +432,8 @@ def test_calls_that_are_required(server: Any) -> None:
     for more in ({}, {"parallel_tool_calls": False}):
         for choice in ("required", named, "auto", "none"):
             ask(server, tools=[WEATHER, TIME], tool_choice=choice, **more)
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"const": 1}}}
+    ask(server, tools=[WEATHER, TIME], tool_choice="required", response_format=form)
     many, one = True, False
     assert [request.constraint for request in server.service.requests] == [
         (schemas, None, many),
@@ -450,6 +444,7 @@ def test_calls_that_are_required(server: Any) -> None:
         (schemas, "weather", one),
         None,
         None,
+        (schemas, None, many),  # a form is that of a text, which there is none of
     ]
 
 

@@ -239,14 +239,30 @@ def test_pages_of_other_origins(start: Any) -> None:
     assert "access-control-allow-origin" not in refused.headers
 
 
-def test_a_simple_request_of_another_page_is_refused(server: Any) -> None:
-    """Browsers send these content types to any server without asking first."""
-    for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data", ""):
-        reply = server.http().post(
-            CHAT, content=b'{"messages": []}', headers={"Content-Type": kind}
-        )
+SIMPLE: list[dict[str, str]] = [
+    *({"Content-Type": f"{kind}"} for kind in ("text/plain", "multipart/form-data", "")),
+    {"Content-Type": "application/x-www-form-urlencoded"},
+    {},
+]
+
+
+@pytest.mark.parametrize(
+    "page", [{"Origin": "http://evil.example"}, {"Origin": "null"}, {"Sec-Fetch-Site": "same-site"}]
+)
+def test_a_simple_request_of_another_page_is_refused(server: Any, page: dict[str, str]) -> None:
+    """Browsers send these content types to any server without asking first, and name the origin."""
+    for kind in SIMPLE:
+        reply = server.http().post(CHAT, content=json.dumps(HI).encode(), headers={**kind, **page})
         assert reply.status_code == 415
         assert "Content-Type: application/json" in reply.json()["error"]["message"]
+    assert server.service.requests == []
+
+
+def test_clients_that_do_not_say_json(server: Any) -> None:
+    """curl, and LiteLLM's ollama."""
+    for kind in SIMPLE:
+        reply = server.http().post(CHAT, content=json.dumps(HI).encode(), headers=kind)
+        assert reply.status_code == 200
 
 
 @pytest.mark.parametrize(("coding", "status"), [("gzip", 415), ("Identity", 200), ("", 200)])

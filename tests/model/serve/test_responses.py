@@ -137,6 +137,14 @@ def test_tool_choice(server: Any, choice: Any, required: Any) -> None:
     assert request.constraint == (required and (schemas, *required))
 
 
+def test_a_form_beside_a_required_call(server: Any) -> None:
+    """Instructor sends both; the form is that of a text."""
+    form = {"format": {"type": "json_schema", "name": "x", "schema": {"const": 1}}}
+    ask(server, tools=TOOLS, tool_choice="required", text=form)
+    [request] = server.service.requests
+    assert set(request.constraint[0]) == {"weather", "time"}
+
+
 def test_structured_text(server: Any) -> None:
     form: Any = {"type": "json_schema", "name": "city", "schema": CITY, "strict": True}
     answer = ask(server, text={"format": form})
@@ -285,6 +293,7 @@ def test_what_is_kept_is_bounded(start: Any) -> None:
         ({"background": 1}, "background"),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
         ({"tool_choice": "required"}, "tool_choice"),
+        ({"tools": TOOLS, "tool_choice": "required", "guided_regex": "a"}, "guided_regex"),
         ({"text": {"format": {"type": "yaml"}}}, "text.format.type"),
         ({"reasoning": {"effort": "much"}}, "reasoning.effort"),
         ({"n": 2}, "n"),
