@@ -11,6 +11,7 @@ from urdir.model.errors import (
     BusyError,
     ConstraintError,
     ContextFullError,
+    LongConversationError,
     ModelError,
     PrefixFileError,
     SettingsError,
@@ -109,7 +110,7 @@ def api_error(error: Exception, text: str | None = None) -> ApiError:
             return error
         case BusyError():
             return overloaded(str(error), error.retry_after)
-        case ContextFullError():
+        case ContextFullError() | LongConversationError():
             return ApiError(str(error), param=text, code=CONTEXT_LENGTH)
         case TemplateError():
             return ApiError(str(error), param=text, code="template_error")

@@ -697,9 +697,10 @@ def test_a_full_queue_is_429(server: Any, stream: bool) -> None:
 
 
 def test_a_prompt_that_does_not_fit(server: Any) -> None:
-    with pytest.raises(openai.BadRequestError) as caught:
-        ask(server, messages=[{"role": "user", "content": "one two three " * 500}])
-    assert caught.value.code == "context_length_exceeded"
+    for times in (500, 100_000):  # more than a template is given
+        with pytest.raises(openai.BadRequestError) as caught:
+            ask(server, messages=[{"role": "user", "content": "one two three " * times}])
+        assert caught.value.code == "context_length_exceeded"
     server.service.error = ContextFullError("600 tokens exceed the context of 512 by 88")
     with pytest.raises(openai.BadRequestError) as caught:
         ask(server)
