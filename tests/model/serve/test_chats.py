@@ -701,6 +701,8 @@ def test_a_prompt_that_does_not_fit(server: Any) -> None:
         with pytest.raises(openai.BadRequestError) as caught:
             ask(server, messages=[{"role": "user", "content": "one two three " * times}])
         assert caught.value.code == "context_length_exceeded"
+        is_of_context = "this model's maximum context length is 512 tokens: " in str(caught.value)
+        assert is_of_context == (times == 500)
     server.service.error = ContextFullError("600 tokens exceed the context of 512 by 88")
     with pytest.raises(openai.BadRequestError) as caught:
         ask(server)
