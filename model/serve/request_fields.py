@@ -62,6 +62,18 @@ _CHAINS = (  # llama-server's orders of samplers, which is the one here
     ["dry", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature"],
     ["penalties", "dry", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature"],
     ["penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature"],
+    [
+        "penalties",
+        "dry",
+        "top_n_sigma",
+        "top_k",
+        "typ_p",
+        "top_p",
+        "min_p",
+        "xtc",
+        "temperature",
+        "adaptive_p",
+    ],  # SillyTavern's
     "edskypmxt",
 )
 _Row = tuple[str, tuple[str, ...], str, str]
@@ -71,7 +83,7 @@ _SAMPLING_NOTES = {
     "OVL": "OpenAI's defaults: temperature 1, nothing filtered",
     "VL": "as vLLM and llama.cpp have them",
     "L": "looks back on 64 tokens, or as many",
-    "logit_bias": "an object of token ids, 300 at most, or an empty list",
+    "logit_bias": "an object of token ids, 300 at most, or llama-server's pairs of id and bias",
 }
 
 
@@ -225,7 +237,7 @@ _REFUSED: tuple[tuple[str, tuple[str, ...], str, str, tuple[Any, ...]], ...] = (
     ("mirostat", _SAMPLERS, "LM", "no such sampler: use `top_p` or `min_p`", (0,)),
     ("typical_p", _SAMPLERS, "LM", "no such sampler: use `top_p` or `min_p`", (1,)),
     ("xtc_probability dynatemp_range", ALL, "L", "no such sampler: use `temperature`", (0,)),
-    ("top_n_sigma adaptive_target", ALL, "L", "no such sampler: use `min_p`", (-1, 0)),
+    ("top_n_sigma adaptive_target", ALL, "L", "no such sampler: use `min_p`", (-1, -0.01, 0)),
     ("dry_multiplier", ALL, "L",
      "no such sampler: use `repeat_penalty` or `frequency_penalty`", (0,)),
     ("samplers", ALL, "L",
