@@ -47,6 +47,10 @@ class NoTemplateError(TemplateError):
     """The file has no chat template, and none is known to fit it."""
 
 
+class LongConversationError(TemplateError):
+    """A conversation has more characters than go through a chat template."""
+
+
 class ConstraintError(ModelError):
     """A grammar, schema or expression is malformed, too large, or allows no text."""
 

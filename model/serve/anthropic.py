@@ -15,7 +15,7 @@ from urdir.model.serve.asked import Asked, Begun, render
 from urdir.model.serve.conversations import Conversation, make_conversation
 from urdir.model.serve.errors import ApiError, anthropic_error
 from urdir.model.serve.fields import Fields
-from urdir.model.serve.formats import read_format, read_source
+from urdir.model.serve.formats import read_format, read_source, refuse_beside_call
 from urdir.model.serve.interface import Json, ServedModel
 from urdir.model.serve.limits import Limits
 from urdir.model.serve.messages import read_texts
@@ -53,8 +53,8 @@ def read_message(fields: Fields, model: ServedModel, limits: Limits) -> Asked:
         parameters = replace(parameters, thinking=budget)
     chat = _read_conversation(fields, model, limits)
     form = _read_form(fields, limits)
-    if form is not None and chat.tools.is_required:
-        fields.fail("output_config", "cannot be combined with a 'tool_choice' that needs a call")
+    if chat.tools.is_required:
+        refuse_beside_call(fields)
     return Asked((chat,), parameters, form, MessageShape)
 
 

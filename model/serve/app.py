@@ -132,7 +132,8 @@ async def _no_endpoint(request: Request, error: Exception) -> Response:
     """Respond to an unknown path or method."""
     assert isinstance(error, HTTPException)
     path = request.url.path
-    missing = next((why for prefix, why in _REFUSED.items() if path.startswith(prefix)), None)
+    refused = _REFUSED if error.status_code == HTTPStatus.NOT_FOUND else {}
+    missing = next((why for prefix, why in refused.items() if path.startswith(prefix)), None)
     message = f"this server {missing}" if missing else f"no such endpoint: {request.method} {path}"
     return error_response(
         path,

@@ -52,10 +52,11 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Follows:
-    """A request that goes on from what was kept under ``name``; ``then`` is given that."""
+    """A request that goes on from what was kept under ``name``; ``then`` is given that, and may
+    need more."""
 
     name: str
-    then: Callable[[Json], Asked]
+    then: Callable[[Json], Asked | Follows]
 
 
 @dataclass(frozen=True, slots=True)

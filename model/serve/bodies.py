@@ -30,9 +30,10 @@ class Bodies:
     async def body(self, request: Request) -> AsyncGenerator[bytearray, None]:
         """Read the body of a request, which counts until the context ends.
 
-        Raises ApiError: 415 for a content type other than JSON, 413 for a body that is too large,
-        429 if other bodies leave no room, 408 for one that arrives too slowly. With a
-        Content-Length, 413 and 429 come before the body is read. Raises ClientDisconnect.
+        Raises ApiError: 415 for a page's body that is not said to be JSON, and for a compressed
+        one, 413 for one that is too large, 429 if other bodies leave no room, 408 for one that
+        arrives too slowly. With a Content-Length, 413 and 429 come before the body is read. Raises
+        ClientDisconnect.
         """
         _check_kind(request)
         self._check_announced(request.headers.get("content-length", "0"))
@@ -100,8 +101,17 @@ def parse_json(body: bytes | bytearray, limits: Limits) -> Any:
         raise ApiError(f"the body is not JSON: {error}", code="invalid_json") from None
 
 
+#: Browsers say with these that a request is a page's.
+_OF_PAGES = ("origin", "sec-fetch-site")
+
+
 def _check_kind(request: Request) -> None:
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    # web pages of other origins can send other types without a CORS preflight
-    if kind != "application/json":
+    # Pages of other origins can send other types, or none, without a CORS preflight. So do, as
+    # ollama's examples have it, curl and LiteLLM.
+    is_of_page = any(name in request.headers for name in _OF_PAGES)
+    if is_of_page and kind != "application/json":
         raise ApiError("send JSON, with the header 'Content-Type: application/json'", status=415)
+    coding = request.headers.get("content-encoding", "identity").strip().lower()
+    if coding not in ("", "identity"):
+        raise ApiError(f"the body has the encoding {coding!r:.80}: send it as it is", status=415)

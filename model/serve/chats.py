@@ -10,7 +10,7 @@ from urdir.model.serve.asked import Asked
 from urdir.model.serve.choices import ChoicesShape
 from urdir.model.serve.conversations import read_conversation
 from urdir.model.serve.fields import Fields
-from urdir.model.serve.formats import FORMAT_FIELDS, read_format
+from urdir.model.serve.formats import read_format, refuse_beside_call
 from urdir.model.serve.interface import Json, ServedModel
 from urdir.model.serve.limits import Limits
 from urdir.model.serve.logprobs import chat_logprobs
@@ -32,11 +32,8 @@ def read_chat(fields: Fields, model: ServedModel, limits: Limits) -> Asked:
     )
     form = read_format(fields, limits)
     conversation = read_conversation(fields, model, limits)
-    if conversation.tools.is_required and form is not None:
-        fields.fail(
-            next(name for name in FORMAT_FIELDS if fields.raw(name) not in (None, "")),
-            "cannot be combined with a 'tool_choice' that requires a call",
-        )
+    if conversation.tools.is_required:
+        refuse_beside_call(fields)
     echoes = fields.flag("echo") and conversation.continues == "content"
     return Asked((conversation,), parameters, form, ChatShape, echo=echoes)
 

@@ -87,7 +87,7 @@ class CompletionShape(ChoicesShape):
     def delta(self, answer: Answer, events: Sequence[Event], piece: Piece) -> Json | None:
         """A piece of text, with log-probabilities if requested."""
         text = text_of(events, Kind.CONTENT)
-        if not self.has_logprobs:
+        if not (self.has_logprobs and piece.choices):
             return {"text": text} if text else None
         logprobs = text_logprobs(self.model.tokenizer, piece.choices, self._offsets[answer.index])
         self._offsets[answer.index] += sum(map(len, logprobs["tokens"]))

@@ -162,7 +162,7 @@ class Endpoints:
             async with self._turn(body, read) as (asked, run):
                 if isinstance(asked, dict):
                     return JsonResponse(asked)
-                if isinstance(asked, Follows):
+                while isinstance(asked, Follows):
                     kept = await self._kept.get(caller, asked.name)
                     asked = await run(partial(asked.then, kept))
                 begun = [await self._begin(each, asked, run) for each in asked.inputs]

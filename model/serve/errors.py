@@ -11,6 +11,7 @@ from urdir.model.errors import (
     BusyError,
     ConstraintError,
     ContextFullError,
+    LongConversationError,
     ModelError,
     PrefixFileError,
     SettingsError,
@@ -109,8 +110,8 @@ def api_error(error: Exception, text: str | None = None) -> ApiError:
             return error
         case BusyError():
             return overloaded(str(error), error.retry_after)
-        case ContextFullError():
-            return ApiError(str(error), param=text, code="context_length_exceeded")
+        case ContextFullError() | LongConversationError():
+            return ApiError(str(error), param=text, code=CONTEXT_LENGTH)
         case TemplateError():
             return ApiError(str(error), param=text, code="template_error")
         case ConstraintError():
@@ -125,6 +126,8 @@ def api_error(error: Exception, text: str | None = None) -> ApiError:
             return ApiError("internal error; see the server's log", status=500, kind="server_error")
 
 
+#: The code of a prompt that does not fit.
+CONTEXT_LENGTH = "context_length_exceeded"
 #: Anthropic's types of errors, by status.
 _ANTHROPIC = {
     401: "authentication_error",
@@ -139,8 +142,10 @@ _ANTHROPIC = {
 def anthropic_error(error: ApiError) -> Json:
     """The body of an error as Anthropic's clients read it."""
     usual = "invalid_request_error" if error.status < 500 else "api_error"
-    kind = _ANTHROPIC.get(error.status, usual)
-    return {"type": "error", "error": {"type": kind, "message": str(error)}}
+    kind, message = _ANTHROPIC.get(error.status, usual), str(error)
+    if error.body["error"]["code"] == CONTEXT_LENGTH:  # by which clients know that they must cut
+        message = f"prompt is too long: {message}"
+    return {"type": "error", "error": {"type": kind, "message": message}}
 
 
 def ollama_error(error: ApiError) -> Json:

@@ -58,10 +58,12 @@ class Fields:
         return float(value)
 
     def whole(self, name: str, low: int, high: int | None = None) -> int | None:
-        """An integer within bounds."""
+        """An integer within bounds; 2.0 is one, as JSON has it (and vLLM, llama-server, ollama)."""
         value = self.raw(name)
         if value is None:
             return None
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
         if isinstance(value, bool) or not isinstance(value, int):
             self.fail(name, "must be an integer", "invalid_type")
         if value < low or (high is not None and value > high):

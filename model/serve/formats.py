@@ -29,15 +29,15 @@ _ALONE: dict[str, FormatKind] = {
 }
 #: Options of a schema for JSON without white space.
 _COMPACT: Json = {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"}
-FORMAT_FIELDS = ("response_format", "structured_outputs", *_ALONE)
+_FORMAT_FIELDS = ("response_format", "structured_outputs", *_ALONE)
 
 
 def read_format(fields: Fields, limits: Limits) -> Format | None:
-    """Read the format from one of `FORMAT_FIELDS`; None for free text.
+    """Read the format from one of `_FORMAT_FIELDS`; None for free text.
 
     Raises ApiError for two of them, for an unknown format and for a source that is too large.
     """
-    given = [name for name in FORMAT_FIELDS if fields.raw(name) not in (None, "")]
+    given = [name for name in _FORMAT_FIELDS if fields.raw(name) not in (None, "")]
     if len(given) > 1:
         fields.fail(given[1], f"cannot be combined with '{given[0]}'")
     pattern = fields.text("guided_whitespace_pattern")
@@ -51,6 +51,14 @@ def read_format(fields: Fields, limits: Limits) -> Format | None:
     else:
         form = _read_structured(fields.needed_object(name), limits)
     return _spaced(form, fields, "guided_whitespace_pattern", _pattern(pattern))
+
+
+def refuse_beside_call(fields: Fields) -> None:
+    """Refuse a form of the whole answer where a call is required. OpenAI's and Anthropic's forms
+    are those of its text, which such an answer does not have."""
+    for name in _FORMAT_FIELDS:
+        if name != "response_format" and fields.raw(name) not in (None, ""):
+            fields.fail(name, "cannot be combined with a 'tool_choice' that requires a call")
 
 
 def read_response_format(response: Fields, limits: Limits) -> Format | None:

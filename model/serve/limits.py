@@ -9,6 +9,7 @@ from dataclasses import dataclass
 class Limits:
     """Limits on the work that clients can cause; sizes in bytes, times in seconds."""
 
+    head: int = 64 << 10  # headers, beside the part in which they begin
     body: int = 4 << 20
     #: Smaller bodies are parsed in the event loop: switching to the text thread costs 40 us on a VM
     #: of two cores, parsing 16 KiB of JSON 65 to 140. Larger ones use the thread and count in

@@ -112,6 +112,8 @@ class NativeShape(Shape):
             listed = chat_logprobs(self.model.tokenizer, tokens)
             for choice, token in zip(tokens, listed, strict=True):
                 token["id"] = choice.token
+                for (other, _), top in zip(choice.top, token["top_logprobs"], strict=True):
+                    top["id"] = other
             found["completion_probabilities"] = listed
         return found
 

@@ -21,6 +21,7 @@ from urdir.model.text.constraints import Constraint
 from urdir.model.text.thought_limit import ThoughtLimit
 
 MOST_LOGPROBS = 20
+_MOST_BIAS = 100
 #: Adapters of a request at most.
 MOST_ADAPTERS = 64
 
@@ -217,29 +218,44 @@ def _read_salt(fields: Fields, limits: Limits) -> str | None:
 def _read_bias(
     fields: Fields, model: ServedModel, limits: Limits
 ) -> tuple[tuple[int, float], ...] | None:
-    """{"token id": what is added to its logit}, as pairs; None where it is not there."""
-    biases = None if fields.raw("logit_bias") == [] else fields.object("logit_bias")
-    if biases is None:  # llama-server's clients send an empty list for none
+    """{"token id": what is added to its logit}, as pairs; None where it is not there, or is an
+    empty list, which llama-server's clients send for none."""
+    value = fields.raw("logit_bias")
+    biases = (
+        _listed_biases(fields, value) if isinstance(value, list) else fields.object("logit_bias")
+    )
+    if biases is None or value == []:
         return None
     if len(biases.values) > limits.biases:
         fields.fail("logit_bias", f"has more than {limits.biases} tokens")
     pairs = []
     for key in biases.values:
         is_id = key.isdecimal() and len(key) < 10 and int(key) < model.tokenizer.vocab_size
-        value = biases.number(key, -100, 100)
+        value = biases.number(key, -_MOST_BIAS, _MOST_BIAS)
         if not is_id or value is None:
             fields.fail("logit_bias", "must map token ids of the vocabulary to numbers")
         pairs.append((int(key), value))
     return tuple(pairs)
 
 
+def _listed_biases(fields: Fields, pairs: list[Any]) -> Fields:
+    """llama-server's list of [id, bias] as an object, where the last one of a token counts; false
+    is the bias of one that never comes."""
+    found: dict[str, Any] = {}
+    for pair in pairs:
+        if not isinstance(pair, list) or len(pair) != 2 or type(pair[0]) is not int:
+            fields.fail("logit_bias", "must have pairs of a token id and a number", "invalid_type")
+        found[str(pair[0])] = -_MOST_BIAS if pair[1] is False else pair[1]
+    return Fields(found, "logit_bias.")
+
+
 def read_limit(fields: Fields, model: ServedModel, *names: str) -> int | None:
     """The most tokens of an answer, by the first of the names that is given, or the server's.
 
-    -1 means no limit, as in llama.cpp.
+    -1 means no limit, as in llama.cpp, and so does -2, "until the context is full".
     """
     for name in names:
-        value = fields.whole(name, -1)
+        value = fields.whole(name, -2)
         if value == 0:
             fields.fail(name, "must be at least 1", "invalid_value")
         if value is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 
-from uvicorn.protocols.http.auto import AutoHTTPProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from urdir.model.serve.connections import Connections
 from urdir.model.serve.limits import Limits
@@ -15,8 +15,9 @@ _FIRST_PROBE_SECONDS = 0.5  # after a client has shut down its sending half
 _REFUSAL_SECONDS = 0.1  # after a probe, for a reset to arrive
 
 
-class _Protocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
-    """uvicorn's protocol class, extended to disconnect clients that stop reading or sending.
+class _Protocol(HttpToolsProtocol):
+    """uvicorn's protocol class, extended to disconnect clients that stop reading or sending, and
+    those whose headers do not end: the parser has no bound for them.
 
     Their requests are cancelled and unsent data is dropped. Before that, a client that does not
     read gets no more data from the engine than the write buffer holds.
@@ -32,8 +33,10 @@ class _Protocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
     _stalled: asyncio.TimerHandle | None = None
     _silent: asyncio.TimerHandle | None = None
     _probe: asyncio.TimerHandle | None = None  # set once the client's sending half is closed
+    _head = 0  # bytes of the headers of a request, or of those behind a chunked body
+    _is_head = False  # whether what is parsed is nothing else
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._watch(was_waiting=True)
         self._clients.opened(self)
@@ -41,9 +44,33 @@ class _Protocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
     def data_received(self, data: bytes) -> None:
         if data.startswith(b"POST ") and self._is_waiting():
             self._clients.on_post()
+        self._is_head = True
         super().data_received(data)
+        self._head = self._head + len(data) if self._is_head else 0
+        if self._head > self._limits.head:
+            self._refuse_head()
         if not self._is_waiting():
             self._clients.works(self)
+
+    def on_message_begin(self) -> None:
+        self._is_head = False  # what follows it is at most one part of what the system has received
+        super().on_message_begin()
+
+    def on_body(self, body: bytes) -> None:
+        self._is_head = False
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._is_head = False
+        super().on_message_complete()
+
+    def _refuse_head(self) -> None:
+        if self.transport.is_closing():
+            return
+        if self._is_waiting():
+            self.send_400_response(f"Headers are larger than {self._limits.head} bytes.")
+        else:
+            self.transport.abort()
 
     def on_response_complete(self) -> None:
         super().on_response_complete()  # may begin a pipelined request
@@ -54,7 +81,7 @@ class _Protocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         else:
             self._clients.waits(self)
 
-    def eof_received(self) -> bool:
+    def eof_received(self) -> bool:  # type: ignore[override]
         """Keep the connection open while an answer is pending."""
         if self._is_waiting() or self.cycle.more_body:
             return False

@@ -62,6 +62,18 @@ _CHAINS = (  # llama-server's orders of samplers, which is the one here
     ["dry", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature"],
     ["penalties", "dry", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature"],
     ["penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature"],
+    [
+        "penalties",
+        "dry",
+        "top_n_sigma",
+        "top_k",
+        "typ_p",
+        "top_p",
+        "min_p",
+        "xtc",
+        "temperature",
+        "adaptive_p",
+    ],  # SillyTavern's
     "edskypmxt",
 )
 _Row = tuple[str, tuple[str, ...], str, str]
@@ -71,7 +83,7 @@ _SAMPLING_NOTES = {
     "OVL": "OpenAI's defaults: temperature 1, nothing filtered",
     "VL": "as vLLM and llama.cpp have them",
     "L": "looks back on 64 tokens, or as many",
-    "logit_bias": "an object of token ids, 300 at most, or an empty list",
+    "logit_bias": "an object of token ids, 300 at most, or llama-server's pairs of id and bias",
 }
 
 
@@ -113,7 +125,8 @@ _SERVED: tuple[_Row, ...] = (
     ("tools tool_choice parallel_tool_calls", (CHAT, TOKENS, RESPONSES), "OVL",
      "calls are read in the model's own form, which is derived from its template, and arguments "
      "come as they are written. A template without calls gets tools as text. `required` or a named "
-     "function constrains the answer"),
+     "function constrains the answer. /v1/responses leaves out OpenAI's other tools beside "
+     "functions"),
     ("prompt", (TEXT, NATIVE), "OVL",
      "a text, token ids, or a list of either; control tokens in it are parsed"),
     ("prompt add_special_tokens return_token_strs", (TOKENS,), "V",
@@ -125,7 +138,7 @@ _SERVED: tuple[_Row, ...] = (
     ("echo", (TEXT,), "OVL", "not with `logprobs`"),
     ("add_special_tokens", (TEXT,), "V", "false: no BOS before a text"),
     ("max_tokens max_completion_tokens n_predict", _BOTH, "OVL",
-     "default: 16 for completions, the rest of the context for chats. -1: no limit"),
+     "default: 16 for completions, the rest of the context for chats. -1 and -2: no limit"),
     ("n", _BOTH, "OVL", "prompts times `n` are 128 at most"),
     ("n_cmpl", _BOTH, "L", "`n`"),
     ("best_of", _BOTH, "OV", "must be `n`: nothing is chosen"),
@@ -169,7 +182,8 @@ _SERVED: tuple[_Row, ...] = (
     ("n_predict prompt", (INFILL,), "L", "`prompt` goes on from the text before the gap"),
     ("temperature top_k top_p min_p seed stop stream", (INFILL,), "L", "as for /completion"),
     ("input instructions", (RESPONSES,), "O",
-     "a text, or items: `message`, `reasoning`, `function_call`, `function_call_output`"),
+     "a text, or items: `message`, `reasoning`, `function_call`, `function_call_output`, and "
+     "`item_reference` to one of an answer that is kept"),
     ("previous_response_id", (RESPONSES,), "O",
      "goes on from a response, which is kept for an hour after its last use while there is room"),
     ("store", (RESPONSES,), "O", "false: the response is not kept"),
@@ -201,7 +215,7 @@ _SERVED: tuple[_Row, ...] = (
      "a name of the model, also with `:latest`; settings, by ollama's names"),
     ("temperature top_k top_p min_p repeat_penalty repeat_last_n presence_penalty "
      "frequency_penalty seed stop", (OLLAMA_OPTIONS,), "M", "as elsewhere; `stop` has up to 16"),
-    ("num_predict", (OLLAMA_OPTIONS,), "M", "default, and -1: the rest of the context"),
+    ("num_predict", (OLLAMA_OPTIONS,), "M", "default, -1 and -2: the rest of the context"),
     ("output_config output_config.effort output_config.format", (MESSAGES,), "A",
      "the template's `reasoning_effort`; a `json_schema`"),
     ("model", _POOLED, "OVL", "a name of the model; another one is a 404"),
@@ -223,7 +237,7 @@ _REFUSED: tuple[tuple[str, tuple[str, ...], str, str, tuple[Any, ...]], ...] = (
     ("mirostat", _SAMPLERS, "LM", "no such sampler: use `top_p` or `min_p`", (0,)),
     ("typical_p", _SAMPLERS, "LM", "no such sampler: use `top_p` or `min_p`", (1,)),
     ("xtc_probability dynatemp_range", ALL, "L", "no such sampler: use `temperature`", (0,)),
-    ("top_n_sigma adaptive_target", ALL, "L", "no such sampler: use `min_p`", (-1, 0)),
+    ("top_n_sigma adaptive_target", ALL, "L", "no such sampler: use `min_p`", (-1, -0.01, 0)),
     ("dry_multiplier", ALL, "L",
      "no such sampler: use `repeat_penalty` or `frequency_penalty`", (0,)),
     ("samplers", ALL, "L",

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
+from typing import Any
 
 from urdir.model.serve.asked import Asked, Follows
 from urdir.model.serve.conversations import make_conversation
 from urdir.model.serve.fields import Fields
-from urdir.model.serve.formats import read_format, read_response_format
+from urdir.model.serve.formats import read_format, read_response_format, refuse_beside_call
 from urdir.model.serve.interface import Json, ServedModel
+from urdir.model.serve.item_references import Missing, resolved
 from urdir.model.serve.json_reader import JsonReader
 from urdir.model.serve.limits import Limits
 from urdir.model.serve.parameters import read_limit, read_parameters
@@ -21,31 +24,44 @@ from urdir.model.text.chat import Message
 from urdir.model.text.formats import Format
 
 _NAMES = {"reasoning_effort": "reasoning.effort"}  # of fields that others have, too
+_NOTHING: Json = {"input": [], "response": {"output": []}}
 
 
 def read_response(fields: Fields, model: ServedModel, limits: Limits) -> Asked | Follows:
     """Read the request in ``fields``; ApiError if it is invalid."""
     refuse_unsupported(fields, RESPONSES)
     previous = fields.text("previous_response_id")
-    if previous is None:
-        return _read(fields, model, limits, {"input": [], "response": {"output": []}})
-    return Follows(previous, partial(_read, fields, model, limits))
+    new = fields.raw("input")
+    new = [{"role": "user", "content": new}] if isinstance(new, str) else new
+    if not new or not isinstance(new, list):
+        fields.fail("input", "must be a text or a list of items")
+
+    def read(kept: Mapping[str, Json]) -> Asked | Follows:
+        """The request, given what was kept of some responses."""
+        items = resolved(new, kept)
+        if isinstance(items, Missing):
+            return find(items.name, kept)
+        earlier = _NOTHING if previous is None else kept[previous]
+        return _read(fields, model, limits, earlier, items)
+
+    def find(name: str, kept: Mapping[str, Json]) -> Follows:
+        return Follows(name, lambda found: read({**kept, name: found}))
+
+    return read({}) if previous is None else find(previous, {})
 
 
-def _read(fields: Fields, model: ServedModel, limits: Limits, earlier: Json) -> Asked:
-    """The request, after what was kept of an earlier one."""
+def _read(
+    fields: Fields, model: ServedModel, limits: Limits, earlier: Json, new: list[Any]
+) -> Asked:
+    """The request with its ``new`` items, after what was kept of an ``earlier`` one."""
     fields = fields.named(_NAMES)
     limit = read_limit(fields, model, "max_output_tokens")
     parameters = read_parameters(fields, model, limits, limit, None)
-    tools = read_tools(fields, limits)
+    tools = read_tools(fields, limits, functions_alone=True)  # Codex always has others, too
     form = _read_form(fields, limits)
-    if form is not None and tools.is_required:
-        fields.fail("text", "cannot be combined with a 'tool_choice' that requires a call")
+    if tools.is_required:
+        refuse_beside_call(fields)
     items = [*earlier["input"], *earlier["response"]["output"]]
-    new = fields.raw("input")
-    new = [{"role": "user", "content": new}] if isinstance(new, str) else new
-    if not new:
-        fields.fail("input", "must be a text or a list of items")
     background = fields.flag("background")
     fields.flag("store")  # which `ResponseShape` reads
     if background and fields.raw("store") is False:

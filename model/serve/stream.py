@@ -122,6 +122,7 @@ class AnswerResponse:
         self._has_begun = False
         self._error: Exception | None = None  # after the beginning
         self._last_sent = 0.0
+        self._length = 0  # of a whole response
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the response."""
@@ -152,6 +153,7 @@ class AnswerResponse:
                     self._take(index, item)
         await self._keep_answer()
         body = encode_json(self.shape.whole(self._usage))
+        self._length = len(body)
         await self._send_part(body, more=False)
 
     def _take(self, index: int, item: Piece | Ending) -> tuple[list[Event], Piece, bool]:
@@ -243,6 +245,7 @@ class AnswerResponse:
     def _headers(self) -> list[tuple[bytes, bytes]]:
         headers = [(b"cache-control", b"no-store")]
         if not self._is_streamed:
+            headers.append((b"content-length", b"%d" % self._length))
             return [*headers, (b"content-type", b"application/json")]
         # nginx: pass events on as they come
         headers.append((b"x-accel-buffering", b"no"))

@@ -28,17 +28,18 @@ def encode_text(
 def check_length(model: ServedModel, text: str) -> None:
     """Refuse a text that cannot fit before tokenising it, which takes seconds for a megabyte."""
     if len(text) > model.context * longest_token(model.tokenizer):
-        raise ContextFullError(
-            f"a text of {len(text):,} characters does not fit the context of {model.context} tokens"
-        )
+        raise _does_not_fit(model, f"a text of {len(text):,} characters does not fit it")
 
 
 def check_tokens(model: ServedModel, count: int) -> None:
     """Refuse a prompt that leaves no room for an answer."""
     if count >= model.context:
-        raise ContextFullError(
-            f"the prompt has {count} tokens, the context is {model.context} with the answer"
-        )
+        raise _does_not_fit(model, f"the prompt has {count} tokens, and an answer is to follow")
+
+
+def _does_not_fit(model: ServedModel, why: str) -> ContextFullError:
+    """The error in OpenAI's words, by which LiteLLM and others know it."""
+    return ContextFullError(f"this model's maximum context length is {model.context} tokens: {why}")
 
 
 @cache

@@ -12,6 +12,8 @@ from urdir.model.serve.formats import check_size
 from urdir.model.serve.interface import Json
 from urdir.model.serve.limits import Limits
 
+_FUNCTION = "function"  # the type of a tool, and of a choice
+_NO_PARAMETERS: Json = {"type": "object", "properties": {}}
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 
 
@@ -29,18 +31,22 @@ class Tools:
 
     @property
     def schemas(self) -> dict[str, dict[str, Any]]:
-        """The schema of each tool's parameters, by its name."""
+        """The schema of each tool's parameters, by its name; one without a schema takes none."""
         functions = [tool["function"] for tool in self.offered]
-        return {function["name"]: function.get("parameters") or {} for function in functions}
+        return {each["name"]: each.get("parameters") or _NO_PARAMETERS for each in functions}
 
 
-def read_tools(fields: Fields, limits: Limits) -> Tools:
-    """Read tools, tool_choice and parallel_tool_calls; ApiError if they are inconsistent."""
-    offered = [_read_tool(tool, limits) for tool in fields.objects("tools", limits.tools)]
+def read_tools(fields: Fields, limits: Limits, *, functions_alone: bool = False) -> Tools:
+    """Read tools, tool_choice and parallel_tool_calls; ApiError if they are inconsistent. With
+    ``functions_alone`` tools of other types beside functions are left out, not refused."""
+    given = fields.objects("tools", limits.tools)
+    functions = [tool for tool in given if tool.needed_text("type") == _FUNCTION]
+    chosen = functions if functions and functions_alone else given
+    offered = [_read_tool(tool, limits) for tool in chosen]
     choice, holder = fields.raw("tool_choice"), None
     if isinstance(choice, dict):
         named = fields.needed_object("tool_choice")
-        if named.needed_text("type") != "function":
+        if named.needed_text("type") != _FUNCTION:
             named.fail("type", "must be 'function'", "unsupported_parameter")
         holder = named if named.raw("name") is not None else named.needed_object("function")
     elif choice not in (None, "none", "auto", "required"):
@@ -87,7 +93,7 @@ def flat_tool(tool: Fields, schema: str, limits: Limits) -> Json:
 
 
 def _read_tool(tool: Fields, limits: Limits) -> Json:
-    if tool.needed_text("type") != "function":
+    if tool.needed_text("type") != _FUNCTION:
         tool.fail("type", "must be 'function'", "unsupported_parameter")
     if tool.raw("name") is not None:  # as /v1/responses has them
         return flat_tool(tool, "parameters", limits)

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from urdir.model.errors import NoTemplateError, TemplateError
+from urdir.model.errors import LongConversationError, NoTemplateError, TemplateError
 from urdir.model.files.model_file import ModelFile
 from urdir.model.owner import Owner
 from urdir.model.text import generic_tools
@@ -234,7 +234,7 @@ class ChatTemplate(Owner):
             written[0] = as_written(turns, self.form.calls)
             texts |= set(texts_of(written[0]))  # of arguments that came as JSON
         if (length := sum(map(len, texts))) > OUTPUT_LIMIT:
-            raise TemplateError(
+            raise LongConversationError(
                 f"the conversation has {length:,} characters: at most {OUTPUT_LIMIT:,} go through "
                 "a chat template"
             )

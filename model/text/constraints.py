@@ -17,6 +17,7 @@ from typing import Any
 from urdir.model.errors import ConstraintError
 from urdir.model.text.closed_objects import closed
 from urdir.model.text.json_spacing import json_options
+from urdir.model.text.string_formats import known_formats
 
 MAX_BYTES = 128 * 1024  # of grammar text
 _MAX_MULTIPLE = 10_000  # each remainder is a state of an automaton
@@ -108,7 +109,7 @@ def embedded(
     if _depth(text) > _MAX_JSON_DEPTH:
         raise ConstraintError(f"the schema nests deeper than {_MAX_JSON_DEPTH}")
     # parse again: `schema` may hold Python types that JSON lacks, such as tuples
-    parsed = json.loads(text)
+    parsed = known_formats(json.loads(text))
     multiples = [Decimal(str(value)) for value in _multiples(parsed) if value]
     lowest = min((value.normalize().as_tuple().exponent for value in multiples), default=0)
     scaled = [abs(int(value.scaleb(-int(lowest)))) for value in multiples]
@@ -117,7 +118,7 @@ def embedded(
             f"multipleOf: {', '.join(map(str, multiples))}: numbers with a least common multiple "
             f"over {_MAX_MULTIPLE:,} (in units of the last decimal) are not supported"
         )
-    return f"%json {json.dumps(closed(parsed)) if closes else text}"
+    return f"%json {json.dumps(closed(parsed) if closes else parsed)}"
 
 
 def _checked(grammar: str) -> Iterator[str]:

@@ -238,6 +238,14 @@ def test_an_unknown_model_and_path(server: Any) -> None:
     assert (reply.status_code, reply.json()["error"]["type"]) == (404, "not_found_error")
 
 
+@pytest.mark.parametrize("words", [600, 3000])
+def test_a_prompt_that_does_not_fit(server: Any, words: int) -> None:
+    """Claude Code, LangChain and LiteLLM look for these words."""
+    reply = post(server, messages=[{"role": "user", "content": "one " * words}])
+    assert (reply.status_code, reply.json()["error"]["type"]) == (400, "invalid_request_error")
+    assert reply.json()["error"]["message"].startswith("prompt is too long: ")
+
+
 def test_a_stream_that_fails_ends_with_an_error(server: Any) -> None:
     server.service.error, server.service.good = RuntimeError("secret"), 3
     *_, last = events(server)

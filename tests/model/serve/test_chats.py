@@ -140,7 +140,7 @@ def test_every_parameter_arrives(server: Any) -> None:
         logit_bias={"5": 3, "7": -100},
         seed=11,
         max_tokens=99,
-        max_completion_tokens=5,
+        max_completion_tokens=5.0,  # as JavaScript's forms and sliders may have it
         stop=["x", "yz"],
         user="someone",
         extra_body={
@@ -209,6 +209,7 @@ def test_length_and_stop_strings_end_answers(server: Any) -> None:
         ({"n": 0}, "n"),
         ({"n": 1000}, "n"),
         ({"n": 1.5}, "n"),
+        ({"n": 1e300}, "n"),
         ({"seed": 2**64}, "seed"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"max_tokens": 2, "min_tokens": 3}, "min_tokens"),
@@ -242,14 +243,6 @@ def test_length_and_stop_strings_end_answers(server: Any) -> None:
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name"),
         ({"tools": [WEATHER] * 129}, "tools"),
         ({"tools": [WEATHER, WEATHER]}, "tools"),
-        (
-            {
-                "tools": [TIME],
-                "tool_choice": "required",
-                "response_format": {"type": "json_object"},
-            },
-            "response_format",
-        ),
         (
             {"tools": [TIME], "tool_choice": {"type": "function", "function": {"name": "no"}}},
             "tool_choice.function.name",
@@ -433,11 +426,14 @@ def test_one_call_at_a_time(server: Any) -> None:
 
 
 def test_calls_that_are_required(server: Any) -> None:
-    schemas = {"weather": WEATHER["function"]["parameters"], "time": {}}
+    nothing = {"type": "object", "properties": {}}
+    schemas = {"weather": WEATHER["function"]["parameters"], "time": nothing}
     named = {"type": "function", "function": {"name": "weather"}}
     for more in ({}, {"parallel_tool_calls": False}):
         for choice in ("required", named, "auto", "none"):
             ask(server, tools=[WEATHER, TIME], tool_choice=choice, **more)
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"const": 1}}}
+    ask(server, tools=[WEATHER, TIME], tool_choice="required", response_format=form)
     many, one = True, False
     assert [request.constraint for request in server.service.requests] == [
         (schemas, None, many),
@@ -448,6 +444,7 @@ def test_calls_that_are_required(server: Any) -> None:
         (schemas, "weather", one),
         None,
         None,
+        (schemas, None, many),  # a form is that of a text, which there is none of
     ]
 
 
@@ -700,9 +697,12 @@ def test_a_full_queue_is_429(server: Any, stream: bool) -> None:
 
 
 def test_a_prompt_that_does_not_fit(server: Any) -> None:
-    with pytest.raises(openai.BadRequestError) as caught:
-        ask(server, messages=[{"role": "user", "content": "one two three " * 500}])
-    assert caught.value.code == "context_length_exceeded"
+    for times in (500, 100_000):  # more than a template is given
+        with pytest.raises(openai.BadRequestError) as caught:
+            ask(server, messages=[{"role": "user", "content": "one two three " * times}])
+        assert caught.value.code == "context_length_exceeded"
+        is_of_context = "this model's maximum context length is 512 tokens: " in str(caught.value)
+        assert is_of_context == (times == 500)
     server.service.error = ContextFullError("600 tokens exceed the context of 512 by 88")
     with pytest.raises(openai.BadRequestError) as caught:
         ask(server)

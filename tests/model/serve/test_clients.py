@@ -81,6 +81,16 @@ def test_litellm(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     chunks = [*litellm.completion(**given, messages=ASKED, tools=TOOLS, stream=True)]
     built = litellm.stream_chunk_builder(chunks).choices[0].message.tool_calls
     assert [json.loads(call.function.arguments) for call in built] == [{"city": "Ur"}]
+    anthropic = {**given, "model": "anthropic/toy", "api_base": server.url}
+    for asked in (given, anthropic):
+        with pytest.raises(litellm.ContextWindowExceededError):
+            litellm.completion(**asked, messages=[{"role": "user", "content": "wet " * 5000}])
+    server.service.answer = SAYS
+    for name in ("ollama/toy", "ollama_chat/toy"):  # which do not say that they send JSON
+        ollama = {"model": name, "api_base": server.url, "messages": ASKED}
+        assert litellm.completion(**ollama).choices[0].message.content == SAYS
+        chunks = litellm.completion(**ollama, stream=True)
+        assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == SAYS
 
 
 def test_instructor(server: Any) -> None:
@@ -91,6 +101,9 @@ def test_instructor(server: Any) -> None:
         assert client.chat.completions.create(**asked).model_dump() in CITIES
         *_, last = client.chat.completions.create_partial(**asked)
         assert last.model_dump() in CITIES
+    client = instructor.from_openai(server.openai(), mode=instructor.Mode.RESPONSES_TOOLS)
+    asked = {"model": "toy", "response_model": City, "input": ASKED}
+    assert client.responses.create(**asked).model_dump() in CITIES
 
 
 def test_pydantic_ai(server: Any) -> None:

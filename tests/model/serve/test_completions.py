@@ -72,6 +72,7 @@ def test_log_probabilities(server: Any) -> None:
     assert all(top[token] == -0.5 for token, top in zip(tokens, whole.top_logprobs, strict=True))
     chunks = [c.choices[0].logprobs for c in ask(server, logprobs=2, stream=True)]
     parts = [part for part in chunks if part]
+    assert all(part.tokens for part in parts)
     assert [token for part in parts for token in part.tokens] == tokens
     assert [offset for part in parts for offset in part.text_offset] == whole.text_offset
     assert [top for part in parts for top in part.top_logprobs] == whole.top_logprobs

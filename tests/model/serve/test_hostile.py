@@ -181,6 +181,41 @@ def test_a_request_that_does_not_come(start: Any, sent: bytes) -> None:
     server.wait_for(is_answered)
 
 
+@pytest.mark.parametrize(
+    ("head", "more"),
+    [
+        (b"GET /health HTTP/1.1\r\nHost: x\r\n", b"a: " + b"b" * 1000 + b"\r\n"),
+        (b"GET /health HTTP/1.1\r\nHost: x\r\na: ", b"b" * 1000),
+        (b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n", b"\r\n" * 500),
+        (
+            f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+            "Transfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n".encode(),
+            b"a: " + b"b" * 1000 + b"\r\n",  # behind the body
+        ),
+    ],
+    ids=["many", "long", "blank", "trailers"],
+)
+def test_headers_that_do_not_end(start: Any, head: bytes, more: bytes) -> None:
+    """The server ends such a connection after 64 KiB, and whatever the system has buffered."""
+    server = start(head=10_000)
+    with socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE) as connection:
+        connection.sendall(head)
+        with pytest.raises(ConnectionError):
+            connection.sendall(more * 100_000)
+    assert server.http().get("/health").status_code == 200
+
+
+def test_headers_within_the_limit(start: Any) -> None:
+    server = start(head=10_000)
+    with socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE) as connection:
+        connection.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n")
+        for _ in range(9):  # each read by itself, or several together
+            connection.sendall(b"a: " + b"b" * 1000 + b"\r\n")
+            time.sleep(0.002)
+        connection.sendall(b"\r\n")
+        assert connection.recv(15) == b"HTTP/1.1 200 OK"
+
+
 # ---- clients that leave, or do not read ----------------------------------------------------------
 
 

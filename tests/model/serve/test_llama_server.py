@@ -66,6 +66,35 @@ def test_several_prompts_and_probabilities(server: Any) -> None:
     ids = server.service.model.tokenizer.encode("2 plus 3 is 5.")
     assert [token["id"] for token in tokens] == ids
     assert all(len(token["top_logprobs"]) == 2 for token in tokens)
+    assert all(token["top_logprobs"][0]["id"] == token["id"] for token in tokens)
+
+
+def test_what_sillytavern_sends(server: Any) -> None:
+    """Its defaults, with biases and tokens that never come."""
+    chain = ["penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc"]
+    given = {
+        **{"n_predict": 99, "max_tokens": 99, "temperature": 0.7, "top_k": 40, "top_p": 0.5},
+        **{"repetition_penalty": 1.2, "repeat_penalty": 1.2, "repeat_last_n": 0, "min_p": 0},
+        **{"dry_multiplier": 0, "xtc_probability": 0, "top_n_sigma": 0, "adaptive_target": -0.01},
+        **{"typical_p": 1, "mirostat": 0, "min_keep": 0, "skip_special_tokens": True, "n": 1},
+        **{"samplers": [*chain, "temperature", "adaptive_p"], "grammar": "", "cache_prompt": True},
+    }
+    for biases, wanted in (
+        ([[5, 1.5], [7, False], [5, -2]], ((5, -2.0), (7, -100.0))),
+        ([], ()),
+    ):
+        assert post(server, **given, logit_bias=biases).status_code == 200
+        assert server.service.requests[-1].settings.logit_bias == wanted
+
+
+@pytest.mark.parametrize(
+    "biases",
+    [[5], [[5]], [["the", 1]], [[True, 1]], [[5, True]], [[-1, 1]], [[5, 101]], [[1e9, 1]]],
+)
+def test_biases_that_are_none(server: Any, biases: Any) -> None:
+    refused = post(server, logit_bias=biases)
+    assert refused.status_code == 400
+    assert refused.json()["error"]["param"].startswith("logit_bias")
 
 
 def test_forms_and_refusals(server: Any) -> None:

@@ -182,7 +182,7 @@ def test_servers_that_fail(server: Any, cli: Cli) -> None:
     )
     code, _, err = cli("bench", "--load", server.url, "--requests", "2", "--input", "600")
     assert code == 1
-    assert "400 the prompt has 600 tokens" in err
+    assert "400 this model's maximum context length is 512 tokens: the prompt has 600" in err
     code, _, err = cli("bench", "--load", "http://127.0.0.1:9", "--requests", "2")
     assert (code, err.count("\n")) == (1, 1)
     assert "127.0.0.1:9/v1/models: no connection" in err

@@ -67,6 +67,9 @@ def test_options(server: Any) -> None:
     [request] = server.service.requests
     settings = request.settings
     assert (settings.temperature, settings.top_k, settings.seed) == (0.5, 7, 5)
+    for unlimited in (-1, -2):
+        whole = post(server, options={"num_predict": unlimited}, stream=False).json()
+        assert (whole["message"]["content"], whole["done_reason"]) == ("2 plus 3 is 5.", "stop")
     stopped = post(server, options={"stop": ["is"]}, stream=False).json()
     assert (stopped["message"]["content"], stopped["done_reason"]) == ("2 plus 3 ", "stop")
 
@@ -151,6 +154,7 @@ def test_models(server: Any) -> None:
         ),
         ({"options": {"temperature": -1}}, "options.temperature"),
         ({"options": {"mirostat": 1}}, "options.mirostat"),
+        ({"options": {"num_predict": -3}}, "options.num_predict"),
         ({"format": "yaml"}, "format"),
         ({"think": "much"}, "think"),
     ],

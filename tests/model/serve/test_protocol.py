@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 from dataclasses import fields
 from typing import Any
 from unittest.mock import AsyncMock
@@ -125,12 +127,17 @@ def test_metrics(start: Any) -> None:
         ("POST", "/embeddings", 400, "no embeddings"),
         ("GET", "/elsewhere", 404, "no such endpoint: GET /elsewhere"),
         ("GET", CHAT, 405, f"no such endpoint: GET {CHAT}"),
+        ("GET", "/api/chat", 405, "no such endpoint: GET /api/chat"),
+        ("POST", "/api/pull", 404, "takes its models from its flags"),
     ],
 )
 def test_what_there_is_not(server: Any, method: str, path: str, status: int, words: str) -> None:
     reply = server.http().request(method, path, json={})
     assert reply.status_code == status
     error = reply.json()["error"]
+    if path.startswith("/api/"):
+        assert words in error
+        return
     assert words in error["message"]
     assert set(error) == {"message", "type", "param", "code"}
 
@@ -232,14 +239,40 @@ def test_pages_of_other_origins(start: Any) -> None:
     assert "access-control-allow-origin" not in refused.headers
 
 
-def test_a_simple_request_of_another_page_is_refused(server: Any) -> None:
-    """Browsers send these content types to any server without asking first."""
-    for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data", ""):
-        reply = server.http().post(
-            CHAT, content=b'{"messages": []}', headers={"Content-Type": kind}
-        )
+SIMPLE: list[dict[str, str]] = [
+    *({"Content-Type": f"{kind}"} for kind in ("text/plain", "multipart/form-data", "")),
+    {"Content-Type": "application/x-www-form-urlencoded"},
+    {},
+]
+
+
+@pytest.mark.parametrize(
+    "page", [{"Origin": "http://evil.example"}, {"Origin": "null"}, {"Sec-Fetch-Site": "same-site"}]
+)
+def test_a_simple_request_of_another_page_is_refused(server: Any, page: dict[str, str]) -> None:
+    """Browsers send these content types to any server without asking first, and name the origin."""
+    for kind in SIMPLE:
+        reply = server.http().post(CHAT, content=json.dumps(HI).encode(), headers={**kind, **page})
         assert reply.status_code == 415
         assert "Content-Type: application/json" in reply.json()["error"]["message"]
+    assert server.service.requests == []
+
+
+def test_clients_that_do_not_say_json(server: Any) -> None:
+    """curl, and LiteLLM's ollama."""
+    for kind in SIMPLE:
+        reply = server.http().post(CHAT, content=json.dumps(HI).encode(), headers=kind)
+        assert reply.status_code == 200
+
+
+@pytest.mark.parametrize(("coding", "status"), [("gzip", 415), ("Identity", 200), ("", 200)])
+def test_bodies_come_as_they_are(server: Any, coding: str, status: int) -> None:
+    body = json.dumps(HI).encode()
+    headers = {"Content-Type": "application/json", "Content-Encoding": coding}
+    content = gzip.compress(body) if coding == "gzip" else body
+    reply = server.http().post(CHAT, content=content, headers=headers)
+    assert reply.status_code == status
+    assert coding != "gzip" or "'gzip'" in reply.json()["error"]["message"]
 
 
 def test_other_names_of_a_local_server_are_refused(start: Any) -> None:

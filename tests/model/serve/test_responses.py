@@ -137,6 +137,14 @@ def test_tool_choice(server: Any, choice: Any, required: Any) -> None:
     assert request.constraint == (required and (schemas, *required))
 
 
+def test_a_form_beside_a_required_call(server: Any) -> None:
+    """Instructor sends both; the form is that of a text."""
+    form = {"format": {"type": "json_schema", "name": "x", "schema": {"const": 1}}}
+    ask(server, tools=TOOLS, tool_choice="required", text=form)
+    [request] = server.service.requests
+    assert set(request.constraint[0]) == {"weather", "time"}
+
+
 def test_structured_text(server: Any) -> None:
     form: Any = {"type": "json_schema", "name": "city", "schema": CITY, "strict": True}
     answer = ask(server, text={"format": form})
@@ -177,6 +185,70 @@ def test_responses_are_kept(server: Any) -> None:
             ask(server, previous_response_id=gone)
 
 
+def test_tools_of_others_beside_functions(server: Any) -> None:
+    """As Codex has them; the model is offered the functions."""
+    namespace = {"type": "namespace", "name": "agents", "tools": TOOLS[1:]}
+    server.http().post(PATH, json={"input": "Hi", "tools": TOOLS[:1]})
+    wanted = prompt_of(server)
+    tools = [{"type": "web_search"}, TOOLS[0], namespace]
+    assert server.http().post(PATH, json={"input": "Hi", "tools": tools}).status_code == 200
+    assert prompt_of(server) == wanted
+    bad = server.http().post(PATH, json={"input": "Hi", "tools": [tools[0], {"type": "function"}]})
+    assert bad.json()["error"]["param"] == "tools[1].function"
+    choice = {"tools": tools, "tool_choice": {"type": "web_search"}}
+    refused = server.http().post(PATH, json={"input": "Hi", **choice})
+    assert refused.json()["error"]["param"] == "tool_choice.type"
+
+
+def reference(item: Any) -> dict[str, Any]:
+    return {"type": "item_reference", "id": item.id}
+
+
+def test_items_are_named_instead_of_given(server: Any) -> None:
+    """As Vercel's AI SDK does from the second turn on."""
+    server.service.answer = f"<think>Now?</think>Well.{CALLS[CALLS.rindex('<tool_call>') :]}"
+    server.service.model.form = HERMES
+    asked = [{"role": "user", "content": "One"}]
+    first = ask(server, input=asked, tools=TOOLS[1:])
+    outputs = [
+        {"type": "function_call_output", "call_id": item.call_id, "output": "dry"}
+        for item in first.output
+        if item.type == "function_call"
+    ]
+    given = [*asked, *(item.model_dump() for item in first.output), *outputs]
+    named = [*asked, *map(reference, first.output), *outputs]
+    server.service.answer = "Dry."
+    prompts = []
+    for items in (given, named):
+        second = ask(server, input=items)
+        prompts.append(prompt_of(server))
+    assert prompts[0] == prompts[1]
+    # the second response has the items of the first one, which is no longer needed
+    server.openai().responses.delete(first.id)
+    thanks = {"role": "user", "content": "Thanks"}
+    ask(server, input=[*named, reference(second.output[0]), thanks])
+    assert prompt_of(server).startswith(prompts[0].rstrip())
+    ask(server, input=[reference(second.output[0]), thanks], previous_response_id=second.id)
+
+
+def test_items_that_cannot_be_named(server: Any) -> None:
+    hi = {"role": "user", "content": "Hi"}
+    first = ask(server, input="One")
+    known = reference(first.output[0])
+    other = {**known, "id": known["id"].removesuffix("_0") + "_7"}
+    for items in ([hi, other], [known, hi, known]):
+        with pytest.raises(openai.BadRequestError, match="item"):
+            ask(server, input=items)
+    server.openai().responses.delete(first.id)
+    with pytest.raises(openai.NotFoundError, match=first.id):
+        ask(server, input=[known, hi])
+    apart = [ask(server, input="Hi") for _ in range(9)]
+    names = [reference(each.output[0]) for each in apart]
+    ask(server, input=[*names[1:], hi])
+    with pytest.raises(openai.BadRequestError, match="one more than the 8"):
+        ask(server, input=[*names, hi])
+
+
 def test_responses_are_kept_for_the_key_that_asked(start: Any) -> None:
     server = start(Access(api_keys=("a", "b")))
     mine, other = server.openai(api_key="a"), server.openai(api_key="b")
@@ -208,7 +280,9 @@ def test_what_is_kept_is_bounded(start: Any) -> None:
     ("body", "named"),
     [
         ({"input": []}, "input"),
-        ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type"),
+        ({"input": {"role": "user", "content": "Hi"}}, "input"),
+        ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].id"),
+        ({"input": [{"type": "item_reference"}]}, "input[0].id"),
         ({"input": [{"role": "user"}]}, "input[0].content"),
         (
             {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
@@ -219,6 +293,7 @@ def test_what_is_kept_is_bounded(start: Any) -> None:
         ({"background": 1}, "background"),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
         ({"tool_choice": "required"}, "tool_choice"),
+        ({"tools": TOOLS, "tool_choice": "required", "guided_regex": "a"}, "guided_regex"),
         ({"text": {"format": {"type": "yaml"}}}, "text.format.type"),
         ({"reasoning": {"effort": "much"}}, "reasoning.effort"),
         ({"n": 2}, "n"),

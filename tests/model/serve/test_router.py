@@ -393,7 +393,8 @@ def test_hostile_bodies(shared: RunningRouter, body: bytes, status: int, code: s
     answer = shared.client.post("/v1/chat/completions", content=body, headers=json_type)
     assert answer.status_code == status
     assert code is None or answer.json()["error"]["code"] == code
-    plain = shared.client.post("/v1/chat/completions", content=b"{}")
+    page = {"origin": "http://evil.example"}
+    plain = shared.client.post("/v1/chat/completions", content=b"{}", headers=page)
     assert plain.status_code == 415
     assert shared.toys.started == []
 

@@ -186,6 +186,17 @@ def test_a_call_that_is_required(served: Any, stream: bool, name: str | None) ->
     assert seen
 
 
+@pytest.mark.parametrize(
+    "more", [{}, {"parameters": None}, {"parameters": {}}, {"parameters": NOTHING}]
+)
+def test_a_function_without_parameters(served: Any, more: Any) -> None:
+    tools = [{"type": "function", "function": {"name": "time", **more}}]
+    for _ in range(4):
+        _, calls, _ = ask(served, False, tools=tools, tool_choice="required")
+        assert calls
+        assert all(call == ("time", {}) for call in calls)
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_other_protocols_require_calls(served: Any, stream: bool) -> None:
     """The constraint, its tokens and the parser of calls are those of chats."""

@@ -263,10 +263,42 @@ def test_a_system_text_that_a_template_does_not_take(tokenizer: Tokenizer, sourc
         assert chat.render([system, *turns("Ho")]).text.endswith("\nHo")  # said once
 
 
+TAKES_ALL = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+TAKES_THE_FIRST = (
+    "{% for m in messages %}{% if m.role == 'system' and not loop.first %}"
+    "{{ raise_exception('it must be at the beginning') }}{% endif %}"
+    "[{{ m.role }}]{{ m.content }}{% endfor %}"
+)
+TAKES_THE_LAST = (
+    "{% set ns = namespace(system='') %}{% for m in messages %}{% if m.role == 'system' %}"
+    "{% set ns.system = m.content %}{% else %}[{{ m.role }}]{{ ns.system }}+{{ m.content }}"
+    "{% endif %}{% endfor %}"
+)
+
+
 def test_a_system_text_that_a_template_takes(tokenizer: Tokenizer) -> None:
-    source = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
-    with ChatTemplate(source, tokenizer) as chat:
+    with ChatTemplate(TAKES_ALL, tokenizer) as chat:
         assert chat.render([Message("system", "S"), *turns("U")]).text == "[system]S[user]U"
+
+
+@pytest.mark.filterwarnings("ignore:the chat template has no system role")
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        (TAKES_ALL, "[system]S<s>[system]T[user]U"),
+        (TAKES_THE_FIRST, "[system]S<s>\n\nT[user]U"),  # Qwen 3.5, Gemma, Mistral
+        (TAKES_THE_LAST, "[user]S<s>\n\nT+U"),
+        (NO_SYSTEM, "[user]S<s>\n\nT\nU"),
+        (DROPS_SYSTEM, "[user]S<s>\n\nT\nU"),
+    ],
+)
+def test_several_system_texts(tokenizer: Tokenizer, source: str, expected: str) -> None:
+    with ChatTemplate(source, tokenizer) as chat:
+        several = [Message("system", "S<s>"), Message("system", "T"), *turns("U")]
+        assert [chat.render(several).text for _ in range(2)] == [expected] * 2
+        assert chat.render(several[1:]).text == expected.replace("S<s>\n\n", "").replace(
+            "[system]S<s>", ""
+        )
 
 
 def test_a_template_that_always_fails_says_why(tokenizer: Tokenizer) -> None:

@@ -35,6 +35,13 @@ CLOSED = NAMES | {"additionalProperties": False}
             {"properties": {"properties": CLOSED}, "additionalProperties": False},
         ),
         ({"const": NAMES}, {"const": NAMES}),
+        (  # a reference with a default, as pydantic has written it
+            {"properties": {"x": {"allOf": [NAMES], "default": {}}}},
+            {
+                "properties": {"x": {"allOf": [CLOSED], "default": {}}},
+                "additionalProperties": False,
+            },
+        ),
         ({"enum": [NAMES]}, {"enum": [NAMES]}),
     ],
 )
@@ -50,6 +57,9 @@ def test_objects_that_are_closed(schema: Any, expected: Any) -> None:
         NAMES | {"anyOf": [{"properties": {"b": True}}, True]},
         NAMES | {"$ref": "#/$defs/x", "$defs": {"x": {"properties": {"b": True}}}},
         {"allOf": [NAMES, {"properties": {"b": True}}]},
+        {"allOf": [NAMES], "properties": {"b": True}},
+        {"allOf": [NAMES], "anyOf": [{"properties": {"b": True}}, True]},
+        {"allOf": [NAMES], "$ref": "#/$defs/x", "$defs": {"x": {"properties": {"b": True}}}},
         {"items": {"if": NAMES, "then": {"properties": {"b": True}}}},
         True,
     ],

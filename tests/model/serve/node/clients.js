@@ -1,4 +1,4 @@
-// Ask a server with clients of Node: node clients.js URL MODEL plain|tools|required|structured
+// Ask a server with clients of Node: node clients.js URL MODEL plain|turns|tools|required|structured
 // Prints an object: of each client what came, whole and streamed.
 
 import { createOpenAI } from "@ai-sdk/openai";
@@ -48,6 +48,13 @@ if (what === "plain") {
   found.responses = (await responses({})).map((each) => each.output_text);
   for (const [name, of] of Object.entries(models)) {
     const [whole, stream] = await vercel(of, {});
+    found[name] = [whole.text, await stream.text];
+  }
+} else if (what === "turns") {
+  for (const [name, of] of Object.entries(models)) {
+    const [first] = await vercel(of, {});
+    const more = [...messages, ...first.response.messages, ...messages];
+    const [whole, stream] = await vercel(of, { messages: more });
     found[name] = [whole.text, await stream.text];
   }
 } else if (what === "tools" || what === "required") {
