@@ -57,6 +57,8 @@ class Engine(Owner):
     def __init__(self, loading: Loading) -> None:
         """Wait for the weights; the engine then owns what ``loading`` did. Raises ModelError,
         DriverError."""
+        if not isinstance(loading, Loading):
+            raise TypeError(f"Engine.open({loading!r:.80}) opens a model; Engine() takes a Loading")
         parts, self._owners = loading.finish()
         self.file = parts.file
         self.config = parts.config
@@ -161,8 +163,12 @@ class Engine(Owner):
 
     def detokenize(self, tokens: Iterable[int]) -> str:
         """The text of token ids, with the names of control tokens. Raises ModelError for an id
-        outside the vocabulary."""
-        return self.tokenizer.decode(tokens, keep_control=True)
+        outside the vocabulary, SettingsError for what is no list of ids."""
+        from urdir.model.engine.answer_options import ids_in
+
+        if (ids := ids_in(tokens)) is None:
+            raise SettingsError(f"{tokens!r:.80} is no list of token ids")
+        return self.tokenizer.decode(ids, keep_control=True)
 
     def logits(self, text: str | Sequence[int], *, decoder: Sequence[int] | None = None) -> Logits:
         """The logits after each token of a text, or of token ids: (n_tokens, n_vocab) f32. Of an
@@ -295,6 +301,8 @@ class Engine(Owner):
         reproduce it. Raises what `generate` raises."""
         from urdir.model.engine.requests.continuations import continuations
 
+        if isinstance(prompts, str) or not isinstance(prompts, Iterable):
+            raise SettingsError(f"{prompts!r:.80} is no list of prompts: give several, [TEXT, ...]")
         chosen = (options.get("settings") or self.default_settings).with_seed()
         requests = []
         for number, prompt in enumerate(prompts):

@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from urdir.model.errors import NoTemplateError
 from urdir.model.files.demo import DEMO
@@ -48,7 +48,7 @@ def driver_loader(name: str) -> Callable[[], None]:
 def open_group(
     name: str,
     gpus: int | Sequence[int] | None,
-    cache_folder: Path | Literal["user"] | None,
+    cache_folder: str | os.PathLike[str] | None,
     ptx_files: PtxFiles | None,
 ) -> Group:
     """The device of that name, or ``gpus`` of its kind; see `Engine.open`."""
@@ -57,11 +57,13 @@ def open_group(
     return Group.open(name, gpus, cache_folder=folder_of(cache_folder), ptx_files=ptx_files)
 
 
-def folder_of(cache_folder: Path | Literal["user"] | None) -> Path | None:
+def folder_of(cache_folder: str | os.PathLike[str] | None) -> Path | None:
     """The folder of compiled kernels that is meant."""
     from urdir.model.cache_folder import user_cache_folder
 
-    return user_cache_folder() if cache_folder == "user" else cache_folder
+    if cache_folder == "user":
+        return user_cache_folder()
+    return None if cache_folder is None else Path(cache_folder)
 
 
 def open_file(

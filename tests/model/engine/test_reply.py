@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import AsyncGenerator, Iterator
 from dataclasses import replace
 from functools import partial
@@ -179,6 +180,15 @@ def test_prompts_are_texts_or_token_ids() -> None:
             token_ids(lambda: tokenizer, bad)  # type: ignore[arg-type]
     with pytest.raises(SettingsError, match=r"a prompt is 'hi': expected token ids"):
         Request(prompt="hi")  # type: ignore[arg-type]
+    engine = object.__new__(Engine)  # nothing of it is used
+    for bad in ("hi", None, 5, [1.5]):
+        with pytest.raises(SettingsError, match="is no list of token ids"):
+            engine.detokenize(bad)  # type: ignore[arg-type]
+    for bad in ("hi", None, 5):
+        with pytest.raises(SettingsError, match="is no list of prompts"):
+            engine.generate_all(bad)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"Engine\.open\('demo'\) opens a model"):
+        Engine("demo")  # type: ignore[arg-type]
     for name, words in (("n_ctx", "did you mean context"), ("contxt", "did you mean context"),
                         ("xyz", r"help\(EngineOptions\)")):  # fmt: skip
         with pytest.raises(TypeError, match=rf"^Engine.open has no option '{name}': {words}"):
@@ -229,6 +239,31 @@ def test_thoughts_and_calls_are_fields() -> None:
     (again,) = reply.message.more["tool_calls"]
     assert again["function"] == {"name": "add", "arguments": '{"a": 2}'}
     assert again["id"] == called.id
+
+
+def test_a_stream_that_is_left_ends_its_answer_at_once() -> None:
+    """Not when the garbage collector comes: until then no other answer can begin."""
+    ended: list[bool] = []
+
+    class Answer:
+        statistics = Statistics()
+
+        def text(self) -> Iterator[str]:
+            try:
+                yield from ("So", "Well.")
+            finally:
+                ended.append(True)
+
+    stream = ReplyStream(cast("Any", Answer()), _prompt().parser)
+    gc.disable()
+    try:
+        for _ in stream:
+            break
+        assert not ended
+        del stream
+        assert ended
+    finally:
+        gc.enable()
 
 
 async def _awaited(pieces: list[str], prompt: ChatPrompt) -> Reply:
