@@ -206,14 +206,21 @@ def test_leaving_early_waits_for_nothing_else(session: Session, singly: list[int
         assert len(made.tokens) >= count
 
 
-def test_an_answer_ends_in_silence_after_its_engine(data: Path) -> None:
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_an_answer_ends_in_one_line_after_its_engine(
+    data: Path, caplog: pytest.LogCaptureFixture, goes_on: bool
+) -> None:
     file = data / "golden" / "nano-llama-q8_0.gguf"
     engine = Engine.open(file, device="emulator", context=CONTEXT, cache_folder=None)
     request = Request(prompt=PROMPT, settings=GREEDY)
     pieces = Generation(engine.session, None, request).pieces()
     list(islice(pieces, 3))  # steps are queued
     engine.close()
+    if goes_on:
+        with pytest.raises(ModelError, match="the engine is closed"):
+            next(pieces)
     pieces.close()
+    assert not caplog.records
     with pytest.raises(LifetimeError, match="is closed"):
         next(Generation(engine.session, None, request).pieces())
     engine.close()
