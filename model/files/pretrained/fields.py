@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeGuard, TypeVar
 
 from urdir.model.errors import ConfigError, UnsupportedError
 
@@ -17,6 +17,11 @@ _WHOLE = frozenset(
     | {"label2id", "pruned_heads", "task_specific_params", "auto_map", "vision_config"}
     | {"audio_config", "text_config", "eagle_config", "sub_configs", "per_layer_config"}
 )
+#: Types of values, for messages.
+_NAMES: Mapping[type, str] = {
+    int: "an integer", float: "a number", bool: "true or false", str: "a text", list: "a list",
+    dict: "an object",
+}  # fmt: skip
 
 
 class Fields:
@@ -65,15 +70,19 @@ class Fields:
         """The value of a field, or None; ConfigError for another type."""
         self._rest.pop(name, None)
         value = self._values.get(name)
+        if kind is int and _is_integral(value):
+            value = int(value)
         if type(value) is int and abs(value) >= 1 << 63:
             raise self.wrong(name, "an absurd number")
         if kind is float and type(value) is int:
             value = float(value)
         if value is not None and (
-            not isinstance(value, kind)
-            or (isinstance(value, bool) and kind is not bool)
-            or (isinstance(value, float) and not math.isfinite(value))
+            not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool)
         ):
+            is_known = type(value) in _NAMES and kind in _NAMES
+            what = f", {_NAMES[type(value)]}: expected {_NAMES[kind]}" if is_known else ""
+            raise self.wrong(name, f"{shown(value)}{what}")
+        if isinstance(value, float) and not math.isfinite(value):
             raise self.wrong(name, value)
         return value
 
@@ -83,12 +92,12 @@ class Fields:
         return default if value is None else value
 
     def take_number(self, name: str) -> int | float | None:
-        """The value of a numeric field, unconverted. Of a list, whose elements must be equal, the
-        first element."""
+        """The value of a numeric field, an integer where it is whole. Of a list, whose elements
+        must be equal, the first element."""
         value = self._values.get(name)
         if isinstance(value, list) and value and all(item == value[0] for item in value):
             self._values[name] = value = value[0]
-        return self.take(name, int if type(value) is int else float)
+        return self.take(name, int if type(value) is int or _is_integral(value) else float)
 
     def require(self, name: str, kind: type[_T]) -> _T:
         """The value of a required field."""
@@ -166,7 +175,15 @@ class Fields:
         """Raise UnsupportedError if a field was never taken."""
         for name in self._rest:
             value = shown(self._values[name])
-            raise UnsupportedError(f"{self.path}: unknown field '{shown(name)}' ({value})")
+            raise UnsupportedError(
+                f"{self.path}: unknown field '{shown(name)}' ({value}): remove it if it does not "
+                "change results"
+            )
+
+
+def _is_integral(value: object) -> TypeGuard[float]:
+    """Whether an integer was written as a float."""
+    return type(value) is float and value.is_integer()
 
 
 def shown(value: object) -> str:

@@ -417,7 +417,7 @@ def test_yarn_is_that_of_its_paper() -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"new_field": 3}, r"unknown field 'new_field' \(3\)"),
+        ({"new_field": 3}, r"unknown field 'new_field' \(3\): remove it if it does not change"),
         ({"new\nfield": "\x1b[1m"}, r"unknown field ''new\\nfield'' \('\\x1b\[1m'\)"),
         ({"some": {"new": 3}}, r"unknown field 'some.new' \(3\)"),
         ({"hidden_act": "relu"}, "'hidden_act' is relu; 'silu' or 'swish' is supported"),
@@ -433,7 +433,10 @@ def test_yarn_is_that_of_its_paper() -> None:
         ({"n_layer": 2}, "'n_layer' is 2, another field says 1"),
         ({"num_attention_heads": True}, "'num_attention_heads' is True"),
         ({"hidden_size": "absent"}, "'hidden_size' is None"),
-        ({"intermediate_size": "16"}, "'intermediate_size' is 16"),
+        ({"intermediate_size": "16"}, "'intermediate_size' is 16, a text: expected a number"),
+        ({"hidden_size": 8.5}, "'hidden_size' is 8.5"),
+        ({"head_dim": "4"}, "'head_dim' is 4, a text: expected an integer"),
+        ({"tie_word_embeddings": 1}, "'tie_word_embeddings' is 1, an integer: expected true or"),
         ({"intermediate_size": [16, 8]}, r"'intermediate_size' is \[16, 8\]"),
         ({"rms_norm_eps": math.inf}, "'rms_norm_eps' is inf"),
         ({"head_dim": 0}, "'head_dim' is 0"),
@@ -568,6 +571,18 @@ def test_odd_values_are_refused_or_read(model_type: str) -> None:
 # ---- what does not fit -------------------------------------------------------------------------
 
 
+def test_integers_may_be_floats() -> None:
+    """As Python's own JSON and transformers take them where they are whole."""
+    sizes = {name: float(n) for name, n in CONFIG.items() if type(n) is int}
+    assert _keys(**sizes, head_dim=4.0) == _keys(head_dim=4)
+    assert all(type(found) is not float or found % 1 for found in _keys(**sizes).values()
+               if found != CONFIG["rope_theta"])  # fmt: skip
+    floats = YARN | {"original_max_position_embeddings": 8.0}
+    expected, found = (_keys(rope_scaling=scaling) for scaling in (YARN, floats))
+    assert found.keys() == expected.keys()
+    assert np.array_equal(found["rope_freqs.weight"], expected["rope_freqs.weight"])
+
+
 @pytest.mark.parametrize(
     ("shapes", "fields", "message"),
     [
@@ -593,7 +608,7 @@ def test_odd_values_are_refused_or_read(model_type: str) -> None:
         (
             {"model__norm__weight": (8,)},
             {"tie_word_embeddings": False},
-            "tensor 'lm_head.weight' is missing",
+            "tensor 'lm_head.weight' is missing, 'tie_word_embeddings' of config.json is false",
         ),
         (
             {"model__layers__0__block_sparse_moe__experts__1__w1__weight": (2, 2)},
@@ -669,6 +684,9 @@ def test_a_dtype_that_is_not_converted(make_folder: Folders) -> None:
 
 def test_folders_that_are_none(tmp_path: Path, data: Path) -> None:
     with pytest.raises(SafetensorsError, match=r"no config\.json in this folder"):
+        open_model(tmp_path)
+    (tmp_path / "b.gguf").touch()
+    with pytest.raises(SafetensorsError, match=r"no config\.json.*: give one .*, such as b\.gguf"):
         open_model(tmp_path)
     (tmp_path / "config.json").write_text('{"model_type": "bart"}')
     with pytest.raises(UnsupportedError, match=r"model_type 'bart' is not supported"):
