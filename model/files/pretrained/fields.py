@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeGuard, TypeVar
 
@@ -170,6 +170,12 @@ class Fields:
             if name in known or own in known or own.startswith(prefixes):
                 del self._rest[name]
                 self.ignored.append(name)
+
+    def ignore_outside(self, names: Collection[str]) -> None:
+        """Count the named fields as not mattering, but not those of objects within."""
+        for name in [name for name in self._rest if name in names]:
+            del self._rest[name]
+            self.ignored.append(name)
 
     def finish(self) -> None:
         """Raise UnsupportedError if a field was never taken."""

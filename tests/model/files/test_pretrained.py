@@ -418,6 +418,7 @@ def test_yarn_is_that_of_its_paper() -> None:
     ("fields", "message"),
     [
         ({"new_field": 3}, r"unknown field 'new_field' \(3\): remove it if it does not change"),
+        ({"router": {"top_k": 3}}, r"unknown field 'router.top_k' \(3\)"),
         ({"new\nfield": "\x1b[1m"}, r"unknown field ''new\\nfield'' \('\\x1b\[1m'\)"),
         ({"some": {"new": 3}}, r"unknown field 'some.new' \(3\)"),
         ({"hidden_act": "relu"}, "'hidden_act' is relu; 'silu' or 'swish' is supported"),
@@ -569,6 +570,30 @@ def test_odd_values_are_refused_or_read(model_type: str) -> None:
 
 
 # ---- what does not fit -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("model_type", ["llama", "gemma2", "gpt2"])
+def test_what_older_versions_of_transformers_write_changes_nothing(model_type: str) -> None:
+    """Every configuration had the settings of generation, and text_config still has."""
+    given = {"model_type": model_type} | (GPT2 if model_type == "gpt2" else {})
+    given |= {"hidden_act": "absent"}
+    written = {
+        "max_length": 20, "min_length": 0, "do_sample": False, "early_stopping": False,
+        "num_beams": 1, "num_beam_groups": 1, "diversity_penalty": 0.0, "temperature": 1.0,
+        "top_k": 50, "top_p": 1.0, "typical_p": 1.0, "repetition_penalty": 1.0,
+        "length_penalty": 1.0, "no_repeat_ngram_size": 0, "encoder_no_repeat_ngram_size": 0,
+        "bad_words_ids": None, "num_return_sequences": 1, "output_scores": False,
+        "return_dict_in_generate": False, "forced_bos_token_id": 1, "forced_eos_token_id": None,
+        "remove_invalid_values": False, "exponential_decay_length_penalty": None,
+        "suppress_tokens": [], "begin_suppress_tokens": None, "tf_legacy_loss": False,
+        "output_past": True, "num_labels": 2, "max_sequence_length": 4096,
+        "attn_implementation": "sdpa", "neftune_noise_alpha": 5.0,
+        "keys_to_ignore_at_inference": ["past_key_values"], "hidden_dropout_prob": 0.0,
+        "attention_probs_dropout_prob": 0.1,
+    }  # fmt: skip
+    expected, found = _keys(**given), _keys(**given, **written)
+    assert found.keys() == expected.keys()
+    assert all(np.array_equal(found[key], expected[key]) for key in found)
 
 
 def test_integers_may_be_floats() -> None:
