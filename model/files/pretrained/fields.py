@@ -157,7 +157,8 @@ class Fields:
         """Raise UnsupportedError unless a field has one of ``values``, or is absent."""
         self._rest.pop(name, None)
         value = self._values.get(name)
-        if value is not None and not any(type(v) is type(value) and v == value for v in values):
+        kinds = (int, float) if type(value) in (int, float) else (type(value),)
+        if value is not None and not any(type(v) in kinds and v == value for v in values):
             wanted = " or ".join(repr(v) for v in values)
             raise self.refused(name, f"{wanted} is supported")
 

@@ -602,6 +602,10 @@ def test_integers_may_be_floats() -> None:
     assert _keys(**sizes, head_dim=4.0) == _keys(head_dim=4)
     assert all(type(found) is not float or found % 1 for found in _keys(**sizes).values()
                if found != CONFIG["rope_theta"])  # fmt: skip
+    assert _keys(moe_layer_freq=1.0) == _keys(moe_layer_freq=1) == _keys()
+    for other in (True, 1.5):  # 1 is the only value that is supported
+        with pytest.raises(UnsupportedError, match="'moe_layer_freq' is"):
+            _keys(moe_layer_freq=other)
     floats = YARN | {"original_max_position_embeddings": 8.0}
     expected, found = (_keys(rope_scaling=scaling) for scaling in (YARN, floats))
     assert found.keys() == expected.keys()
