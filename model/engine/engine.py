@@ -11,7 +11,7 @@ from math import exp
 from typing import TYPE_CHECKING, Literal, overload
 
 from urdir.model.engine.adapter_pool import adapter_reader
-from urdir.model.engine.loading import Loading, answering, embedding, filling_masks
+from urdir.model.engine.loading import Loading, answering, embedding, filling_masks, finished
 from urdir.model.engine.options import EngineOptions, from_keywords
 from urdir.model.errors import SettingsError
 from urdir.model.owner import Owner
@@ -57,9 +57,7 @@ class Engine(Owner):
     def __init__(self, loading: Loading) -> None:
         """Wait for the weights; the engine then owns what ``loading`` did. Raises ModelError,
         DriverError."""
-        if not isinstance(loading, Loading):
-            raise TypeError(f"Engine.open({loading!r:.80}) opens a model; Engine() takes a Loading")
-        parts, self._owners = loading.finish()
+        parts, self._owners = finished(loading)
         self.file = parts.file
         self.config = parts.config
         self.group = parts.group
@@ -163,11 +161,10 @@ class Engine(Owner):
 
     def detokenize(self, tokens: Iterable[int]) -> str:
         """The text of token ids, with the names of control tokens. Raises ModelError for an id
-        outside the vocabulary, SettingsError for what is no list of ids."""
+        outside the vocabulary, SettingsError for anything but a sequence of ids."""
         from urdir.model.engine.answer_options import ids_in
 
-        if (ids := ids_in(tokens)) is None:
-            raise SettingsError(f"{tokens!r:.80} is no list of token ids")
+        ids = ids_in(tokens, "not a list of token ids")
         return self.tokenizer.decode(ids, keep_control=True)
 
     def logits(self, text: str | Sequence[int], *, decoder: Sequence[int] | None = None) -> Logits:
@@ -299,13 +296,11 @@ class Engine(Owner):
 
         Sampled answers share a seed and differ by ``nonce``; each has the settings that
         reproduce it. Raises what `generate` raises."""
-        from urdir.model.engine.requests.continuations import continuations
+        from urdir.model.engine.requests.continuations import continuations, several
 
-        if isinstance(prompts, str) or not isinstance(prompts, Iterable):
-            raise SettingsError(f"{prompts!r:.80} is no list of prompts: give several, [TEXT, ...]")
         chosen = (options.get("settings") or self.default_settings).with_seed()
         requests = []
-        for number, prompt in enumerate(prompts):
+        for number, prompt in enumerate(several(prompts)):
             options["settings"] = replace(chosen, nonce=chosen.nonce + number)
             requests.append(self._request(prompt, options))
         return continuations(self, requests)

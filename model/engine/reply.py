@@ -115,8 +115,8 @@ class ReplyStream(Owner):
 
 
 def _deltas(generation: Generation, parts: ReplyParts) -> Generator[Delta, None, None]:
-    """The deltas of an answer. Not of the stream: one that nobody holds would live on in it, and
-    the answer stay open, until the garbage collector comes."""
+    """The deltas of an answer. A generator of the stream's own method would refer to the stream:
+    the answer of a stream that was dropped would stay open until the garbage collector ran."""
     with closing(generation.text()) as pieces:
         for piece in pieces:
             yield from parts.push(piece)

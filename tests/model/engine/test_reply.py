@@ -182,10 +182,10 @@ def test_prompts_are_texts_or_token_ids() -> None:
         Request(prompt="hi")  # type: ignore[arg-type]
     engine = object.__new__(Engine)  # nothing of it is used
     for bad in ("hi", None, 5, [1.5]):
-        with pytest.raises(SettingsError, match="is no list of token ids"):
+        with pytest.raises(SettingsError, match="is not a list of token ids"):
             engine.detokenize(bad)  # type: ignore[arg-type]
     for bad in ("hi", None, 5):
-        with pytest.raises(SettingsError, match="is no list of prompts"):
+        with pytest.raises(SettingsError, match="is not a list of prompts"):
             engine.generate_all(bad)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"Engine\.open\('demo'\) opens a model"):
         Engine("demo")  # type: ignore[arg-type]
