@@ -186,7 +186,7 @@ def test_prompts_are_texts_or_token_ids() -> None:
             engine.detokenize(bad)  # type: ignore[arg-type]
     for bad in ("hi", None, 5):
         with pytest.raises(SettingsError, match="is not a list of prompts"):
-            engine.generate_all(bad)  # type: ignore[arg-type]
+            engine.generate_all(bad, settings=GREEDY)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"Engine\.open\('demo'\) opens a model"):
         Engine("demo")  # type: ignore[arg-type]
     for name, words in (("n_ctx", "did you mean context"), ("contxt", "did you mean context"),
