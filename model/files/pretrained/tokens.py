@@ -30,6 +30,11 @@ _SAMPLING = {
     "min_p": "min_p",
     "repetition_penalty": "penalty_repeat",
 }
+#: Files of vocabularies; of several the first one counts.
+VOCABULARIES = (
+    *("tokenizer.json", "tokenizer.model", "tiktoken.model", "qwen.tiktoken"),
+    "tokenizer.tiktoken",
+)
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -103,8 +108,7 @@ def _other_vocabulary(
     generation: Mapping[str, Any],
 ) -> dict[str, Value]:
     """The vocabulary of a SentencePiece or tiktoken file; nothing if there is none."""
-    names = ("tokenizer.model", "tiktoken.model", "qwen.tiktoken", "tokenizer.tiktoken")
-    path = next((folder / name for name in names if (folder / name).is_file()), None)
+    path = next((folder / name for name in VOCABULARIES[1:] if (folder / name).is_file()), None)
     if path is None:
         return {}
     if is_tiktoken(path):
