@@ -132,7 +132,9 @@ class Engine(Owner):
     def rerank(self, query: str, documents: Sequence[str]) -> Floats:
         """How well each of the documents fits the query, by a ranking model: (n,) f32, higher is
         better. Raises as `embed`."""
-        return self.score([(query, document) for document in documents], pooling="rank")
+        from urdir.model.engine.encoding.texts import documents_in
+
+        return self.score([(query, of) for of in documents_in(documents)], pooling="rank")
 
     def score(self, pairs: Sequence[tuple[str, str]], *, pooling: Pooling | None = None) -> Floats:
         """How well the texts of each pair fit: (n,) f32, higher is better. A ranking model reads
@@ -230,11 +232,7 @@ class Engine(Owner):
         prompt = ChatPrompt.of(self.template, messages, options)
         request = prompt.request(self.default_settings, options)
         reply = ReplyStream(self.generation(request), prompt.parser)
-        if stream:
-            return reply
-        for _ in reply:
-            pass
-        return reply.reply
+        return reply if stream else reply.whole()
 
     def chat_async(self, messages: Messages, **options: Unpack[ChatOptions]) -> AsyncReply:
         """`chat` for asyncio: ``await`` the reply whole, or iterate over its deltas; see

@@ -105,6 +105,12 @@ class ReplyStream(Owner):
         """What has come so far; the whole reply after the last delta."""
         return self._parts.reply(self._generation.statistics)
 
+    def whole(self) -> Reply:
+        """The whole reply, once it has come."""
+        for _ in self._deltas:
+            pass
+        return self.reply
+
     def cancel(self) -> None:
         """See `Generation.cancel`."""
         self._generation.cancel()
@@ -198,7 +204,10 @@ class ChatPrompt:
         tools = None if tool_choice == "none" else options.get("tools")
         schemas = _schemas(tools)
         turns = conversation(messages, template.source)
-        variables = dict(options.get("variables") or {})
+        given = options.get("variables") or {}
+        if not isinstance(given, Mapping):
+            raise TemplateError(f"variables are {given!r:.80}: expected names with values")
+        variables = dict(given)
         if options.get("reasoning_budget") == 0:
             variables.setdefault("enable_thinking", False)
         rendered = template.render(turns, tools, variables)

@@ -74,6 +74,7 @@ BAD: list[tuple[Any, dict[str, Any], type[ModelError], str]] = [
     ([QUESTION | {"role": "usr"}], {}, TemplateError, "message 0 has the role 'usr': expected "),
     ([QUESTION, Message("usr", "x")], {}, TemplateError, "message 1 has the role 'usr'"),
     ([QUESTION], {"tools": [{}]}, TemplateError, "are no tools: give a list of descriptions"),
+    ([QUESTION], {"variables": 5}, TemplateError, "variables are 5: expected names with values"),
     ([QUESTION], {"limit": 0}, SettingsError, "a limit of 0 tokens: expected 1 or more"),
     ([QUESTION], {"limit": -1}, SettingsError, "a limit of -1 tokens"),
     ([QUESTION], {"stops": ""}, SettingsError, "stops are .*: expected texts, none empty"),
@@ -124,6 +125,8 @@ def test_what_a_chat_cannot_answer_is_refused_in_one_line() -> None:
         ({"adapters": ("poet", 0.5)}, SettingsError, "adapters are"),
         ({"adapters": [("poet", "1")]}, SettingsError, "adapters are"),
         ({"tool_choice": 5}, TemplateError, "tool_choice 5: expected 'auto'"),
+        ({"grammar": 5}, ConstraintError, "grammar is 5: expected a text"),
+        ({"regex": b"a"}, ConstraintError, "regex is b'a': expected a text"),
     ],
 )
 def test_options_of_other_libraries_are_explained(
