@@ -99,7 +99,7 @@ class SafetensorsModel(Owner):
             key if key.startswith("xielu.") else f"{family.architecture}.{key}": value
             for key, value in values.items()
         }
-        text = text_metadata(self.path, config)
+        text = text_metadata(self.path, config, self.tensors.get("token_embd.weight"))
         self.metadata = Metadata(general | keys | own | text, str(self.path))
 
     @property

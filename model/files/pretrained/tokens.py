@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from urdir.model.errors import SafetensorsError
+from urdir.model.files.gguf import Tensor
 from urdir.model.files.json_text import parse_json
 from urdir.model.files.limits import JSON_NBYTES
 from urdir.model.files.metadata import Value
@@ -43,8 +44,11 @@ def read_json(path: Path) -> dict[str, Any]:
     return parse_json(text, f"{path}: the file", SafetensorsError)
 
 
-def text_metadata(folder: Path, config: Mapping[str, Any]) -> dict[str, Value]:
-    """The metadata; without a vocabulary if there is no tokenizer.json."""
+def text_metadata(
+    folder: Path, config: Mapping[str, Any], embedding: Tensor | None = None
+) -> dict[str, Value]:
+    """The metadata; without a vocabulary if there is no tokenizer.json. The rows of an
+    ``embedding`` bound the tokens."""
     settings = _optional_json(folder / "tokenizer_config.json")
     found: dict[str, Value] = {}
     if (template := _template(folder, settings)) is not None:
@@ -55,6 +59,8 @@ def text_metadata(folder: Path, config: Mapping[str, Any]) -> dict[str, Value]:
         return found | _other_vocabulary(folder, config, settings, generation)
     found["tokenizer.ggml.model"] = "huggingface"
     found["tokenizer.huggingface.json"] = _text(folder / "tokenizer.json")
+    if embedding is not None:
+        found["tokenizer.huggingface.rows"] = embedding.shape[0]
     if (bos := _bos_id(config, generation)) is not None:
         found["tokenizer.ggml.bos_token_id"] = bos
     if ends := _end_ids(folder, config, generation):

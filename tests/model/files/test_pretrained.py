@@ -21,6 +21,7 @@ from urdir.model.errors import (
     ModelError,
     SafetensorsError,
     SettingsError,
+    TokenizerError,
     UnsupportedError,
 )
 from urdir.model.files.metadata import Metadata
@@ -36,6 +37,7 @@ from urdir.model.files.pretrained.tables import FAMILIES
 from urdir.model.files.pretrained.tensors import make_tensors
 from urdir.model.files.safetensors import StoredTensor, read_folder
 from urdir.model.files.source import open_model
+from urdir.model.text.tokenizer import Tokenizer
 
 Folders = Callable[..., Path]
 LLAMA3_SCALING = {
@@ -703,6 +705,31 @@ def test_sizes_that_do_not_fit_a_tensor(
             {"blk.0.b.weight": Place(("a",), layout)}, stored, keys, quantize=None,
             path=Path("folder"),
         )  # fmt: skip
+
+
+@pytest.mark.parametrize("is_added", [True, False])
+def test_tokens_beyond_the_embedding(data: Path, tmp_path: Path, is_added: bool) -> None:
+    """An added one that the model was never trained with, such as "<pad>" of Llama 2, is text;
+    words of the vocabulary are not left out."""
+    folder = Path(shutil.copytree(data / "safetensors" / "llama-bf16", tmp_path / "copy"))
+    tokens = json.loads((folder / "tokenizer.json").read_text())
+    vocabulary = tokens["model"]["vocab"]
+    vocabulary |= {f"word {n}": n for n in range(320) if n not in vocabulary.values()}
+    if is_added:
+        tokens["added_tokens"].append({**tokens["added_tokens"][0], "id": 320, "content": "<pad>"})
+    else:
+        vocabulary["<pad>"] = 320
+    (folder / "tokenizer.json").write_text(json.dumps(tokens))
+    with open_model(data / "safetensors" / "llama-bf16") as usual, open_model(folder) as model:
+        if not is_added:
+            with pytest.raises(TokenizerError, match="321 tokens, more than the 320 rows of"):
+                Tokenizer.of(model)
+            return
+        expected, found = Tokenizer.of(usual), Tokenizer.of(model)
+    for text in ("a <pad> b", "<pad>", "<|begin|>x"):
+        ids = found.encode(text, parse_special=True)
+        assert ids == expected.encode(text, parse_special=True)
+        assert found.decode(ids, keep_control=True) == text
 
 
 def test_a_dtype_that_is_not_converted(make_folder: Folders) -> None:
