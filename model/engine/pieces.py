@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from urdir.model.errors import NoTemplateError
+from urdir.model.figures import rounded
 from urdir.model.files.demo import DEMO
 
 if TYPE_CHECKING:
@@ -96,9 +97,10 @@ def announce(device: Device, file: ModelFile) -> None:
     if device.note:
         print(f"{device.note}, which is slow", file=sys.stderr)
     if sum(t.nbytes for t in file.tensors.values()) > LARGE_MODEL_BYTES:
-        print(f"expect about {emulated_rate(file):.2g} tokens/s for this model", file=sys.stderr)
+        print(f"expect about {emulated_rate_text(file)} tokens/s for this model", file=sys.stderr)
 
 
-def emulated_rate(file: ModelFile) -> float:
-    """Tokens per second on the emulator, very roughly."""
-    return EMULATOR_BYTES_PER_SECOND / max(1, sum(t.nbytes for t in file.tensors.values()))
+def emulated_rate_text(file: ModelFile) -> str:
+    """Tokens per second on the emulator, very roughly: to two digits."""
+    rate = EMULATOR_BYTES_PER_SECOND / max(1, sum(t.nbytes for t in file.tensors.values()))
+    return rounded(rate, 2)
