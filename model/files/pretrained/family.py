@@ -133,7 +133,8 @@ IGNORED_OUTSIDE = frozenset(
         "suppress_tokens", "begin_suppress_tokens", "decoder_start_token_id", "tf_legacy_loss",
         "cross_attention_hidden_size", "output_past", "num_labels", "max_sequence_length",
         "attn_implementation", "keys_to_ignore_at_inference", "neftune_noise_alpha",
-        "hidden_dropout_prob", "attention_probs_dropout_prob",
+        "hidden_dropout_prob", "attention_probs_dropout_prob", "is_llama_config",
+        "transformers.js_config", "perceiver_config", "pixel_shuffle_factor", "use_resampler",
     }
 )  # fmt: skip
 IGNORED_PREFIXES = ("_", "unsloth_", "summary_")
@@ -144,4 +145,6 @@ FIXED: Mapping[str, tuple[Any, ...]] = {
     "tie_encoder_decoder": (False,),
     "pruned_heads": ({},),
     "moe_layer_freq": (1,),
+    "rope_interleaved": (False,),
+    "qk_layer_norms": (False,),
 }

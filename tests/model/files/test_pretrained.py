@@ -276,6 +276,27 @@ def test_gemma_norms_get_one_added(make_folder: Folders) -> None:
     assert model.metadata["gemma3.attention.sliding_window"] == 16
 
 
+@pytest.mark.parametrize(
+    ("prefix", "others"),
+    [
+        ("language_model.model", ("vision_tower.a.weight", "image_newline")),  # LLaVA 1.6
+        ("model.language_model", ("model.vision_tower.a.weight", "model.image_newline")),
+        # SmolVLM
+        ("model.text_model", ("model.vision_model.a.bias", "model.connector.proj.weight")),
+    ],
+)
+def test_the_decoder_of_a_model_of_pictures(
+    make_folder: Folders, prefix: str, others: tuple[str, ...]
+) -> None:
+    plain = {"embed_tokens.weight": (3, 8), "layers.0.mlp.up_proj.weight": (16, 8)}
+    names = {f"{prefix}.{name}": shape for name, shape in plain.items()}
+    arrays = {name: ("F32", np.ones(shape, np.float32)) for name, shape in names.items()}
+    arrays |= {name: ("F32", np.ones(2, np.float32)) for name in others}
+    with SafetensorsModel(make_folder({"model_type": "a", "text_config": CONFIG}, arrays)) as model:
+        assert set(model.tensors) == {"token_embd.weight", "blk.0.ffn_up.weight"}
+        assert set(model.unused_tensors) == set(others)
+
+
 def test_odd_rows_keep_their_type(make_folder: Folders) -> None:
     tensors = _tensors(
         model__embed_tokens__weight=(3, 8),
@@ -420,6 +441,7 @@ def test_yarn_is_that_of_its_paper() -> None:
     ("fields", "message"),
     [
         ({"new_field": 3}, r"unknown field 'new_field' \(3\): remove it if it does not change"),
+        ({"rope_interleaved": True}, "'rope_interleaved' is True; False is supported"),
         ({"router": {"top_k": 3}}, r"unknown field 'router.top_k' \(3\)"),
         ({"new\nfield": "\x1b[1m"}, r"unknown field ''new\\nfield'' \('\\x1b\[1m'\)"),
         ({"some": {"new": 3}}, r"unknown field 'some.new' \(3\)"),
@@ -592,6 +614,11 @@ def test_what_older_versions_of_transformers_write_changes_nothing(model_type: s
         "attn_implementation": "sdpa", "neftune_noise_alpha": 5.0,
         "keys_to_ignore_at_inference": ["past_key_values"], "hidden_dropout_prob": 0.0,
         "attention_probs_dropout_prob": 0.1,
+        # SmolLM2's and SmolVLM's, of which the class reads none
+        "is_llama_config": True, "rope_interleaved": False, "qk_layer_norms": False,
+        "use_resampler": False, "pixel_shuffle_factor": 4,
+        "perceiver_config": {"resampler_depth": 6, "top_k": 50, "hidden_act": "relu"},
+        "transformers.js_config": {"kv_cache_dtype": {"fp16": "float16"}, "dtype": "q4"},
     }  # fmt: skip
     expected, found = _keys(**given), _keys(**given, **written)
     assert found.keys() == expected.keys()
