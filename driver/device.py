@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -154,7 +155,7 @@ class Device(Closing):
         self,
         api: Any,
         name: DeviceName,
-        cache_folder: Path | None = None,
+        cache_folder: str | os.PathLike[str] | None = None,
         cache_limit: int | None = None,
         note: str = "",
         ptx_files: PtxFiles | None = None,
@@ -175,13 +176,13 @@ class Device(Closing):
             self.native_target = native_target(capability)
             if self.is_emulated and name.target != self.native_target:
                 self.native_target = self.target  # it emulates a device without the extensions
-            cache = None
-            if cache_folder is not None:
+            cache, of_caches = None, None if cache_folder is None else Path(cache_folder)
+            if of_caches is not None:
                 # a GPU cannot load an image of the emulator
-                folder = cache_folder / ("emulator" if self.is_emulated else "cuda")
+                folder = of_caches / ("emulator" if self.is_emulated else "cuda")
                 cache = CubinCache.open(folder, cache_limit or DEFAULT_LIMIT)
             self._modules = ModuleCache(
-                self, cache, self._ptx_files, cache_folder if cache is not None else None
+                self, cache, self._ptx_files, of_caches if cache is not None else None
             )
         except BaseException:
             self.context.close(quiet=True)
@@ -193,7 +194,7 @@ class Device(Closing):
         name: str = "auto",
         *,
         api: Any = None,
-        cache_folder: Path | None = None,
+        cache_folder: str | os.PathLike[str] | None = None,
         cache_limit: int | None = None,
         ptx_files: PtxFiles | None = None,
     ) -> Self:

@@ -21,7 +21,8 @@ class DeviceName:
     @staticmethod
     def parse(text: str) -> DeviceName:
         """Parse ``auto``, ``cuda[:i]`` or ``emulator[:sm_NN]``; raises DeviceNameError."""
-        found = re.fullmatch(r"(auto)|(cuda)(?::(\d+))?|(emulator)(?::(sm_\d+a?))?", text)
+        pattern = r"(auto)|(cuda)(?::(\d+))?|(emulator)(?::(sm_\d+a?))?"
+        found = re.fullmatch(pattern, text) if isinstance(text, str) else None
         targets = [t for t in FIRST_VERSION if number_of(t) in OPENED]
         if not found:
             raise DeviceNameError(

@@ -8,9 +8,9 @@ waiting in between.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Any, Self, overload
 
 from urdir.driver.context import Closing, close_all
@@ -46,7 +46,7 @@ class Group(Closing, Sequence[Device]):
         gpus: int | Sequence[int] | None = 2,
         *,
         api: Any = None,
-        cache_folder: Path | None = None,
+        cache_folder: str | os.PathLike[str] | None = None,
         cache_limit: int | None = None,
         ptx_files: PtxFiles | None = None,
     ) -> Self:

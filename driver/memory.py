@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from urdir.driver.context import Closing, OpenDevice, Owned
 from urdir.driver.errors import OutOfMemoryError, TransferError, check, error_of
-from urdir.driver.pinned import PinnedBuffer
+from urdir.driver.pinned import PinnedBuffer, is_size
 from urdir.driver.stream import Stream
 
 Array = npt.NDArray[Any]
@@ -172,8 +172,8 @@ class Buffer(Owned, Region):
     kind = "buffer"
 
     def __init__(self, device: OpenDevice, nbytes: int, name: str) -> None:
-        if nbytes <= 0:
-            raise TransferError(f"buffer {name!r}: {nbytes} bytes cannot be allocated")
+        if not is_size(nbytes):
+            raise TransferError(f"buffer {name!r}: {nbytes!r} bytes cannot be allocated")
         super().__init__(device, name, _allocate(device, nbytes, name))
         self.nbytes = nbytes
         self.offset = 0

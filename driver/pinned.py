@@ -6,6 +6,7 @@ import ctypes
 import math
 import mmap
 from concurrent.futures import ThreadPoolExecutor
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -31,8 +32,8 @@ class PinnedBuffer(Owned):
     kind = "pinned buffer"
 
     def __init__(self, device: OpenDevice, nbytes: int, name: str) -> None:
-        if nbytes <= 0:
-            raise TransferError(f"pinned buffer {name!r}: {nbytes} bytes cannot be allocated")
+        if not is_size(nbytes):
+            raise TransferError(f"pinned buffer {name!r}: {nbytes!r} bytes cannot be allocated")
         device.context.make_current()
         api = device.api
         self._mapped = map_touched(nbytes) if nbytes >= MAPPED_NBYTES else None
@@ -80,6 +81,11 @@ class PinnedBuffer(Owned):
         result = api.cuMemHostUnregister(handle)
         self._mapped = None
         return waited if int(waited[0]) else result
+
+
+def is_size(nbytes: Any) -> bool:
+    """Whether so large an allocation can be: a whole number above 0."""
+    return isinstance(nbytes, Integral) and int(nbytes) > 0
 
 
 def map_touched(nbytes: int) -> npt.NDArray[np.uint8] | None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
+from contextlib import ExitStack
 from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -29,7 +31,10 @@ def add_parser(commands: options.Subparsers) -> None:
     parser = options.add_command(commands, "batch", run, "answer a file of requests", EXAMPLES)
     parser.add_argument("requests", metavar="IN.jsonl", type=Path, help="requests, one a line")
     parser.add_argument(
-        "answers", metavar="OUT.jsonl", type=Path, help="answers, each as soon as it is there"
+        "answers",
+        metavar="OUT.jsonl",
+        type=Path,
+        help="answers, each as soon as it is there; -: to stdout",
     )
     serve_flags.add_opening_flags(parser)
     parser.add_argument(
@@ -52,10 +57,12 @@ def run(args: argparse.Namespace) -> int:
     if args.answers.is_file() and args.answers.stat().st_size:
         raise UsageError(f"{args.answers} is not empty: the answers need a file of their own")
     template = prompts.given_template(args)
-    with (
-        args.requests.open("rb") as lines,
-        args.answers.open("w", encoding="utf-8") as out,
-    ):
+    is_piped = str(args.answers) == "-"
+    with ExitStack() as files:
+        lines = files.enter_context(args.requests.open("rb"))
+        out = sys.stdout
+        if not is_piped:
+            out = files.enter_context(args.answers.open("w", encoding="utf-8"))
 
         def write(answer: Json) -> None:
             out.write(json.dumps(answer) + "\n")
@@ -79,5 +86,6 @@ def run(args: argparse.Namespace) -> int:
                 await service.close()
 
         count, failed = run_in_loop(answer_all(serve_opening.open_service(args, template)))
-    print(f"{count - failed:,} of {count:,} requests answered")
+    told = f"{count - failed:,} of {count:,} requests answered"
+    print(told, file=sys.stderr if is_piped else sys.stdout)
     return 1 if failed else 0

@@ -47,6 +47,8 @@ def run_model(args: argparse.Namespace) -> int:
     rows = report.Section("rows", report.ROW_COLUMNS, kinds, {**report.ROW_ROOM, "test": width})
     profiled = report.Section("profile", report.PROFILE_COLUMNS, (ProfileRow,))
     has_profile = bool(args.profile or args.plot or args.trace)
+    if not (case.tests or has_profile):
+        raise options.UsageError("-p, -n: nothing to measure, all numbers of tokens are 0")
     run = _ModelRun(args, printer(args.output, [rows, profiled] if has_profile else [rows]), rows)
     try:
         for part in case.parts():

@@ -153,7 +153,11 @@ def _set(conversation: Conversation, rest: str) -> None:
         parser.parse([flag, *value.split()], conversation.args)
         changed = parser.flags[flag].dest
         values = {name: dest for name, dest in values.items() if dest == changed}
-    found = {name: getattr(conversation.args, dest) for name, dest in values.items()}
+    settings = conversation.settings()
+    found = {
+        name: getattr(settings, dest, getattr(conversation.args, dest))
+        for name, dest in values.items()
+    }
     rows = [(f"  {name}", str(-1 if value is None else value)) for name, value in found.items()]
     for line in aligned(rows):
         print(line, file=sys.stderr)

@@ -128,7 +128,7 @@ class Conversation:
             generation = self.engine.generation(
                 Request(
                     prompt=tokens,
-                    settings=self._settings(),
+                    settings=self._of_this_try(),
                     limit=self.args.n_predict,
                     stops=tuple(self.args.stop),
                     ignore_end=self.args.ignore_eos,
@@ -175,8 +175,12 @@ class Conversation:
         self._left_out = first
         return prompt
 
-    def _settings(self) -> SamplingSettings:
-        settings = options.sampling_settings(self.args, metadata=self.engine.file.metadata)
+    def settings(self) -> SamplingSettings:
+        """How tokens are chosen: as the flags say, or else the file, or as usual."""
+        return options.sampling_settings(self.args, metadata=self.engine.file.metadata)
+
+    def _of_this_try(self) -> SamplingSettings:
+        settings = self.settings()
         if settings.seed is None:
             return settings
         return dataclasses.replace(settings, seed=(settings.seed + self._tries) % 2**64)

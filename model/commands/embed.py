@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from urdir.model.commands import options, prompts
 from urdir.model.commands.opening import engine_options, open_engine
-from urdir.model.errors import ModelError
 from urdir.model.families.pooling import POOLINGS
 
 if TYPE_CHECKING:
@@ -63,9 +62,7 @@ def add_parser(commands: options.Subparsers) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Embed all texts and save the rows."""
-    output = Path(args.output)
-    if not output.parent.is_dir():
-        raise ModelError(f"--output {output}: no such folder {output.parent}")
+    output = options.output_file(args)
     texts = list(args.texts)
     if args.model is not None and args.file is not None:
         texts.insert(0, args.file)
@@ -104,8 +101,7 @@ def _rows(
 def _save(output: Path, rows: Floats) -> None:
     import numpy as np
 
-    try:
-        with output.open("wb") as file:
-            np.save(file, rows)
-    except OSError as exc:
-        raise ModelError(f"--output {output}: {exc.strerror}") from exc
+    from urdir.model.files.written import whole_file
+
+    with whole_file(output, "--output ") as part, part.open("wb") as file:
+        np.save(file, rows)

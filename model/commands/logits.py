@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 from urdir.model.commands import options, prompts
 from urdir.model.commands.opening import engine_options, open_device, open_engine
-from urdir.model.errors import ModelError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -80,9 +79,7 @@ def add_parser(commands: options.Subparsers) -> None:
 def run(args: argparse.Namespace) -> int:
     """Feed the tokens one by one and save the rows."""
     tokens = _given_tokens(args)
-    output = Path(args.output)
-    if not output.parent.is_dir():
-        raise ModelError(f"--output {output}: no such folder {output.parent}")
+    output = options.output_file(args)
     found = _with_draft(args, tokens) if args.draft is not None else _logits(args, tokens)
     _save(output, found)
     if args.json:
@@ -113,14 +110,13 @@ def _save(output: Path, found: dict[str, Rows]) -> None:
     """Write the logits alone, or all arrays by name."""
     import numpy as np
 
-    try:
-        with output.open("wb") as file:
-            if len(found) == 1:
-                np.save(file, found["logits"])
-            else:
-                np.savez(file, logits=found["logits"], draft_logits=found["draft_logits"])
-    except OSError as exc:
-        raise ModelError(f"--output {output}: {exc.strerror}") from exc
+    from urdir.model.files.written import whole_file
+
+    with whole_file(output, "--output ") as part, part.open("wb") as file:
+        if len(found) == 1:
+            np.save(file, found["logits"])
+        else:
+            np.savez(file, logits=found["logits"], draft_logits=found["draft_logits"])
 
 
 def _logits(args: argparse.Namespace, tokens: list[int]) -> dict[str, Rows]:

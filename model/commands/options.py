@@ -14,6 +14,7 @@ from urdir.model.commands.flags import add_flags
 from urdir.model.commands.llama_flags import FLAGS, MODEL_HELP
 from urdir.model.commands.llama_flags.generation import setting_flag
 from urdir.model.engine.sampling_settings import DEFAULTS, SETTINGS, SamplingSettings
+from urdir.model.errors import ModelError
 
 if TYPE_CHECKING:
     from urdir.model.commands.parser import Parser
@@ -191,6 +192,16 @@ def add_prompt_arithmetic(parser: argparse.ArgumentParser) -> None:
 def add_file(parser: argparse.ArgumentParser, *, optional: bool = False) -> None:
     """A model as a positional argument."""
     parser.add_argument("file", nargs="?" if optional else None, metavar="MODEL", help=MODEL_HELP)
+
+
+def output_file(args: argparse.Namespace) -> Path:
+    """The file of --output. Raises ModelError for one that cannot be, before any work."""
+    output = Path(args.output)
+    if output.is_dir():
+        raise ModelError(f"--output {output}: a folder; give the name of a file")
+    if not output.parent.is_dir():
+        raise ModelError(f"--output {output}: no such folder {output.parent}")
+    return output
 
 
 def one_model(args: argparse.Namespace) -> str | None:

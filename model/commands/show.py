@@ -128,7 +128,8 @@ def _parameters(gguf: OpenFile) -> int:
 
 
 def _count_text(count: int) -> str:
-    return f"{count / 1e9:.3g} B" if count >= 1e9 else f"{count / 1e6:.3g} M"
+    size, unit = (count / 1e9, "B") if count >= 1e9 else (count / 1e6, "M")
+    return f"{size:.3g} {unit}" if size < 999.5 else f"{size:,.0f} {unit}"
 
 
 def _types(gguf: OpenFile) -> dict[str, dict[str, int]]:

@@ -103,14 +103,14 @@ def _judge(
 ) -> tuple[bool, str]:
     """Whether each rank fits its device, and in words: of the rank that has the least left."""
     from urdir.model.engine.budget import RESERVE_BYTES
-    from urdir.model.engine.pieces import emulated_rate
+    from urdir.model.engine.pieces import emulated_rate_text
 
     device, plan = min(ranks, key=lambda rank: rank[0].usable_memory() - rank[1].total)
     gpus = "a GPU needs" if len(ranks) == 1 else f"each of {len(ranks)} GPUs needs up to"
     needs = "needs" if len(ranks) == 1 else gpus
     needed = f"{size_text(plan.total + RESERVE_BYTES)} at a context of {context:,}"
     if device.is_emulated and plan.fits(device):
-        rate = f"about {emulated_rate(gguf):.2g} tokens/s"
+        rate = f"about {emulated_rate_text(gguf)} tokens/s"
         why = f" ({device.note})" if device.note else ""
         return True, f"runs on the emulator{why}, {rate}; {gpus} {needed}"
     free, total = device.usable_memory(), device.memory_info()[1]

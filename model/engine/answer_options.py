@@ -98,12 +98,18 @@ def token_ids(tokenizer: Callable[[], Tokenizer], text: str | Sequence[int]) -> 
     SettingsError for anything else."""
     if isinstance(text, str):
         return tokenizer().encode(text, parse_special=True, add_bos=True)
-    is_list = isinstance(text, Iterable) and not isinstance(text, bytes | bytearray)
-    found: list[object] = [*text] if is_list else []
-    ids = [int(of) for of in found if isinstance(of, Integral)]
-    if not is_list or len(ids) < len(found):
-        raise SettingsError(f"{text!r:.80} is neither a text nor a list of token ids")
-    return ids
+    return ids_in(text, "neither a text nor a list of token ids")
+
+
+def ids_in(given: object, otherwise: str) -> list[int]:
+    """The token ids that are given in any sequence. Raises SettingsError, which says that it "is
+    ``otherwise``", for anything else."""
+    if isinstance(given, Iterable) and not isinstance(given, str | bytes | bytearray):
+        found = [*given]
+        ids = [int(of) for of in found if isinstance(of, Integral)]
+        if len(ids) == len(found):
+            return ids
+    raise SettingsError(f"{given!r:.80} is {otherwise}")
 
 
 def _with_scale(adapter: str | tuple[str, float]) -> tuple[str, float]:

@@ -11,7 +11,7 @@ from math import exp
 from typing import TYPE_CHECKING, Literal, overload
 
 from urdir.model.engine.adapter_pool import adapter_reader
-from urdir.model.engine.loading import Loading, answering, embedding, filling_masks
+from urdir.model.engine.loading import Loading, answering, embedding, filling_masks, finished
 from urdir.model.engine.options import EngineOptions, from_keywords
 from urdir.model.errors import SettingsError
 from urdir.model.owner import Owner
@@ -57,7 +57,7 @@ class Engine(Owner):
     def __init__(self, loading: Loading) -> None:
         """Wait for the weights; the engine then owns what ``loading`` did. Raises ModelError,
         DriverError."""
-        parts, self._owners = loading.finish()
+        parts, self._owners = finished(loading)
         self.file = parts.file
         self.config = parts.config
         self.group = parts.group
@@ -132,7 +132,9 @@ class Engine(Owner):
     def rerank(self, query: str, documents: Sequence[str]) -> Floats:
         """How well each of the documents fits the query, by a ranking model: (n,) f32, higher is
         better. Raises as `embed`."""
-        return self.score([(query, document) for document in documents], pooling="rank")
+        from urdir.model.engine.encoding.texts import documents_in
+
+        return self.score([(query, of) for of in documents_in(documents)], pooling="rank")
 
     def score(self, pairs: Sequence[tuple[str, str]], *, pooling: Pooling | None = None) -> Floats:
         """How well the texts of each pair fit: (n,) f32, higher is better. A ranking model reads
@@ -161,8 +163,11 @@ class Engine(Owner):
 
     def detokenize(self, tokens: Iterable[int]) -> str:
         """The text of token ids, with the names of control tokens. Raises ModelError for an id
-        outside the vocabulary."""
-        return self.tokenizer.decode(tokens, keep_control=True)
+        outside the vocabulary, SettingsError for anything but a sequence of ids."""
+        from urdir.model.engine.answer_options import ids_in
+
+        ids = ids_in(tokens, "not a list of token ids")
+        return self.tokenizer.decode(ids, keep_control=True)
 
     def logits(self, text: str | Sequence[int], *, decoder: Sequence[int] | None = None) -> Logits:
         """The logits after each token of a text, or of token ids: (n_tokens, n_vocab) f32. Of an
@@ -227,11 +232,7 @@ class Engine(Owner):
         prompt = ChatPrompt.of(self.template, messages, options)
         request = prompt.request(self.default_settings, options)
         reply = ReplyStream(self.generation(request), prompt.parser)
-        if stream:
-            return reply
-        for _ in reply:
-            pass
-        return reply.reply
+        return reply if stream else reply.whole()
 
     def chat_async(self, messages: Messages, **options: Unpack[ChatOptions]) -> AsyncReply:
         """`chat` for asyncio: ``await`` the reply whole, or iterate over its deltas; see
@@ -293,11 +294,11 @@ class Engine(Owner):
 
         Sampled answers share a seed and differ by ``nonce``; each has the settings that
         reproduce it. Raises what `generate` raises."""
-        from urdir.model.engine.requests.continuations import continuations
+        from urdir.model.engine.requests.continuations import continuations, several
 
         chosen = (options.get("settings") or self.default_settings).with_seed()
         requests = []
-        for number, prompt in enumerate(prompts):
+        for number, prompt in enumerate(several(prompts)):
             options["settings"] = replace(chosen, nonce=chosen.nonce + number)
             requests.append(self._request(prompt, options))
         return continuations(self, requests)

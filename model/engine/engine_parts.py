@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from urdir.model.engine.adapter_pool import open_adapters, open_pool
@@ -15,8 +16,6 @@ from urdir.model.engine.texts import Texts
 from urdir.model.errors import ModelError, UnsupportedError
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from urdir.driver.apart import Compilers
     from urdir.driver.device import Device
     from urdir.driver.group import Group
@@ -123,7 +122,7 @@ def _open_session(
             drafts = [opening.own(Weights(of, pair.own, device)) for device in devices]
             loaded += [(each, of) for each in drafts]
         drafters = [Drafter(model, each, pair.launches, pair.token_map) for each in drafts]
-    opening.upload(loaded, options.stream_dir)
+    opening.upload(loaded, None if options.stream_dir is None else Path(options.stream_dir))
     session = opening.own(
         Session(
             devices[0],
@@ -135,7 +134,7 @@ def _open_session(
         )
     )
     if options.prefix_dir is not None:
-        _save_prefixes(session, options.prefix_dir, file)
+        _save_prefixes(session, Path(options.prefix_dir), file)
     if session.adapters is not None:
         session.adapters.load_all(adapters)
         most = options.max_host_adapters
@@ -241,14 +240,13 @@ def _keep_counts(
     opening: Opening, options: EngineOptions, file: ModelFile, weights: Sequence[Weights]
 ) -> None:
     """Read how often cached experts were chosen in earlier runs; it is noted in the end."""
-    folder = options.cache_folder
+    folder = folder_of(options.cache_folder)
     has_caches = any(each.expert_caches for each in weights)
     if folder is None or not has_caches or options.random_routing is not None:
         return
-    from urdir.model.cache_folder import user_cache_folder
     from urdir.model.engine.expert_counts import ExpertCounts
 
-    opening.own(ExpertCounts(user_cache_folder() if folder == "user" else folder, file, weights))
+    opening.own(ExpertCounts(folder, file, weights))
 
 
 def _save_prefixes(session: Session, folder: Path, file: ModelFile) -> None:

@@ -124,6 +124,7 @@ class Generation:
                 take = AnswerText(self.tokenizer, self.request, items.append, stop)
             while not self._cancelled.is_set():
                 try:
+                    self.session.check_open()
                     loop.turn()
                 except Exception as error:
                     loop.fail(error)

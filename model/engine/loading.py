@@ -121,6 +121,13 @@ class Loading(Owner):
         self._opening.close()
 
 
+def finished(loading: Loading) -> tuple[EngineParts, ExitStack]:
+    """What `Loading.finish` returns. Raises TypeError for anything else, such as a path."""
+    if not isinstance(loading, Loading):
+        raise TypeError(f"Engine.open({loading!r:.80}) opens a model; Engine() takes a Loading")
+    return loading.finish()
+
+
 def answering(session: Session | None, config: Config) -> Session:
     """The sequences of a model. Raises UnsupportedError without them."""
     if session is not None:

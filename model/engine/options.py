@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
 from difflib import get_close_matches
 from functools import wraps
-from pathlib import Path
+from numbers import Integral, Real
 from typing import TYPE_CHECKING, Concatenate, Literal, ParamSpec, TypeVar, get_args
 
 from urdir.model.engine.adapter_pool import is_scaled
@@ -43,6 +43,13 @@ NGRAM, HEADS = "ngram", ("mtp", "nextn")
 MOST_RANK = 1024
 #: Drafts of a sequence in a step by a draft model, by default.
 MODEL_DRAFTS = 3
+
+#: Options that are whole numbers, and paths.
+_WHOLE = (
+    *("context", "sequences", "page_len", "pages", "chunk", "prefix_host_memory"),
+    *("device_memory", "host_memory", "max_adapters", "max_adapter_rank", "max_host_adapters"),
+)
+_PATHS = ("path", "draft", "adapter_folder", "cache_folder", "prefix_dir", "stream_dir")
 
 #: See `EngineOptions`.
 PromptArithmetic = Literal["f16", "int8", "auto"]
@@ -136,11 +143,11 @@ class EngineOptions:
     pages: int | None = None
     chunk: int | None = None
     prefix_host_memory: int = 0
-    prefix_dir: Path | None = None
+    prefix_dir: str | os.PathLike[str] | None = None
     placement: Placement | None = None
     device_memory: int | None = None
     host_memory: int | None = None
-    stream_dir: Path | None = None
+    stream_dir: str | os.PathLike[str] | None = None
     random_routing: RandomRouting | None = None
     drafts: DraftSettings | None = None
     draft: str | os.PathLike[str] | SyntheticModel | None = None
@@ -152,7 +159,7 @@ class EngineOptions:
     text: bool = False
     chat: bool | None = False
     chat_template: str | None = None
-    cache_folder: Path | Literal["user"] | None = "user"
+    cache_folder: str | os.PathLike[str] | None = "user"
     ptx_files: PtxFiles | None = None
     host_sampling: bool = False
     warms_up: bool = False
@@ -160,6 +167,7 @@ class EngineOptions:
     observer: Observer | None = None
 
     def __post_init__(self) -> None:
+        self._check_kinds()
         if self.split not in get_args(Split):
             expected = " or ".join(get_args(Split))
             raise SettingsError(f"split is {self.split!r}: expected {expected}")
@@ -182,6 +190,29 @@ class EngineOptions:
         if not 0 <= self.memory_share <= 1:
             raise SettingsError(f"memory_share is {self.memory_share}: expected 0 (off) to 1")
         self._session(self.context or DEFAULT_CONTEXT, SEQUENCES, MOST_CHUNK)
+
+    def _check_kinds(self) -> None:
+        """Refuse values of another type, which would fail later and without a name."""
+        for name in _WHOLE:
+            value = getattr(self, name)
+            if value is not None and not _is_whole(value):
+                raise SettingsError(f"{name} is {value!r}: expected a whole number")
+        for name in _PATHS:
+            value = getattr(self, name)
+            # a model without a file has its tensors
+            if not (value is None or isinstance(value, str | os.PathLike)
+                    or hasattr(value, "tensors")):  # fmt: skip
+                raise SettingsError(f"{name} is {value!r:.80}: expected a path")
+        if not isinstance(self.device, str):
+            raise SettingsError(f"device is {self.device!r}: expected a text, such as 'cuda:0'")
+        if not isinstance(self.memory_share, Real):
+            raise SettingsError(f"memory_share is {self.memory_share!r}: expected a number")
+        gpus = self.gpus
+        ordinals = [gpus] if gpus is None or isinstance(gpus, Integral | str) else [*gpus]
+        if gpus is not None and not all(map(_is_whole, ordinals)):
+            raise SettingsError(
+                f"gpus is {gpus!r:.80}: expected a number of GPUs, or a list of their ordinals"
+            )
 
     def _check_adapters(self) -> None:
         if not all(is_scaled(each, str | os.PathLike) for each in self.adapters):
@@ -246,6 +277,10 @@ class EngineOptions:
             prefix_host_memory=self.prefix_host_memory,
             drafts=self.drafts,
         )
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def _usual_drafts(draft: str | os.PathLike[str] | SyntheticModel) -> DraftSettings:

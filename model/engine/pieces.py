@@ -6,9 +6,10 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from urdir.model.errors import NoTemplateError
+from urdir.model.figures import rounded
 from urdir.model.files.demo import DEMO
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ def driver_loader(name: str) -> Callable[[], None]:
 def open_group(
     name: str,
     gpus: int | Sequence[int] | None,
-    cache_folder: Path | Literal["user"] | None,
+    cache_folder: str | os.PathLike[str] | None,
     ptx_files: PtxFiles | None,
 ) -> Group:
     """The device of that name, or ``gpus`` of its kind; see `Engine.open`."""
@@ -57,11 +58,13 @@ def open_group(
     return Group.open(name, gpus, cache_folder=folder_of(cache_folder), ptx_files=ptx_files)
 
 
-def folder_of(cache_folder: Path | Literal["user"] | None) -> Path | None:
+def folder_of(cache_folder: str | os.PathLike[str] | None) -> Path | None:
     """The folder of compiled kernels that is meant."""
     from urdir.model.cache_folder import user_cache_folder
 
-    return user_cache_folder() if cache_folder == "user" else cache_folder
+    if cache_folder == "user":
+        return user_cache_folder()
+    return None if cache_folder is None else Path(cache_folder)
 
 
 def open_file(
@@ -94,9 +97,10 @@ def announce(device: Device, file: ModelFile) -> None:
     if device.note:
         print(f"{device.note}, which is slow", file=sys.stderr)
     if sum(t.nbytes for t in file.tensors.values()) > LARGE_MODEL_BYTES:
-        print(f"expect about {emulated_rate(file):.2g} tokens/s for this model", file=sys.stderr)
+        print(f"expect about {emulated_rate_text(file)} tokens/s for this model", file=sys.stderr)
 
 
-def emulated_rate(file: ModelFile) -> float:
-    """Tokens per second on the emulator, very roughly."""
-    return EMULATOR_BYTES_PER_SECOND / max(1, sum(t.nbytes for t in file.tensors.values()))
+def emulated_rate_text(file: ModelFile) -> str:
+    """Tokens per second on the emulator, very roughly: to two digits."""
+    rate = EMULATOR_BYTES_PER_SECOND / max(1, sum(t.nbytes for t in file.tensors.values()))
+    return rounded(rate, 2)

@@ -95,21 +95,21 @@ class ReplyStream(Owner):
     def __init__(self, generation: Generation, parser: AnswerParser) -> None:
         self._generation = generation
         self._parts = ReplyParts(parser)
-        self._deltas = self._iterate()
+        self._deltas = _deltas(generation, self._parts)
 
     def __iter__(self) -> Iterator[Delta]:
         return self._deltas
-
-    def _iterate(self) -> Generator[Delta, None, None]:
-        with closing(self._generation.text()) as pieces:
-            for piece in pieces:
-                yield from self._parts.push(piece)
-        yield from self._parts.finish()
 
     @property
     def reply(self) -> Reply:
         """What has come so far; the whole reply after the last delta."""
         return self._parts.reply(self._generation.statistics)
+
+    def whole(self) -> Reply:
+        """The whole reply, once it has come."""
+        for _ in self._deltas:
+            pass
+        return self.reply
 
     def cancel(self) -> None:
         """See `Generation.cancel`."""
@@ -120,6 +120,15 @@ class ReplyStream(Owner):
         self._deltas.close()
 
 
+def _deltas(generation: Generation, parts: ReplyParts) -> Generator[Delta, None, None]:
+    """The deltas of an answer. A generator of the stream's own method would refer to the stream:
+    the answer of a stream that was dropped would stay open until the garbage collector ran."""
+    with closing(generation.text()) as pieces:
+        for piece in pieces:
+            yield from parts.push(piece)
+    yield from parts.finish()
+
+
 class AsyncReply:
     """A reply for asyncio: ``await`` it whole, or iterate over its `Delta` objects, after which
     ``reply`` has it. Once: an answer is computed while it is read."""
@@ -128,9 +137,8 @@ class AsyncReply:
         self, request: Request, items: AsyncGenerator[Piece | Ending, None], parser: AnswerParser
     ) -> None:
         self._statistics = Statistics.of(request)
-        self._items = items
         self._parts = ReplyParts(parser)
-        self._deltas = self._iterate()
+        self._deltas = _async_deltas(items, self._parts, self._statistics)
 
     def __aiter__(self) -> AsyncIterator[Delta]:
         return self._deltas
@@ -144,17 +152,6 @@ class AsyncReply:
                 pass
         return self.reply
 
-    async def _iterate(self) -> AsyncGenerator[Delta, None]:
-        start = time.perf_counter()
-        async with aclosing(self._items) as items:
-            async for item in items:
-                self._statistics.note(item, time.perf_counter() - start)
-                if isinstance(item, Piece):
-                    for delta in self._parts.push(item.text):
-                        yield delta
-        for delta in self._parts.finish():
-            yield delta
-
     @property
     def reply(self) -> Reply:
         """What has come so far; the whole reply after the last delta."""
@@ -163,6 +160,21 @@ class AsyncReply:
     async def aclose(self) -> None:
         """Cancel what is left. Idempotent."""
         await self._deltas.aclose()
+
+
+async def _async_deltas(
+    items: AsyncGenerator[Piece | Ending, None], parts: ReplyParts, statistics: Statistics
+) -> AsyncGenerator[Delta, None]:
+    """The same for asyncio."""
+    start = time.perf_counter()
+    async with aclosing(items):
+        async for item in items:
+            statistics.note(item, time.perf_counter() - start)
+            if isinstance(item, Piece):
+                for delta in parts.push(item.text):
+                    yield delta
+    for delta in parts.finish():
+        yield delta
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +204,10 @@ class ChatPrompt:
         tools = None if tool_choice == "none" else options.get("tools")
         schemas = _schemas(tools)
         turns = conversation(messages, template.source)
-        variables = dict(options.get("variables") or {})
+        given = options.get("variables") or {}
+        if not isinstance(given, Mapping):
+            raise TemplateError(f"variables are {given!r:.80}: expected names with values")
+        variables = dict(given)
         if options.get("reasoning_budget") == 0:
             variables.setdefault("enable_thinking", False)
         rendered = template.render(turns, tools, variables)

@@ -67,6 +67,7 @@ class Session(Owner):
         own, *others = (SessionBudget.of(each, settings).shapes for each in all_weights)
         self.shapes = replace(own.beside(others), scope=scope)
         self._user = threading.Lock()
+        self._is_open = True
         with ExitStack() as owners:
             lead, self.exchange = open_ranks(owners, all_weights, settings, observer, drafters)
             self.cache, self.source = lead.cache, lead.source
@@ -170,8 +171,14 @@ class Session(Owner):
                 "without, or with host_sampling=True"
             )
 
+    def check_open(self) -> None:
+        """Raise ModelError once it is closed."""
+        if not self._is_open:
+            raise ModelError("the engine is closed: no answer goes on")
+
     def close(self) -> None:
         """Free graphs, cache, state and workspace. Idempotent."""
+        self._is_open = False
         self._owners.close()
 
 

@@ -12,13 +12,13 @@ HF_TOKEN, HF_ENDPOINT). Cached models need no network.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from urdir.model.errors import HubError, HubNameError
-from urdir.model.files.pretrained.tokens import read_json
+from urdir.model.files.pretrained.tokens import VOCABULARIES, read_json
 from urdir.model.files.safetensors import INDEX_NAME
 from urdir.model.files.split import part_names
 
@@ -26,14 +26,13 @@ PREFIX = "hf:"
 DEFAULT_QUANT = "Q4_K_M"
 _REPO = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 _PART = re.compile(r"-\d{5}-of-\d{5}(?=\.gguf$)")
-#: Files of a folder besides *.safetensors.
+#: Files of a folder besides *.safetensors and the vocabulary; the files of modules that
+#: sentence-transformers runs after a model.
 _TEXT_FILES = (
-    "config.json",
-    "generation_config.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "chat_template.jinja",
+    *("config.json", "generation_config.json", "hf_quant_config.json"),
+    *("tokenizer_config.json", "chat_template.jinja", "chat_template.json"),
 )
+_MODULE_FILE = re.compile(r"\d_(Pooling/config\.json|Dense/(config\.json|model\.safetensors))")
 
 _T = TypeVar("_T")
 
@@ -134,21 +133,38 @@ def _which(files: list[str]) -> str:
 
 
 def _download_folder(repository: _Repository) -> Path:
-    """Download config.json, the text files, and the safetensors of the model."""
-    if INDEX_NAME in repository.files:
+    """Download what `SafetensorsModel` reads: config.json, the text files, the vocabulary, and the
+    safetensors of the model."""
+    if "model.safetensors" in repository.files:
+        weights = ["model.safetensors"]
+    elif INDEX_NAME in repository.files:
         weight_map = read_json(repository.download(INDEX_NAME)).get("weight_map")
         named = list(weight_map.values()) if isinstance(weight_map, dict) else []
         weights = sorted(file for file in repository.files if file in named)
     else:
-        found = [file for file in repository.files if re.fullmatch(r"[^/]+\.safetensors", file)]
-        weights = ["model.safetensors"] if "model.safetensors" in found else found
+        weights = [file for file in repository.files if re.fullmatch(r"[^/]+\.safetensors", file)]
     if not weights:
         raise HubError(
             f"{PREFIX}{repository.name}: neither GGUF nor safetensors files in this repository"
         )
-    for file in (*(file for file in _TEXT_FILES if file in repository.files), *weights):
+    vocabulary = [name for name in VOCABULARIES if name in repository.files][:1]
+    texts = [file for file in _TEXT_FILES if file in repository.files]
+    modules = [file for file in repository.files if _MODULE_FILE.fullmatch(file)]
+    for file in (*texts, *vocabulary, *modules, *weights):
         path = repository.download(file)
     return path.parent
+
+
+def cached_repositories() -> Collection[Any]:
+    """The repositories in the cache of huggingface_hub (its CachedRepoInfo), which must be
+    installed; none without a cache."""
+    from huggingface_hub import constants, scan_cache_dir
+    from huggingface_hub.errors import CacheNotFound
+
+    try:
+        return list(scan_cache_dir(constants.HF_HUB_CACHE).repos)
+    except (CacheNotFound, ValueError):  # ValueError: it is a file
+        return ()
 
 
 class _Repository:
@@ -159,12 +175,12 @@ class _Repository:
         self._offline = False
         try:
             import huggingface_hub
-            from huggingface_hub import constants, errors
+            from huggingface_hub import errors
         except ImportError:
             raise HubError(
                 f"{PREFIX}{name} needs the package huggingface_hub: pip install 'urdir[hub]'"
             ) from None
-        self._hub, self._constants, self._errors = huggingface_hub, constants, errors
+        self._hub, self._errors = huggingface_hub, errors
         try:
             info = self._ask(lambda: self._hub.HfApi().model_info(name))
             self._revision: str | None = info.sha
@@ -185,13 +201,9 @@ class _Repository:
 
     def _cached(self) -> tuple[str | None, list[str]]:
         """The most recently changed commit in the cache, and its files."""
-        try:
-            cache = self._hub.scan_cache_dir(self._constants.HF_HUB_CACHE)
-        except self._errors.CacheNotFound:
-            return None, []
         revisions = [
             revision
-            for repo in cache.repos
+            for repo in cached_repositories()
             if (repo.repo_type, repo.repo_id) == ("model", self.name)
             for revision in repo.revisions
         ]

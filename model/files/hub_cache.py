@@ -5,23 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from urdir.model.files.hub import PREFIX, FoundModel, part_names_in, whole_models
+from urdir.model.files.hub import (
+    PREFIX,
+    FoundModel,
+    cached_repositories,
+    part_names_in,
+    whole_models,
+)
 
 
 def cached_models() -> list[FoundModel]:
     """All GGUF models and safetensors folders in the cache, by name. Empty without huggingface_hub
     or a cache."""
     try:
-        from huggingface_hub import constants, scan_cache_dir
-        from huggingface_hub.errors import CacheNotFound
+        repositories = cached_repositories()
     except ImportError:
         return []
-    try:
-        cache = scan_cache_dir(constants.HF_HUB_CACHE)
-    except CacheNotFound:
-        return []
     found: dict[str, FoundModel] = {}
-    for repo in cache.repos:
+    for repo in repositories:
         if repo.repo_type != "model":
             continue
         for revision in sorted(repo.revisions, key=lambda revision: revision.last_modified):

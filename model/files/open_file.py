@@ -22,6 +22,9 @@ from urdir.model.files.limits import Limit
 
 Bytes = NDArray[np.uint8]
 
+#: How a file begins that stands for a large one, and its size at most.
+_POINTER, _POINTER_MOST = b"version https://git-lfs.github.com/spec/", 1024
+
 
 class ByteSource(Protocol):
     """Bytes of a tensor: an array, or an object that makes slices on access."""
@@ -48,7 +51,7 @@ class OpenFile:
         except IsADirectoryError:
             raise error(f"{path}: a directory, not {kind}") from None
         except FileNotFoundError:
-            raise error(f"{path}: no such file") from None
+            raise error(f"{path}: {_absence(path)}") from None
         except (OSError, ValueError) as cause:  # ValueError: a NUL byte in the name
             raise error(f"{path}: cannot be read: {_reason(cause)}") from None
         weakref.finalize(self, os.close, self._file)
@@ -61,6 +64,11 @@ class OpenFile:
             raise error(f"{path}: the file is empty, not {kind}")
         self._size = status.st_size
         self._written = status.st_mtime_ns
+        if self._size < _POINTER_MOST and self.read(0, self._size).tobytes().startswith(_POINTER):
+            raise error(
+                f"{path}: a Git LFS pointer, which a clone without Git LFS leaves in its place: "
+                "run 'git lfs pull' there"
+            )
 
     def __len__(self) -> int:
         return self._size
@@ -125,6 +133,12 @@ def read_whole(path: Path, kind: str, limit: Limit, error: type[ModelError]) -> 
     file = OpenFile(path, kind, error)
     limit.check(len(file), str(path), error)
     return file.read(0, len(file)).tobytes()
+
+
+def _absence(path: Path) -> str:
+    if path.is_symlink():
+        return f"a link to {os.readlink(path)}, which does not exist"
+    return "no such file"
 
 
 def _reason(cause: OSError | ValueError) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ from urdir.model.files.pretrained.model import SafetensorsModel
 from urdir.model.files.pretrained.rows import RowBytes
 from urdir.model.files.quantised import Recipe, quantizer
 from urdir.model.files.tensor_types import OWN_TYPES, tensor_type
+from urdir.model.files.written import whole_file
 from urdir.model.foreign import foreign, one_line
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.weights.formats import format_of
@@ -70,32 +71,28 @@ def requantise(
         if gguf.metadata.optional("split.count", int, 0) > 1:
             raise UnsupportedError(f"{source}: one of several parts; join them with gguf-split")
         if out.exists():
-            raise ModelError(f"{out}: exists already")
-        writer = GGUFWriter(out, gguf.architecture)
-        try:
-            with _translated(source):
-                if isinstance(gguf, Gguf):
-                    _copy_metadata(source, writer)
-                else:
-                    _write_metadata(gguf.metadata, writer)
-            for name, tensor in gguf.tensors.items():
-                of = tensor_type(types[name])
-                nbytes = int(np.prod(tensor.shape)) // of.block * of.nbytes
-                stored = (*tensor.shape[:-1], nbytes // int(np.prod(tensor.shape[:-1])))
-                raw_type = GGMLQuantizationType(types[name])
-                writer.add_tensor_info(name, stored, np.dtype(np.uint8), nbytes, raw_type)
-            writer.write_header_to_file()
-            with _translated(source):
-                writer.write_kv_data_to_file()
-            writer.write_ti_data_to_file()
-            for name, tensor in gguf.tensors.items():
-                writer.write_tensor_data(_blocks(tensor, types[name], make))
-                advance(len(_stored(tensor)[1]))
-            writer.close()
-        except BaseException:
-            writer.close()
-            out.unlink(missing_ok=True)
-            raise
+            raise ModelError(f"{out}: exists already: remove it, or give another name")
+        with whole_file(out) as part:
+            writer = GGUFWriter(part, gguf.architecture)
+            with closing(writer):
+                with _translated(source):
+                    if isinstance(gguf, Gguf):
+                        _copy_metadata(source, writer)
+                    else:
+                        _write_metadata(gguf.metadata, writer)
+                for name, tensor in gguf.tensors.items():
+                    of = tensor_type(types[name])
+                    nbytes = int(np.prod(tensor.shape)) // of.block * of.nbytes
+                    stored = (*tensor.shape[:-1], nbytes // int(np.prod(tensor.shape[:-1])))
+                    raw_type = GGMLQuantizationType(types[name])
+                    writer.add_tensor_info(name, stored, np.dtype(np.uint8), nbytes, raw_type)
+                writer.write_header_to_file()
+                with _translated(source):
+                    writer.write_kv_data_to_file()
+                writer.write_ti_data_to_file()
+                for name, tensor in gguf.tensors.items():
+                    writer.write_tensor_data(_blocks(tensor, types[name], make))
+                    advance(len(_stored(tensor)[1]))
 
 
 def _types(model: Gguf | SafetensorsModel, kind: str) -> dict[str, int]:

@@ -6,8 +6,8 @@ Format: https://github.com/huggingface/safetensors#format. Little endian:
     JSON: {"NAME": {"dtype": "BF16", "shape": [2, 3], "data_offsets": [begin, end]}, ...,
            "__metadata__": {string: string}}             offsets count from the start of the data
 
-Data must be covered without gaps or overlaps. (The package of that name is not used: its numpy
-interface lacks BF16.)
+Data must be covered without gaps or overlaps. Tensors without values are left out. (The package of
+that name is not used: its numpy interface lacks BF16.)
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ from urdir.model.files import limits
 from urdir.model.files.json_text import parse_json
 from urdir.model.files.open_file import ByteSource, FileBytes, OpenFile, read_whole
 
-#: Bytes per element. No supported model uses the other types.
+#: Bytes per element. No supported model uses the other types, which are less than a byte.
 ITEM_NBYTES = {
-    "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1,
+    "C64": 8, "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1,
+    "F8_E4M3FNUZ": 1, "F8_E5M2FNUZ": 1,
     "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U64": 8, "U32": 4, "U16": 2, "U8": 1, "BOOL": 1,
 }  # fmt: skip
 INDEX_NAME = "model.safetensors.index.json"
@@ -50,6 +51,15 @@ class StoredTensor:
 
 def read_safetensors(path: Path) -> dict[str, StoredTensor]:
     """The tensors of ``path`` by name, in order of their data. Raises SafetensorsError."""
+    return _with_values(_read_all(path))
+
+
+def _with_values(tensors: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
+    return {name: tensor for name, tensor in tensors.items() if len(tensor.data)}
+
+
+def _read_all(path: Path) -> dict[str, StoredTensor]:
+    """Also tensors without values, which an index lists."""
     file = OpenFile(path, "a safetensors file", SafetensorsError)
     header, start = _read_header(file, path)
     metadata = header.pop("__metadata__", None)
@@ -110,7 +120,7 @@ def _span(name: str, entry: object, path: Path) -> tuple[int, int]:
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     if not isinstance(dtype, str) or dtype not in ITEM_NBYTES:
         raise fail(f"has the unknown dtype {str(dtype)[:20]!r}")
-    if not _are_sizes(shape) or len(shape) > limits.SAFETENSORS_DIMS.most or 0 in shape:
+    if not _are_sizes(shape) or len(shape) > limits.SAFETENSORS_DIMS.most:
         raise fail(f"has the shape {repr(shape)[:60]}")
     if not _are_sizes(offsets) or len(offsets) != 2:
         raise fail(f"has the offsets {repr(offsets)[:60]}")
@@ -130,23 +140,25 @@ def _are_sizes(value: object) -> bool:
 def read_folder(folder: Path) -> dict[str, StoredTensor]:
     """The tensors of a transformers folder.
 
-    Reads the files listed in ``model.safetensors.index.json``, or ``model.safetensors``, or the
+    Reads ``model.safetensors``, or the files listed in ``model.safetensors.index.json``, or the
     only *.safetensors file. Raises SafetensorsError for a missing file or tensor, an unlisted
     tensor, and a file name that leads out of the folder.
     """
-    index = folder / INDEX_NAME
+    single, index = folder / "model.safetensors", folder / INDEX_NAME
+    if single.exists():
+        return read_safetensors(single)
     if index.exists():
         return _read_indexed(folder, index)
-    single = folder / "model.safetensors"
-    if not single.exists():
-        found = sorted(folder.glob("*.safetensors"))
-        if len(found) != 1:
-            raise SafetensorsError(
-                f"{folder}: neither model.safetensors nor {index.name}, but "
-                f"{len(found)} files end in .safetensors"
-            )
-        single = found[0]
-    return read_safetensors(single)
+    found = sorted(folder.glob("*.safetensors"))
+    if len(found) != 1:
+        torch = next(iter(sorted(folder.glob("pytorch_model*.bin"))), None)
+        raise SafetensorsError(
+            f"{folder}: neither model.safetensors nor {index.name}, but "
+            f"{len(found)} files end in .safetensors"
+            + ("" if torch is None else f"; {torch.name} is a file of PyTorch, which is not read: "
+               "save it with transformers' save_pretrained()")
+        )  # fmt: skip
+    return read_safetensors(found[0])
 
 
 def _read_indexed(folder: Path, index: Path) -> dict[str, StoredTensor]:
@@ -161,9 +173,14 @@ def _read_indexed(folder: Path, index: Path) -> dict[str, StoredTensor]:
                 f"{index}: {str(name)[:80]!r} is not the name of a file in {folder}"
             )
         names[name] = None
+    if absent := sorted(name for name in names if not (folder / name).exists()):
+        raise SafetensorsError(
+            f"{index}: {len(absent)} of the {len(names)} files that it lists are missing: "
+            f"{', '.join(absent[:3])}{', ...' if len(absent) > 3 else ''}; download them"
+        )
     tensors: dict[str, StoredTensor] = {}
     for name in names:
-        for tensor in read_safetensors(folder / name).values():
+        for tensor in _read_all(folder / name).values():
             if tensor.name in tensors:
                 raise SafetensorsError(
                     f"{folder / name}: tensor '{tensor.name}' also occurs in "
@@ -176,7 +193,7 @@ def _read_indexed(folder: Path, index: Path) -> dict[str, StoredTensor]:
         raise SafetensorsError(
             f"{folder / weight_map[missing[0]]}: tensor '{missing[0][:80]}' is missing"
         )
-    return tensors
+    return _with_values(tensors)
 
 
 def _is_plain_name(name: object) -> bool:

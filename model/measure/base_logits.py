@@ -22,6 +22,7 @@ import numpy.typing as npt
 
 from urdir.model.engine.sampling import Logits
 from urdir.model.errors import ModelError
+from urdir.model.files.written import whole_file
 from urdir.model.measure.perplexity import Chunk, Floats, log_probabilities
 from urdir.model.owner import Owner
 
@@ -54,17 +55,10 @@ def packed(logits: Logits) -> npt.NDArray[np.void]:
 def writing(path: Path, chunks: Sequence[Chunk], vocab: int) -> Iterator[BinaryIO]:
     """A new file with its header, to which `packed` rows are written; it has its name once it is
     whole. Raises ModelError where it cannot be written."""
-    part = path.with_name(f"{path.name}.part")
-    try:
-        with part.open("wb") as file:
-            file.write(_HEADER.pack(_MAGIC, len(chunks[0].tokens), vocab, len(chunks)))
-            file.write(np.array([chunk.tokens for chunk in chunks], "<i4").tobytes())
-            yield file
-        os.replace(part, path)
-    except OSError as exc:
-        raise ModelError(f"{path}: cannot be written: {exc.strerror}") from exc
-    finally:
-        part.unlink(missing_ok=True)
+    with whole_file(path) as part, part.open("wb") as file:
+        file.write(_HEADER.pack(_MAGIC, len(chunks[0].tokens), vocab, len(chunks)))
+        file.write(np.array([chunk.tokens for chunk in chunks], "<i4").tobytes())
+        yield file
 
 
 class BaseLogits(Owner):

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from urdir.model.figures import rounded
 from urdir.model.measure.bandwidth import link_bandwidth, read_bandwidth
 from urdir.model.memory.weight_sizes import expert_nbytes, streamed_nbytes, weight_sizes
 
@@ -74,9 +75,9 @@ class Streaming:
 
     def __str__(self) -> str:
         rates = "measured" if self.measured else "assumed, as no GPU was measured"
-        answers = f"{self.tokens_per_second():.3g} tokens/s of an answer"
+        answers = f"{rounded(self.tokens_per_second(), 3)} tokens/s of an answer"
         if self.cached:
-            shares = (f"{self.tokens_per_second(x):.3g} with {x:.0%}" for x in (0.9, 0.5))
+            shares = (f"{rounded(self.tokens_per_second(x), 3)} with {x:.0%}" for x in (0.9, 0.5))
             answers += f" with all chosen experts in the cache ({', '.join(shares)} of them)"
         files = f" ({self.in_files / 1e9:,.2f} GB of them from files)" if self.in_files else ""
         caches = f" and {self.caches / 1e9:,.2f} GB of cached experts" if self.caches else ""

@@ -40,7 +40,9 @@ class QueuedWrites(Owner):
         self._half = self._used = 0
 
     def write(self, to: Region, values: npt.NDArray[Any], offset: int = 0) -> None:
-        """Queue a copy of ``values`` to ``offset``; the array may change immediately."""
+        """Queue a copy of ``values`` to ``offset``; the array may change immediately. Raises
+        LifetimeError after `close`."""
+        _ = self._pinned.handle  # the array of its bytes is only good while it is open
         if not values.nbytes:
             return
         if values.nbytes > self._half_nbytes:

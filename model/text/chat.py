@@ -43,7 +43,7 @@ def find_template(gguf: ModelFile, tokenizer: Callable[[], Tokenizer]) -> str:
     The ``tokenizer`` is built in the second case only. NoTemplateError if the format is uncertain.
     """
     source = gguf.metadata.optional(TEMPLATE_KEY, str, None)
-    if source is not None:
+    if source is not None and source.strip():
         return source
     name = fitting_template(gguf.metadata, tokenizer().special_texts())
     if name is None:

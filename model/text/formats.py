@@ -42,6 +42,9 @@ def given_format(
 ) -> Format | None:
     """The one that is given, ``response_format`` as OpenAI's object; None for free text. Raises
     ConstraintError for two of them, and for an object of another form."""
+    for name, text in (("grammar", grammar), ("regex", regex)):
+        if not isinstance(text, str | None):
+            raise ConstraintError(f"{name} is {text!r:.80}: expected a text")
     formats = [
         None if response_format is None else _of_response(response_format),
         None if grammar is None else Format("grammar", grammar),

@@ -35,6 +35,9 @@ class HuggingFaceTokens:
         try:
             check_values(text.encode("utf-8", "replace"), "it", TokenizerError)
             description = json.loads(text)
+            rows = metadata.optional(_PREFIX + "rows", int, None)
+            if rows is not None and _drops_tokens_beyond(description, rows):
+                text = json.dumps(description)
             self._growth = text_growth(description)
             self._engine = self._inner = _engine(text)
             if _drops_first_prefixes(description):
@@ -190,6 +193,16 @@ def _drops_first_prefixes(description: dict[str, Any]) -> bool:
         if step["type"] == "Metaspace" and step.get("prepend_scheme") == "first":
             step["prepend_scheme"], changed = "never", True
     return changed
+
+
+def _drops_tokens_beyond(description: dict[str, Any], rows: int) -> bool:
+    """Remove added tokens without a row of the embedding, which a model was not trained with and
+    transformers takes; whether there were any."""
+    added = description.get("added_tokens") or []
+    kept = [token for token in added if token["id"] < rows]
+    if len(kept) < len(added):
+        description["added_tokens"] = kept
+    return len(kept) < len(added)
 
 
 def _is_byte_level(description: dict[str, Any]) -> bool:

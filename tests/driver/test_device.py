@@ -123,9 +123,10 @@ def test_device_strings(text: str, parsed: DeviceName) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "gpu", "cuda:", "cuda:-1", "cuda:x", "auto:0", "emulator:90", "CUDA", "cuda:0 "]
+    "text",
+    ["", "gpu", "cuda:", "cuda:-1", "cuda:x", "auto:0", "emulator:90", "CUDA", "cuda:0 ", 0, None],
 )
-def test_bad_device_string_lists_the_forms(text: str) -> None:
+def test_bad_device_string_lists_the_forms(text: Any) -> None:
     with pytest.raises(
         DeviceNameError, match="give auto, cuda, cuda:INDEX, emulator or emulator:sm_NN"
     ):

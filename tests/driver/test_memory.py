@@ -106,8 +106,9 @@ def test_transfers_are_checked(device: Device) -> None:
 @pytest.mark.parametrize("nbytes", [0, -5])
 def test_empty_allocations_are_refused(device: Device, nbytes: int) -> None:
     for allocate in (device.allocate, device.pinned):
-        with pytest.raises(TransferError, match="'nothing'"):
-            allocate(nbytes, "nothing")
+        for odd in (nbytes, float(nbytes) + 7.5, str(nbytes), None):
+            with pytest.raises(TransferError, match=f"'nothing': {odd!r} bytes"):
+                allocate(odd, "nothing")  # type: ignore[arg-type]
     with pytest.raises(TransferError, match="slice 'a'"):
         device.arena({"a": nbytes}, "arena")
 

@@ -21,7 +21,7 @@ from urdir.model.engine.text_steps import (
     row_bucket,
     text_bucket,
 )
-from urdir.model.errors import ContextFullError, SettingsError, UnsupportedError
+from urdir.model.errors import ContextFullError, ModelError, SettingsError, UnsupportedError
 from urdir.model.families.config import Config
 from urdir.model.families.embedding import Embedding
 from urdir.model.families.pooling import POOLINGS, Pooling
@@ -104,6 +104,7 @@ class Encoder(Owner):
             self._graphs = owners.enter_context(graphs)
             self._results = owners.enter_context(QueuedResults(device, self.stream))
             self._owners = owners.pop_all()
+        self._is_open = True
 
     def encode(
         self,
@@ -123,6 +124,7 @@ class Encoder(Owner):
         of tokens in a sequence of texts are checked before any step; tokens, and texts of an
         iterator, each at its turn, while the device has those before.
         """
+        self._check_open()
         chosen = self.chosen_pooling(pooling)
         width = self.check_pooling(chosen)
         if isinstance(texts, Sequence):
@@ -144,6 +146,7 @@ class Encoder(Owner):
     def logits(self, text: Sequence[int], rows: Sequence[int]) -> Floats:
         """The logits (rows, vocabulary) of some tokens of a text, of a model that `diffuses`.
         Raises UnsupportedError for others, and as `encode`."""
+        self._check_open()
         if not self.config.diffuses:
             raise UnsupportedError(f"'{self.config.architecture}' models make no logits of texts")
         tokens = self.check_texts([text])
@@ -204,7 +207,12 @@ class Encoder(Owner):
 
     def close(self) -> None:
         """Free graphs and memory. Idempotent."""
+        self._is_open = False
         self._owners.close()
+
+    def _check_open(self) -> None:
+        if not self._is_open:
+            raise ModelError("the engine is closed")
 
     # ---- steps ----
 

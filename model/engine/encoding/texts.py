@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from urdir.model.errors import ModelError
+from urdir.model.errors import ModelError, SettingsError
 
 if TYPE_CHECKING:
     from urdir.model.engine.encoding.encoder import Encoder, Floats
@@ -30,6 +30,8 @@ def embeddings(
     normalize: bool,
 ) -> Floats:
     """See `Engine.embed`."""
+    if not isinstance(texts, Iterable):
+        raise SettingsError(f"texts are {texts!r:.80}: expected a text or several")
     texts = [texts] if isinstance(texts, str) else [*texts]
     tokens = _given_tokens(texts)
     if tokens is None:  # else `encode` checks them
@@ -53,12 +55,32 @@ def scores(
     pooling: Pooling | None,
 ) -> Floats:
     """See `Engine.score`."""
+    _check_pairs(pairs)
     if encoder.chosen_pooling(pooling) == "rank":
         return encoder.encode(pair_tokens(tokenizer, metadata, pairs), "rank")[:, 0]
     texts = [text for pair in pairs for text in pair]
     both = embeddings(encoder, lambda: tokenizer, texts, pooling, normalize=True)
     found: Floats = (both[0::2] * both[1::2]).sum(axis=1)
     return found
+
+
+def _check_pairs(pairs: object) -> None:
+    """Raise SettingsError for what is not pairs of texts: a text would be a pair of letters."""
+    each = pairs if isinstance(pairs, Sequence) else [pairs]
+    if isinstance(pairs, str) or not all(_is_pair(pair) for pair in each):
+        raise SettingsError(f"pairs are {pairs!r:.80}: expected two texts each")
+
+
+def _is_pair(pair: object) -> bool:
+    is_two = isinstance(pair, Sequence) and not isinstance(pair, str) and len(pair) == 2
+    return is_two and all(isinstance(text, str) for text in pair)  # type: ignore[attr-defined]
+
+
+def documents_in(documents: object) -> list[str]:
+    """The documents, checked to be in a sequence. Raises SettingsError."""
+    if isinstance(documents, str) or not isinstance(documents, Iterable):
+        raise SettingsError(f"documents are {documents!r:.80}: expected a list of texts")
+    return [*documents]
 
 
 def tokens_of(

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from queue import SimpleQueue
+from typing import Any
 
 from urdir.model.engine.requests.limits import Limits
 from urdir.model.engine.requests.request import Ending, Item, Piece, Request, TokenChoice
 from urdir.model.engine.requests.service import OpenModel, Service
 from urdir.model.engine.sampling_settings import SamplingSettings
+from urdir.model.errors import SettingsError
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +26,13 @@ class Continuation:
 
     def __str__(self) -> str:
         return self.text
+
+
+def several(prompts: object) -> list[Any]:
+    """The prompts, checked to be in a sequence. Raises SettingsError."""
+    if isinstance(prompts, str) or not isinstance(prompts, Iterable):
+        raise SettingsError(f"{prompts!r:.80} is not a list of prompts: give [TEXT, ...]")
+    return [*prompts]
 
 
 def continuations(engine: OpenModel, requests: Sequence[Request]) -> Iterator[Continuation]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Container, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from urdir.driver.context import close_all
-from urdir.driver.errors import loses_device
+from urdir.driver.errors import LifetimeError, loses_device
 from urdir.model.engine.batch import Batch, Output, Segment, StepShape
 from urdir.model.engine.requests.expected_steps import ExpectedSteps, in_advance
 from urdir.model.engine.requests.open_answers import OpenAnswers
@@ -182,10 +183,11 @@ class Launcher(Owner):
             self.clock.rest()
 
     def close(self) -> None:
-        """Wait for the queued launches. Idempotent."""
+        """Wait for the queued launches, if the device is open still. Idempotent."""
         try:
-            while self._ahead:
-                self._ahead.wait()
+            with suppress(LifetimeError):
+                while self._ahead:
+                    self._ahead.wait()
         finally:
             close_all([self._ahead, *([self.clock] if self.clock else [])])
 

@@ -17,6 +17,7 @@ from urdir.model.files.metadata import Value
 from urdir.model.files.pretrained.family import (
     FIXED,
     IGNORED,
+    IGNORED_OUTSIDE,
     IGNORED_PREFIXES,
     KEYS,
     Family,
@@ -119,6 +120,7 @@ def read_config(config: Mapping[str, Any], family: Family, path: Path) -> Config
     for name, values in {**FIXED, **inner, **family.fixed}.items():
         fields.fix(name, values)
     fields.ignore(IGNORED | family.ignored, IGNORED_PREFIXES)
+    fields.ignore_outside(IGNORED_OUTSIDE)
     fields.finish()
     return Configuration(family, found, tied, tuple(fields.ignored))
 

@@ -120,6 +120,23 @@ IGNORED = frozenset(
         "use_associative_scan", "use_mambapy", "mamba_ssm_cache_dtype",
     }
 )  # fmt: skip
+#: Those of the outer object alone, which transformers wrote into every configuration: settings of
+#: generation (generation_config.json has those that count), of training and of classes. In an
+#: object within, "top_k" may be of a router.
+IGNORED_OUTSIDE = frozenset(
+    {
+        "max_length", "min_length", "do_sample", "early_stopping", "num_beams", "num_beam_groups",
+        "diversity_penalty", "temperature", "top_k", "top_p", "typical_p", "repetition_penalty",
+        "length_penalty", "no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "bad_words_ids",
+        "num_return_sequences", "output_scores", "return_dict_in_generate", "forced_bos_token_id",
+        "forced_eos_token_id", "remove_invalid_values", "exponential_decay_length_penalty",
+        "suppress_tokens", "begin_suppress_tokens", "decoder_start_token_id", "tf_legacy_loss",
+        "cross_attention_hidden_size", "output_past", "num_labels", "max_sequence_length",
+        "attn_implementation", "keys_to_ignore_at_inference", "neftune_noise_alpha",
+        "hidden_dropout_prob", "attention_probs_dropout_prob", "is_llama_config",
+        "transformers.js_config", "perceiver_config", "pixel_shuffle_factor", "use_resampler",
+    }
+)  # fmt: skip
 IGNORED_PREFIXES = ("_", "unsloth_", "summary_")
 #: Fields of all families, with the only supported values.
 FIXED: Mapping[str, tuple[Any, ...]] = {
@@ -128,4 +145,6 @@ FIXED: Mapping[str, tuple[Any, ...]] = {
     "tie_encoder_decoder": (False,),
     "pruned_heads": ({},),
     "moe_layer_freq": (1,),
+    "rope_interleaved": (False,),
+    "qk_layer_norms": (False,),
 }

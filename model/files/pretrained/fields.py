@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeGuard, TypeVar
 
 from urdir.model.errors import ConfigError, UnsupportedError
 
@@ -16,7 +16,13 @@ _WHOLE = frozenset(
     {"rope_parameters", "rope_scaling", "quantization_config", "compression_config", "id2label"}
     | {"label2id", "pruned_heads", "task_specific_params", "auto_map", "vision_config"}
     | {"audio_config", "text_config", "eagle_config", "sub_configs", "per_layer_config"}
+    | {"perceiver_config", "transformers.js_config"}
 )
+#: Types of values, for messages.
+_NAMES: Mapping[type, str] = {
+    int: "an integer", float: "a number", bool: "true or false", str: "a text", list: "a list",
+    dict: "an object",
+}  # fmt: skip
 
 
 class Fields:
@@ -65,15 +71,19 @@ class Fields:
         """The value of a field, or None; ConfigError for another type."""
         self._rest.pop(name, None)
         value = self._values.get(name)
+        if kind is int and _is_integral(value):
+            value = int(value)
         if type(value) is int and abs(value) >= 1 << 63:
             raise self.wrong(name, "an absurd number")
         if kind is float and type(value) is int:
             value = float(value)
         if value is not None and (
-            not isinstance(value, kind)
-            or (isinstance(value, bool) and kind is not bool)
-            or (isinstance(value, float) and not math.isfinite(value))
+            not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool)
         ):
+            is_known = type(value) in _NAMES and kind in _NAMES
+            what = f", {_NAMES[type(value)]}: expected {_NAMES[kind]}" if is_known else ""
+            raise self.wrong(name, f"{shown(value)}{what}")
+        if isinstance(value, float) and not math.isfinite(value):
             raise self.wrong(name, value)
         return value
 
@@ -83,12 +93,12 @@ class Fields:
         return default if value is None else value
 
     def take_number(self, name: str) -> int | float | None:
-        """The value of a numeric field, unconverted. Of a list, whose elements must be equal, the
-        first element."""
+        """The value of a numeric field, an integer where it is whole. Of a list, whose elements
+        must be equal, the first element."""
         value = self._values.get(name)
         if isinstance(value, list) and value and all(item == value[0] for item in value):
             self._values[name] = value = value[0]
-        return self.take(name, int if type(value) is int else float)
+        return self.take(name, int if type(value) is int or _is_integral(value) else float)
 
     def require(self, name: str, kind: type[_T]) -> _T:
         """The value of a required field."""
@@ -148,7 +158,8 @@ class Fields:
         """Raise UnsupportedError unless a field has one of ``values``, or is absent."""
         self._rest.pop(name, None)
         value = self._values.get(name)
-        if value is not None and not any(type(v) is type(value) and v == value for v in values):
+        kinds = (int, float) if type(value) in (int, float) else (type(value),)
+        if value is not None and not any(type(v) in kinds and v == value for v in values):
             wanted = " or ".join(repr(v) for v in values)
             raise self.refused(name, f"{wanted} is supported")
 
@@ -162,11 +173,25 @@ class Fields:
                 del self._rest[name]
                 self.ignored.append(name)
 
+    def ignore_outside(self, names: Collection[str]) -> None:
+        """Count the named fields as not mattering, but not those of objects within."""
+        for name in [name for name in self._rest if name in names]:
+            del self._rest[name]
+            self.ignored.append(name)
+
     def finish(self) -> None:
         """Raise UnsupportedError if a field was never taken."""
         for name in self._rest:
             value = shown(self._values[name])
-            raise UnsupportedError(f"{self.path}: unknown field '{shown(name)}' ({value})")
+            raise UnsupportedError(
+                f"{self.path}: unknown field '{shown(name)}' ({value}): remove it if it does not "
+                "change results"
+            )
+
+
+def _is_integral(value: object) -> TypeGuard[float]:
+    """Whether an integer was written as a float."""
+    return type(value) is float and value.is_integer()
 
 
 def shown(value: object) -> str:

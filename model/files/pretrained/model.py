@@ -49,7 +49,7 @@ class SafetensorsModel(Owner):
         self.path = Path(path)
         config_file = self.path / "config.json"
         if not config_file.exists():
-            raise SafetensorsError(f"{self.path}: no config.json in this folder")
+            raise SafetensorsError(f"{self.path}: no config.json in this folder{_ggufs(self.path)}")
         whole = read_json(config_file)
         scheme, config = read_scheme(whole, config_file), dict(text_config(whole))
         own: dict[str, Value] = {}
@@ -99,7 +99,7 @@ class SafetensorsModel(Owner):
             key if key.startswith("xielu.") else f"{family.architecture}.{key}": value
             for key, value in values.items()
         }
-        text = text_metadata(self.path, config)
+        text = text_metadata(self.path, config, self.tensors.get("token_embd.weight"))
         self.metadata = Metadata(general | keys | own | text, str(self.path))
 
     @property
@@ -111,6 +111,12 @@ class SafetensorsModel(Owner):
         """Drop the tensors and metadata; files are closed once no tensor of them exists."""
         self.tensors = {}
         self.metadata = Metadata({}, str(self.path))
+
+
+def _ggufs(folder: Path) -> str:
+    """What to give in place of a folder of GGUF files."""
+    found = sorted(folder.glob("*.gguf"))
+    return f": give one of its GGUF files, such as {found[0].name}" if found else ""
 
 
 def _take_scalars(tensors: dict[str, Tensor], layers: int) -> dict[str, Value]:
@@ -130,7 +136,10 @@ def _take_scalars(tensors: dict[str, Tensor], layers: int) -> dict[str, Value]:
 def _check_vocabulary(config: Mapping[str, Any], tensors: Mapping[str, Tensor], path: Path) -> None:
     has_output = config.get("tie_word_embeddings") is False and not is_class(config, ENCODING)
     if has_output and "output.weight" not in tensors:
-        raise SafetensorsError(f"{path.parent}: tensor 'lm_head.weight' is missing")
+        raise SafetensorsError(
+            f"{path.parent}: tensor 'lm_head.weight' is missing, 'tie_word_embeddings' of "
+            f"{path.name} is false: set it to true if the output is the embedding"
+        )
     embedding = tensors.get("token_embd.weight")
     if embedding is not None and config.get("vocab_size") not in (None, embedding.shape[0]):
         raise ConfigError(

@@ -22,7 +22,7 @@ from urdir.model.files.pretrained.names import ENDS, LAYER
 #: The key of the number of layers in each of `Family.stacks`.
 LAYERS_PER_STACK = "hrm.layers_per_stack"
 #: Outer modules, any number of them, and the list of layers.
-_OUTER = re.compile(r"^(model|transformer|backbone|gpt_neox|decoder|language_model)\.")
+_OUTER = re.compile(r"^(model|transformer|backbone|gpt_neox|decoder|language_model|text_model)\.")
 _LAYERS = re.compile(r"^(?:layers?|h|blocks)\.(\d{1,9})\.(.+)$")
 #: The only layer of EAGLE-3 heads.
 _MIDLAYER = re.compile(r"^midlayer\.")
@@ -30,15 +30,8 @@ _NUMBERS = re.compile(r"(?<=\.)\d{1,9}(?=\.|$)")
 #: Parts of multi-modal models beside the text decoder, and heads that predict further tokens.
 _OTHER_PARTS = (
     *("vision_tower.", "visual.", "vision_model.", "embed_vision.", "vision_embed_tokens."),
-    *(
-        "vit.",
-        "mlp_AR.",
-        "multi_modal_projector.",
-        "audio_tower.",
-        "embed_audio.",
-        "mm_projector.",
-        "mtp.",
-    ),
+    *("vit.", "mlp_AR.", "multi_modal_projector.", "mm_projector.", "connector."),
+    *("image_newline", "audio_tower.", "embed_audio.", "mtp."),
 )
 #: Buffers of checkpoints that follow from the configuration.
 _BUFFERS = (

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from urdir.model.errors import SafetensorsError
+from urdir.model.files.gguf import Tensor
 from urdir.model.files.json_text import parse_json
 from urdir.model.files.limits import JSON_NBYTES
 from urdir.model.files.metadata import Value
@@ -30,6 +31,11 @@ _SAMPLING = {
     "min_p": "min_p",
     "repetition_penalty": "penalty_repeat",
 }
+#: Files of vocabularies; of several the first one counts.
+VOCABULARIES = (
+    *("tokenizer.json", "tokenizer.model", "tiktoken.model", "qwen.tiktoken"),
+    "tokenizer.tiktoken",
+)
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -38,8 +44,11 @@ def read_json(path: Path) -> dict[str, Any]:
     return parse_json(text, f"{path}: the file", SafetensorsError)
 
 
-def text_metadata(folder: Path, config: Mapping[str, Any]) -> dict[str, Value]:
-    """The metadata; without a vocabulary if there is no tokenizer.json."""
+def text_metadata(
+    folder: Path, config: Mapping[str, Any], embedding: Tensor | None = None
+) -> dict[str, Value]:
+    """The metadata; without a vocabulary if there is no tokenizer.json. The rows of an
+    ``embedding`` bound the tokens."""
     settings = _optional_json(folder / "tokenizer_config.json")
     found: dict[str, Value] = {}
     if (template := _template(folder, settings)) is not None:
@@ -50,8 +59,9 @@ def text_metadata(folder: Path, config: Mapping[str, Any]) -> dict[str, Value]:
         return found | _other_vocabulary(folder, config, settings, generation)
     found["tokenizer.ggml.model"] = "huggingface"
     found["tokenizer.huggingface.json"] = _text(folder / "tokenizer.json")
-    bos = generation.get("bos_token_id", config.get("bos_token_id"))
-    if type(bos) is int:
+    if embedding is not None:
+        found["tokenizer.huggingface.rows"] = embedding.shape[0]
+    if (bos := _bos_id(config, generation)) is not None:
         found["tokenizer.ggml.bos_token_id"] = bos
     if ends := _end_ids(folder, config, generation):
         found["tokenizer.huggingface.end_token_ids"] = np.array(ends, np.int32)
@@ -65,9 +75,22 @@ def text_metadata(folder: Path, config: Mapping[str, Any]) -> dict[str, Value]:
     return found
 
 
+def _given(name: str, config: Mapping[str, Any], generation: Mapping[str, Any]) -> Any:
+    """A field of generation_config.json, or else of config.json; null and [] are none."""
+    found = generation.get(name)
+    return config.get(name) if found is None or found == [] else found
+
+
+def _bos_id(config: Mapping[str, Any], generation: Mapping[str, Any]) -> int | None:
+    """The token that begins a text; of several the first."""
+    bos = _given("bos_token_id", config, generation)
+    bos = bos[0] if isinstance(bos, list) and bos else bos
+    return bos if type(bos) is int else None
+
+
 def _end_ids(folder: Path, config: Mapping[str, Any], generation: Mapping[str, Any]) -> list[int]:
     """The tokens that end an answer."""
-    ends = generation.get("eos_token_id", config.get("eos_token_id"))
+    ends = _given("eos_token_id", config, generation)
     ends = ends if isinstance(ends, list) else [] if ends is None else [ends]
     if not all(type(end) is int and 0 <= end < 1 << 31 for end in ends):
         raise SafetensorsError(f"{folder}: eos_token_id is {shown(ends)}, expected token ids")
@@ -91,17 +114,14 @@ def _other_vocabulary(
     generation: Mapping[str, Any],
 ) -> dict[str, Value]:
     """The vocabulary of a SentencePiece or tiktoken file; nothing if there is none."""
-    names = ("tokenizer.model", "tiktoken.model", "qwen.tiktoken", "tokenizer.tiktoken")
-    path = next((folder / name for name in names if (folder / name).is_file()), None)
+    path = next((folder / name for name in VOCABULARIES[1:] if (folder / name).is_file()), None)
     if path is None:
         return {}
     if is_tiktoken(path):
         found = tiktoken_metadata(path, settings, config.get("model_type"))
     else:
         found = sentencepiece_metadata(path, settings)
-    bos = generation.get("bos_token_id", config.get("bos_token_id"))
-    bos = bos[0] if isinstance(bos, list) and bos else bos
-    if type(bos) is int:
+    if (bos := _bos_id(config, generation)) is not None:
         found["tokenizer.ggml.bos_token_id"] = bos
     if ends := _end_ids(folder, config, generation):
         found["tokenizer.ggml.eos_token_id"] = ends[0]
@@ -117,12 +137,13 @@ def _optional_json(path: Path) -> dict[str, Any]:
 
 
 def _template(folder: Path, settings: Mapping[str, Any]) -> str | None:
-    """The template file, or the one in tokenizer_config.json, of several the one named
-    "default"."""
+    """The template file, or the one in chat_template.json (of multi-modal models) or in
+    tokenizer_config.json, of several the one named "default"."""
     file = folder / "chat_template.jinja"
     if file.exists():
         return _text(file)
-    template = settings.get("chat_template")
+    beside = _optional_json(folder / "chat_template.json")
+    template = beside.get("chat_template", settings.get("chat_template"))
     if isinstance(template, list):
         named = [t for t in template if isinstance(t, dict) and t.get("name") == "default"]
         template = named[0].get("template") if named else None

@@ -44,6 +44,7 @@ Cli = Callable[..., tuple[int, str, str]]
         (("show",), "MODEL"),
         (("show", "demo", "-m", "demo"), "two models"),
         (("bench", "demo", "--shape", "llama-3.1-8b"), "--shape"),
+        (("bench", "demo", "-p", "0", "-n", "0"), "-p, -n: nothing to measure"),
         (("bench", "demo", "--routing", "local"), "a share such as 0.9, or locality"),
         (("bench", "demo", "--routing", "0.4"), "between 0.5 and 0.99"),
         (("bench", "demo", "--embed", "1,8", "--lora", "4"), "--lora"),

@@ -61,8 +61,10 @@ def test_lines(
         service = ToyService(ToyModel(tokenizer, template), delay=0.001)
         monkeypatch.setattr(serve_opening, "open_service", lambda args, template: service)
         code, out, _ = cli("batch", str(source), str(answers), "--at-once", "3")
+        piped = cli("batch", str(source), "-")
     assert (code, out) == (1, "4 of 15 requests answered\n")
-    assert service.ended == ["closed"]
+    assert service.ended == ["closed", "closed"]
+    assert (piped[0], len(piped[1].splitlines()), piped[2]) == (1, 15, out)
     written = [*map(json.loads, answers.read_text().splitlines())]
     assert len({line["id"] for line in written}) == len(written) == 15
     refused = [line["custom_id"] for line in written if line["error"]]

@@ -181,8 +181,13 @@ def test_commands(conversation: Conversation, capsys: pytest.CaptureFixture[str]
     assert conversation.args.top_k is None  # the file's, or the usual one
     assert "temperature  0.25" in err
     assert "top-k" not in err  # what is not changed
+    conversation.engine.file.metadata["general.sampling.top_p"] = 0.8  # type: ignore[index]
     take(conversation, "/set")
-    assert {line.index(line.split()[1]) for line in capsys.readouterr().err.splitlines()} == {21}
+    shown = capsys.readouterr().err
+    assert {line.index(line.split()[1]) for line in shown.splitlines()} == {21}
+    values = dict(line.split() for line in shown.splitlines())
+    assert values.items() >= {"temperature": "0.25", "top-k": "40", "top-p": "0.8"}.items()
+    assert values.items() >= {"n-predict": "-1", "seed": "5"}.items()
     take(conversation, "one.", "/regen", "/exit", "never")
     assert contents(conversation) == ["one.", "ONE."]
     take(conversation, "/undo", "/clear")

@@ -74,6 +74,7 @@ def test_prompts_and_tokens_that_cannot_be(cli: Cli, nano: Path, tmp_path: Path)
             ("logits", nano, "--tokens", "1", "--output", tmp_path / "no" / "x.npy"),
             "no such folder",
         ),
+        (("logits", nano, "--tokens", "1", "--output", tmp_path), "a folder; give the name of a"),
     ):
         code, out, err = cli(*argv)
         assert (code, out) == (1, ""), argv

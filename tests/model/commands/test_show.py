@@ -7,8 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from tests.model.tiny_encoder import write_encoder
+from urdir.model.commands.show import _count_text
+from urdir.model.figures import rounded
 from urdir.model.files.demo import demo_model
 
 Cli = Callable[..., tuple[int, str, str]]
@@ -216,3 +219,25 @@ def test_show_says_what_a_draft_is_and_what_heads_cost(
     out = cli("show", reference_file("gemma4assistant-e.draft"))[1]
     assert "Gemma 4 assistant of 64 values for a model of 128, reads the keys and values of" in out
     assert json.loads(cli("show", "demo", "--json")[1])["draft"] == {}
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (5_250_000, "5.25 M"), (999_600_000, "1,000 M"), (8_030_261_312, "8.03 B"),
+        (671_026_419_200, "671 B"), (1_026_408_232_448, "1,026 B"),
+    ],
+)  # fmt: skip
+def test_counts_have_no_exponents(count: int, text: str) -> None:
+    assert _count_text(count) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "digits", "text"),
+    [
+        (7.76, 2, "7.8"), (260.4, 2, "260"), (2604.0, 2, "2,600"), (0.025, 2, "0.025"),
+        (1049.4, 3, "1,050"), (99.96, 3, "100"), (63000.0, 3, "63,000"), (0.0, 2, "0"),
+    ],
+)  # fmt: skip
+def test_rates_have_no_exponents(value: float, digits: int, text: str) -> None:
+    assert rounded(value, digits) == text

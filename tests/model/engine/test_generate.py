@@ -13,6 +13,8 @@ import pytest
 
 from tests.model.stepping import Numbers
 from urdir.driver.device import Device
+from urdir.driver.errors import LifetimeError
+from urdir.model.engine.engine import Engine
 from urdir.model.engine.generate import Generation
 from urdir.model.engine.realizar import EagerSteps
 from urdir.model.engine.requests.launcher import Launcher
@@ -202,3 +204,23 @@ def test_leaving_early_waits_for_nothing_else(session: Session, singly: list[int
             list(islice(pieces, count))
         assert made.tokens == singly[: len(made.tokens)]
         assert len(made.tokens) >= count
+
+
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_an_answer_ends_in_one_line_after_its_engine(
+    data: Path, caplog: pytest.LogCaptureFixture, goes_on: bool
+) -> None:
+    file = data / "golden" / "nano-llama-q8_0.gguf"
+    engine = Engine.open(file, device="emulator", context=CONTEXT, cache_folder=None)
+    request = Request(prompt=PROMPT, settings=GREEDY)
+    pieces = Generation(engine.session, None, request).pieces()
+    list(islice(pieces, 3))  # steps are queued
+    engine.close()
+    if goes_on:
+        with pytest.raises(ModelError, match="the engine is closed"):
+            next(pieces)
+    pieces.close()
+    assert not caplog.records
+    with pytest.raises(LifetimeError, match="is closed"):
+        next(Generation(engine.session, None, request).pieces())
+    engine.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import AsyncGenerator, Iterator
 from dataclasses import replace
 from functools import partial
@@ -73,6 +74,7 @@ BAD: list[tuple[Any, dict[str, Any], type[ModelError], str]] = [
     ([QUESTION | {"role": "usr"}], {}, TemplateError, "message 0 has the role 'usr': expected "),
     ([QUESTION, Message("usr", "x")], {}, TemplateError, "message 1 has the role 'usr'"),
     ([QUESTION], {"tools": [{}]}, TemplateError, "are no tools: give a list of descriptions"),
+    ([QUESTION], {"variables": 5}, TemplateError, "variables are 5: expected names with values"),
     ([QUESTION], {"limit": 0}, SettingsError, "a limit of 0 tokens: expected 1 or more"),
     ([QUESTION], {"limit": -1}, SettingsError, "a limit of -1 tokens"),
     ([QUESTION], {"stops": ""}, SettingsError, "stops are .*: expected texts, none empty"),
@@ -123,6 +125,8 @@ def test_what_a_chat_cannot_answer_is_refused_in_one_line() -> None:
         ({"adapters": ("poet", 0.5)}, SettingsError, "adapters are"),
         ({"adapters": [("poet", "1")]}, SettingsError, "adapters are"),
         ({"tool_choice": 5}, TemplateError, "tool_choice 5: expected 'auto'"),
+        ({"grammar": 5}, ConstraintError, "grammar is 5: expected a text"),
+        ({"regex": b"a"}, ConstraintError, "regex is b'a': expected a text"),
     ],
 )
 def test_options_of_other_libraries_are_explained(
@@ -179,6 +183,15 @@ def test_prompts_are_texts_or_token_ids() -> None:
             token_ids(lambda: tokenizer, bad)  # type: ignore[arg-type]
     with pytest.raises(SettingsError, match=r"a prompt is 'hi': expected token ids"):
         Request(prompt="hi")  # type: ignore[arg-type]
+    engine = object.__new__(Engine)  # nothing of it is used
+    for bad in ("hi", None, 5, [1.5]):
+        with pytest.raises(SettingsError, match="is not a list of token ids"):
+            engine.detokenize(bad)  # type: ignore[arg-type]
+    for bad in ("hi", None, 5):
+        with pytest.raises(SettingsError, match="is not a list of prompts"):
+            engine.generate_all(bad, settings=GREEDY)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"Engine\.open\('demo'\) opens a model"):
+        Engine("demo")  # type: ignore[arg-type]
     for name, words in (("n_ctx", "did you mean context"), ("contxt", "did you mean context"),
                         ("xyz", r"help\(EngineOptions\)")):  # fmt: skip
         with pytest.raises(TypeError, match=rf"^Engine.open has no option '{name}': {words}"):
@@ -229,6 +242,31 @@ def test_thoughts_and_calls_are_fields() -> None:
     (again,) = reply.message.more["tool_calls"]
     assert again["function"] == {"name": "add", "arguments": '{"a": 2}'}
     assert again["id"] == called.id
+
+
+def test_a_stream_that_is_left_ends_its_answer_at_once() -> None:
+    """Not when the garbage collector comes: until then no other answer can begin."""
+    ended: list[bool] = []
+
+    class Answer:
+        statistics = Statistics()
+
+        def text(self) -> Iterator[str]:
+            try:
+                yield from ("So", "Well.")
+            finally:
+                ended.append(True)
+
+    stream = ReplyStream(cast("Any", Answer()), _prompt().parser)
+    gc.disable()
+    try:
+        for _ in stream:
+            break
+        assert not ended
+        del stream
+        assert ended
+    finally:
+        gc.enable()
 
 
 async def _awaited(pieces: list[str], prompt: ChatPrompt) -> Reply:

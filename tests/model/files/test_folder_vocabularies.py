@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import shutil
 import struct
 from collections.abc import Callable
 from dataclasses import replace
@@ -129,6 +130,41 @@ def test_files_that_are_no_sentencepiece_model(
     for added in ({"9": {"content": "x"}}, {"x": {"content": "x"}}, {"1": {"content": 3}}):
         with pytest.raises(SafetensorsError, match="added token"):
             sentencepiece_metadata(path, {"added_tokens_decoder": added})
+
+
+@pytest.mark.parametrize("end", [None, []])
+def test_roles_of_the_configuration_where_generation_has_none(
+    data: Path, tmp_path: Path, end: object
+) -> None:
+    folder = Path(shutil.copytree(data / "safetensors" / "llama-bf16", tmp_path / "copy"))
+    said = {"eos_token_id": end, "bos_token_id": None}
+    (folder / "generation_config.json").write_text(json.dumps(said))
+    (folder / "tokenizer_config.json").unlink()
+    found = _tokenizer(folder, {"eos_token_id": [2, 1], "bos_token_id": 3})
+    assert (found.end_ids, found.bos_id) == ({1, 2}, 3)
+
+
+def test_a_template_in_any_of_its_files(data: Path, tmp_path: Path) -> None:
+    """The newest kind of file counts."""
+    folder = Path(shutil.copytree(data / "safetensors" / "llama-bf16", tmp_path / "copy"))
+
+    def template() -> object:
+        return text_metadata(folder, {}).get("tokenizer.chat_template")
+
+    (folder / "chat_template.jinja").unlink()
+    assert template() is None
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": "{{ 1 }}"}))
+    assert template() == "{{ 1 }}"
+    several = [
+        {"name": "tool_use", "template": "{{ 2 }}"},
+        {"name": "default", "template": "{{ 3 }}"},
+    ]
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": several}))
+    assert template() == "{{ 3 }}"
+    (folder / "chat_template.json").write_text(json.dumps({"chat_template": "{{ 4 }}"}))
+    assert template() == "{{ 4 }}"
+    (folder / "chat_template.jinja").write_text("{{ 5 }}")
+    assert template() == "{{ 5 }}"
 
 
 def test_a_vocabulary_that_cannot_be_read(tmp_path: Path) -> None:

@@ -185,6 +185,11 @@ def test_no_such_file(tmp_path: Path) -> None:
     assert "no such file" in _refused(tmp_path / "missing.gguf")
 
 
+def test_a_link_to_nothing(tmp_path: Path) -> None:
+    (tmp_path / "link.gguf").symlink_to("../blobs/1f")
+    assert "a link to ../blobs/1f, which does not exist" in _refused(tmp_path / "link.gguf")
+
+
 def test_a_directory(tmp_path: Path) -> None:
     assert "a directory" in _refused(tmp_path)
 
@@ -212,6 +217,11 @@ def test_no_permission(tmp_path: Path) -> None:
         (b"", GgufError, "empty"),
         (b"PK\x03\x04" + b"\0" * 100, GgufError, "not a GGUF file"),
         (b"GG", GgufError, "not a GGUF file"),
+        (
+            b"version https://git-lfs.github.com/spec/v1\noid sha256:1f\nsize 4976698672\n",
+            GgufError,
+            "a Git LFS pointer",
+        ),
         (b"GGUF\x03", GgufError, "ends within the header"),
         (b"GGUF" + struct.pack("<IQQ", 1, 0, 0), UnsupportedError, "version 1"),
         (b"GGUF" + struct.pack("<IQQ", 4, 0, 0), UnsupportedError, "version 4"),

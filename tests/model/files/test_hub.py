@@ -19,6 +19,7 @@ import pytest
 from urdir.model.errors import HubError, HubNameError
 from urdir.model.files.gguf import Gguf
 from urdir.model.files.hub import HubName, choose, download
+from urdir.model.files.hub_cache import cached_models
 from urdir.model.files.source import open_model
 
 hub_constants = pytest.importorskip("huggingface_hub.constants")
@@ -243,6 +244,26 @@ def test_a_folder_where_there_is_no_gguf(server: _Server, data: Path, name: str)
     assert fetched == set(files) - {"golden.npz"}
 
 
+@pytest.mark.parametrize(
+    ("files", "unused"),
+    [
+        ("tokenizer.model chat_template.json hf_quant_config.json", "README.md vocab.txt"),
+        ("tiktoken.model tokenizer_config.json", "tokenization_kimi.py"),
+        ("tokenizer.json", "tokenizer.model onnx/model.onnx"),
+        (
+            "modules.json 1_Pooling/config.json 2_Dense/config.json 2_Dense/model.safetensors",
+            "2_Dense/pytorch_model.bin 1_Other/config.json openvino/model.safetensors",
+        ),
+        ("", "model.safetensors.index.json model-00001-of-00002.safetensors"),
+    ],
+)
+def test_what_a_folder_is_read_with_is_fetched(server: _Server, files: str, unused: str) -> None:
+    wanted = {"config.json", "model.safetensors", *files.split()} - {"modules.json"}
+    server.repositories["a/b"] = dict.fromkeys({*wanted, *unused.split()}, b"{}")
+    folder = _fetch("a/b")
+    assert {str(path.relative_to(folder)) for path in folder.rglob("*.*")} == wanted
+
+
 def test_a_repository_without_a_model(server: _Server) -> None:
     server.repositories["a/b"] = {"README.md": b""}
     with pytest.raises(HubError, match="hf:a/b: no GGUF file in this repository"):
@@ -272,13 +293,20 @@ def test_a_server_in_trouble(server: _Server) -> None:
         _fetch("a/b")
 
 
-def test_without_network(server: _Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_network(server: _Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     server.repositories["a/b"] = {"x.gguf": b"content"}
     path = _fetch("a/b")
     _point_to("http://127.0.0.1:9", monkeypatch)
     assert _fetch("a/b") == path
     with pytest.raises(HubError, match=r"hf:a/c: the hub cannot be reached \(.*without network"):
         _fetch("a/c")
+    found = [model.name for model in cached_models()]
+    assert found == ["hf:a/b:x.gguf"]
+    for cache in (tmp_path / "absent", path):  # a file is no cache
+        monkeypatch.setattr(hub_constants, "HF_HUB_CACHE", str(cache))
+        assert cached_models() == []
+        with pytest.raises(HubError, match="hf:a/b: the hub cannot be reached"):
+            _fetch("a/b")
 
 
 def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:

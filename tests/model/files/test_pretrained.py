@@ -21,6 +21,7 @@ from urdir.model.errors import (
     ModelError,
     SafetensorsError,
     SettingsError,
+    TokenizerError,
     UnsupportedError,
 )
 from urdir.model.files.metadata import Metadata
@@ -36,6 +37,7 @@ from urdir.model.files.pretrained.tables import FAMILIES
 from urdir.model.files.pretrained.tensors import make_tensors
 from urdir.model.files.safetensors import StoredTensor, read_folder
 from urdir.model.files.source import open_model
+from urdir.model.text.tokenizer import Tokenizer
 
 Folders = Callable[..., Path]
 LLAMA3_SCALING = {
@@ -274,6 +276,27 @@ def test_gemma_norms_get_one_added(make_folder: Folders) -> None:
     assert model.metadata["gemma3.attention.sliding_window"] == 16
 
 
+@pytest.mark.parametrize(
+    ("prefix", "others"),
+    [
+        ("language_model.model", ("vision_tower.a.weight", "image_newline")),  # LLaVA 1.6
+        ("model.language_model", ("model.vision_tower.a.weight", "model.image_newline")),
+        # SmolVLM
+        ("model.text_model", ("model.vision_model.a.bias", "model.connector.proj.weight")),
+    ],
+)
+def test_the_decoder_of_a_model_of_pictures(
+    make_folder: Folders, prefix: str, others: tuple[str, ...]
+) -> None:
+    plain = {"embed_tokens.weight": (3, 8), "layers.0.mlp.up_proj.weight": (16, 8)}
+    names = {f"{prefix}.{name}": shape for name, shape in plain.items()}
+    arrays = {name: ("F32", np.ones(shape, np.float32)) for name, shape in names.items()}
+    arrays |= {name: ("F32", np.ones(2, np.float32)) for name in others}
+    with SafetensorsModel(make_folder({"model_type": "a", "text_config": CONFIG}, arrays)) as model:
+        assert set(model.tensors) == {"token_embd.weight", "blk.0.ffn_up.weight"}
+        assert set(model.unused_tensors) == set(others)
+
+
 def test_odd_rows_keep_their_type(make_folder: Folders) -> None:
     tensors = _tensors(
         model__embed_tokens__weight=(3, 8),
@@ -417,7 +440,9 @@ def test_yarn_is_that_of_its_paper() -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"new_field": 3}, r"unknown field 'new_field' \(3\)"),
+        ({"new_field": 3}, r"unknown field 'new_field' \(3\): remove it if it does not change"),
+        ({"rope_interleaved": True}, "'rope_interleaved' is True; False is supported"),
+        ({"router": {"top_k": 3}}, r"unknown field 'router.top_k' \(3\)"),
         ({"new\nfield": "\x1b[1m"}, r"unknown field ''new\\nfield'' \('\\x1b\[1m'\)"),
         ({"some": {"new": 3}}, r"unknown field 'some.new' \(3\)"),
         ({"hidden_act": "relu"}, "'hidden_act' is relu; 'silu' or 'swish' is supported"),
@@ -433,7 +458,10 @@ def test_yarn_is_that_of_its_paper() -> None:
         ({"n_layer": 2}, "'n_layer' is 2, another field says 1"),
         ({"num_attention_heads": True}, "'num_attention_heads' is True"),
         ({"hidden_size": "absent"}, "'hidden_size' is None"),
-        ({"intermediate_size": "16"}, "'intermediate_size' is 16"),
+        ({"intermediate_size": "16"}, "'intermediate_size' is 16, a text: expected a number"),
+        ({"hidden_size": 8.5}, "'hidden_size' is 8.5"),
+        ({"head_dim": "4"}, "'head_dim' is 4, a text: expected an integer"),
+        ({"tie_word_embeddings": 1}, "'tie_word_embeddings' is 1, an integer: expected true or"),
         ({"intermediate_size": [16, 8]}, r"'intermediate_size' is \[16, 8\]"),
         ({"rms_norm_eps": math.inf}, "'rms_norm_eps' is inf"),
         ({"head_dim": 0}, "'head_dim' is 0"),
@@ -568,6 +596,51 @@ def test_odd_values_are_refused_or_read(model_type: str) -> None:
 # ---- what does not fit -------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("model_type", ["llama", "gemma2", "gpt2"])
+def test_what_older_versions_of_transformers_write_changes_nothing(model_type: str) -> None:
+    """Every configuration had the settings of generation, and text_config still has."""
+    given = {"model_type": model_type} | (GPT2 if model_type == "gpt2" else {})
+    given |= {"hidden_act": "absent"}
+    written = {
+        "max_length": 20, "min_length": 0, "do_sample": False, "early_stopping": False,
+        "num_beams": 1, "num_beam_groups": 1, "diversity_penalty": 0.0, "temperature": 1.0,
+        "top_k": 50, "top_p": 1.0, "typical_p": 1.0, "repetition_penalty": 1.0,
+        "length_penalty": 1.0, "no_repeat_ngram_size": 0, "encoder_no_repeat_ngram_size": 0,
+        "bad_words_ids": None, "num_return_sequences": 1, "output_scores": False,
+        "return_dict_in_generate": False, "forced_bos_token_id": 1, "forced_eos_token_id": None,
+        "remove_invalid_values": False, "exponential_decay_length_penalty": None,
+        "suppress_tokens": [], "begin_suppress_tokens": None, "tf_legacy_loss": False,
+        "output_past": True, "num_labels": 2, "max_sequence_length": 4096,
+        "attn_implementation": "sdpa", "neftune_noise_alpha": 5.0,
+        "keys_to_ignore_at_inference": ["past_key_values"], "hidden_dropout_prob": 0.0,
+        "attention_probs_dropout_prob": 0.1,
+        # SmolLM2's and SmolVLM's, of which the class reads none
+        "is_llama_config": True, "rope_interleaved": False, "qk_layer_norms": False,
+        "use_resampler": False, "pixel_shuffle_factor": 4,
+        "perceiver_config": {"resampler_depth": 6, "top_k": 50, "hidden_act": "relu"},
+        "transformers.js_config": {"kv_cache_dtype": {"fp16": "float16"}, "dtype": "q4"},
+    }  # fmt: skip
+    expected, found = _keys(**given), _keys(**given, **written)
+    assert found.keys() == expected.keys()
+    assert all(np.array_equal(found[key], expected[key]) for key in found)
+
+
+def test_integers_may_be_floats() -> None:
+    """As Python's own JSON and transformers take them where they are whole."""
+    sizes = {name: float(n) for name, n in CONFIG.items() if type(n) is int}
+    assert _keys(**sizes, head_dim=4.0) == _keys(head_dim=4)
+    assert all(type(found) is not float or found % 1 for found in _keys(**sizes).values()
+               if found != CONFIG["rope_theta"])  # fmt: skip
+    assert _keys(moe_layer_freq=1.0) == _keys(moe_layer_freq=1) == _keys()
+    for other in (True, 1.5):  # 1 is the only value that is supported
+        with pytest.raises(UnsupportedError, match="'moe_layer_freq' is"):
+            _keys(moe_layer_freq=other)
+    floats = YARN | {"original_max_position_embeddings": 8.0}
+    expected, found = (_keys(rope_scaling=scaling) for scaling in (YARN, floats))
+    assert found.keys() == expected.keys()
+    assert np.array_equal(found["rope_freqs.weight"], expected["rope_freqs.weight"])
+
+
 @pytest.mark.parametrize(
     ("shapes", "fields", "message"),
     [
@@ -593,7 +666,7 @@ def test_odd_values_are_refused_or_read(model_type: str) -> None:
         (
             {"model__norm__weight": (8,)},
             {"tie_word_embeddings": False},
-            "tensor 'lm_head.weight' is missing",
+            "tensor 'lm_head.weight' is missing, 'tie_word_embeddings' of config.json is false",
         ),
         (
             {"model__layers__0__block_sparse_moe__experts__1__w1__weight": (2, 2)},
@@ -661,6 +734,31 @@ def test_sizes_that_do_not_fit_a_tensor(
         )  # fmt: skip
 
 
+@pytest.mark.parametrize("is_added", [True, False])
+def test_tokens_beyond_the_embedding(data: Path, tmp_path: Path, is_added: bool) -> None:
+    """An added one that the model was never trained with, such as "<pad>" of Llama 2, is text;
+    words of the vocabulary are not left out."""
+    folder = Path(shutil.copytree(data / "safetensors" / "llama-bf16", tmp_path / "copy"))
+    tokens = json.loads((folder / "tokenizer.json").read_text())
+    vocabulary = tokens["model"]["vocab"]
+    vocabulary |= {f"word {n}": n for n in range(320) if n not in vocabulary.values()}
+    if is_added:
+        tokens["added_tokens"].append({**tokens["added_tokens"][0], "id": 320, "content": "<pad>"})
+    else:
+        vocabulary["<pad>"] = 320
+    (folder / "tokenizer.json").write_text(json.dumps(tokens))
+    with open_model(data / "safetensors" / "llama-bf16") as usual, open_model(folder) as model:
+        if not is_added:
+            with pytest.raises(TokenizerError, match="321 tokens, more than the 320 rows of"):
+                Tokenizer.of(model)
+            return
+        expected, found = Tokenizer.of(usual), Tokenizer.of(model)
+    for text in ("a <pad> b", "<pad>", "<|begin|>x"):
+        ids = found.encode(text, parse_special=True)
+        assert ids == expected.encode(text, parse_special=True)
+        assert found.decode(ids, keep_control=True) == text
+
+
 def test_a_dtype_that_is_not_converted(make_folder: Folders) -> None:
     folder = make_folder(CONFIG, {"model.norm.weight": ("F8_E4M3", np.zeros(8, np.uint8))})
     with pytest.raises(UnsupportedError, match=r"'model.norm.weight' has dtype F8_E4M3"):
@@ -669,6 +767,9 @@ def test_a_dtype_that_is_not_converted(make_folder: Folders) -> None:
 
 def test_folders_that_are_none(tmp_path: Path, data: Path) -> None:
     with pytest.raises(SafetensorsError, match=r"no config\.json in this folder"):
+        open_model(tmp_path)
+    (tmp_path / "b.gguf").touch()
+    with pytest.raises(SafetensorsError, match=r"no config\.json.*: give one .*, such as b\.gguf"):
         open_model(tmp_path)
     (tmp_path / "config.json").write_text('{"model_type": "bart"}')
     with pytest.raises(UnsupportedError, match=r"model_type 'bart' is not supported"):

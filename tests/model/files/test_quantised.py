@@ -488,6 +488,14 @@ def test_configurations_are_refused_by_field(data: Path, tmp_path: Path, case: s
         SafetensorsModel(path)
 
 
+def test_null_is_the_same_as_absent(data: Path, tmp_path: Path) -> None:
+    path = _folder(data, tmp_path, "awq")
+    config = json.loads((path / "config.json").read_text())
+    config["quantization_config"]["rotation"] = None
+    (path / "config.json").write_text(json.dumps(config))
+    SafetensorsModel(path).close()
+
+
 def test_a_configuration_that_is_no_object_is_refused(data: Path, tmp_path: Path) -> None:
     path = _folder(data, tmp_path, "awq")
     config = json.loads((path / "config.json").read_text())

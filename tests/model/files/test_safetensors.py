@@ -48,7 +48,24 @@ def test_agrees_with_the_library(tmp_path: Path) -> None:
         assert not read[name].data[:].flags.writeable
 
 
+LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:1f\nsize 4976698672\n"
 GOOD = {"a": entry(0, 4, [2, 2]), "b": entry(4, 6, [2])}
+
+
+@pytest.mark.parametrize("dtype", ["F8_E4M3FNUZ", "F8_E5M2FNUZ", "C64"])
+def test_every_type_of_the_format_is_read(tmp_path: Path, dtype: str) -> None:
+    path = tmp_path / "x.safetensors"
+    path.write_bytes(file_bytes({"a": entry(0, 8, [1 if dtype == "C64" else 8], dtype)}, b"x" * 8))
+    assert read_safetensors(path)["a"].dtype == dtype
+
+
+def test_tensors_without_values_are_left_out(tmp_path: Path) -> None:
+    """Buffers that a class keeps and does not use; an index may list them."""
+    found = {"a": entry(0, 2, [2]), "b": entry(2, 2, [0]), "c": entry(2, 2, [3, 0], "BF16")}
+    index = {"weight_map": dict.fromkeys(found, "x.safetensors")}
+    (tmp_path / "x.safetensors").write_bytes(file_bytes(found, b"ab"))
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert set(read_folder(tmp_path)) == set(read_safetensors(tmp_path / "x.safetensors")) == {"a"}
 
 
 def test_a_file_made_by_hand(tmp_path: Path) -> None:
@@ -87,7 +104,7 @@ def test_a_file_made_by_hand(tmp_path: Path) -> None:
         (file_bytes({"a": entry(4, 0, [4])}, b"abcd"), "'a' has -4 bytes"),
         (file_bytes({"a": entry(0, 4, [2**62, 2**62])}, b"abcd"), "'a' has 4 bytes; U8 of shape"),
         (file_bytes({"a": entry(0, 4, [2**63])}, b"abcd"), "'a' has the shape"),
-        (file_bytes({"a": entry(0, 0, [0, 4])}, b""), r"'a' has the shape \[0, 4\]"),
+        (file_bytes({"a": entry(0, 1, [0, 4])}, b"a"), "'a' has 1 bytes; U8 of shape"),
         (file_bytes({"a": entry(0, 4, [-4])}, b"abcd"), "'a' has the shape"),
         (file_bytes({"a": entry(0, 1, [True])}, b"a"), "'a' has the shape"),
         (file_bytes({"a": entry(0, 1, [1.0])}, b"a"), "'a' has the shape"),
@@ -102,6 +119,7 @@ def test_a_file_made_by_hand(tmp_path: Path) -> None:
         (file_bytes({"a\nb": entry(0, 4, [4])}, b"abcd"), "no printable name"),
         (file_bytes({"model." * 10**5: entry(0, 4, [4])}, b"abcd"), "600,000 characters of a name"),
         (file_bytes({"__metadata__": 3}), "__metadata__ is not an object"),
+        (LFS, "a Git LFS pointer.* in its place: run 'git lfs pull'"),
     ],
 )  # fmt: skip
 def test_hostile_files_are_refused(tmp_path: Path, content: bytes, message: str) -> None:
@@ -190,7 +208,10 @@ def test_an_index_of_two_files(tmp_path: Path) -> None:
         ({"a": "x.bin"}, "'x.bin' is not the name of a file"),
         ({"a": 3}, "'3' is not the name of a file"),
         ({"a": ["x.safetensors"]}, "is not the name of a file"),
-        ({"a": "z.safetensors"}, "z.safetensors: no such file"),
+        (
+            {"a": "x.safetensors", "c": "z.safetensors", "d": "w.safetensors"},
+            r"2 of the 3 files that it lists are missing: w\.safetensors, z\.safetensors",
+        ),
         ({"a": "x.safetensors"}, "tensor 'b' of x.safetensors is not listed"),
         ({"a": "x.safetensors", "b": "y.safetensors"}, "tensor 'b' of x.safetensors is not listed"),
         (
@@ -214,8 +235,18 @@ def test_a_tensor_in_two_files(tmp_path: Path) -> None:
         read_folder(folder)
 
 
+def test_a_whole_file_comes_before_an_index(tmp_path: Path) -> None:
+    """As in transformers: the index of a folder that was saved again in one file is stale."""
+    index = {"weight_map": {"a": "gone.safetensors"}}
+    folder = _folder(tmp_path, index, model={"b": entry(0, 2, [2])})
+    assert set(read_folder(folder)) == {"b"}
+
+
 def test_without_an_index(tmp_path: Path) -> None:
-    with pytest.raises(SafetensorsError, match=r"0 files end in \.safetensors"):
+    with pytest.raises(SafetensorsError, match=r"0 files end in \.safetensors$"):
+        read_folder(tmp_path)
+    (tmp_path / "pytorch_model.bin").write_bytes(b"x")
+    with pytest.raises(SafetensorsError, match=r"of PyTorch, which is not read: save it with"):
         read_folder(tmp_path)
     (tmp_path / "any.safetensors").write_bytes(file_bytes(GOOD, b"abcdef"))
     assert set(read_folder(tmp_path)) == {"a", "b"}

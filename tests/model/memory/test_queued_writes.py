@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from urdir.driver import Device
+from urdir.driver.errors import LifetimeError
 from urdir.model.memory import queued_writes
 from urdir.model.memory.queued_writes import QueuedWrites
 
@@ -33,3 +34,12 @@ def test_writes_arrive_in_order(device: Device, most: int) -> None:
             values[:] = 0
         stream.synchronize()
         np.testing.assert_array_equal(memory.download(np.uint8), wanted)
+
+
+def test_nothing_is_written_after_the_end(device: Device) -> None:
+    """The page-locked memory belongs to others then."""
+    with device.create_stream() as stream, device.allocate(64, "memory") as memory:
+        writes = QueuedWrites(device, stream)
+        writes.close()
+        with pytest.raises(LifetimeError, match="'queued writes' was used after it was closed"):
+            writes.write(memory, np.zeros(8, np.uint8))

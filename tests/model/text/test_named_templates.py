@@ -12,6 +12,7 @@ from urdir.model.commands import prompts
 from urdir.model.engine.engine import Engine
 from urdir.model.errors import SettingsError, TemplateError
 from urdir.model.files.gguf import Gguf
+from urdir.model.files.metadata import Metadata
 from urdir.model.text.chat import ChatTemplate, Message
 from urdir.model.text.named_templates import fitting_template, named_template, template_names
 from urdir.model.text.sandbox import TemplateProcess
@@ -139,8 +140,13 @@ def test_real_vocabularies(
         assert fitting_template(gguf.metadata, special) == name
 
 
-def test_a_file_without_a_template(vocab_file: Callable[[str], Path]) -> None:
+@pytest.mark.parametrize("empty", [None, "", " \n"])
+def test_a_file_without_a_template(vocab_file: Callable[[str], Path], empty: str | None) -> None:
+    """An empty one is none, as in llama.cpp."""
     known, unknown = Gguf(vocab_file("llama-bpe")), Gguf(vocab_file("llama-spm"))
+    if empty is not None:
+        for file in (known, unknown):
+            file.metadata = Metadata({**file.metadata, "tokenizer.chat_template": empty})
     with (
         pytest.warns(UserWarning, match="no chat template: llama3 is used"),
         ChatTemplate.of(known, Tokenizer.of(known)) as template,

@@ -86,8 +86,8 @@ def read_scheme(config: Mapping[str, Any], path: Path) -> Scheme | None:
     method = found.get("quant_method", "modelopt" if "quant_algo" in found else None)
     if method not in _METHODS:
         raise _refused(path, "quant_method", method, *_METHODS)
-    for name in found:
-        if name not in _UNREAD:
+    for name, value in found.items():
+        if value is not None and name not in _UNREAD:
             raise UnsupportedError(f"{path}: quantization_config: unknown field '{shown(name)}'")
     read = _READERS.get(method)
     return Scheme(method) if read is None else read(found, path)

@@ -17,7 +17,7 @@ from urdir.model.engine.encoding.budget import DEFAULT_TEXT, EncoderSettings
 from urdir.model.engine.encoding.encoder import Encoder
 from urdir.model.engine.engine import Engine
 from urdir.model.engine.text_steps import LARGEST_STEP, MOST_TEXTS, EncodeShape, text_bucket
-from urdir.model.errors import ContextFullError, SettingsError, UnsupportedError
+from urdir.model.errors import ContextFullError, ModelError, SettingsError, UnsupportedError
 from urdir.model.families.placement import Placement
 from urdir.model.families.pooling import Pooling
 from urdir.model.memory.draft_settings import DraftSettings
@@ -186,6 +186,28 @@ def test_texts_are_as_long_as_kernels_have_rows(engine: Engine) -> None:
 def test_texts_that_are_none_are_refused(engine: Engine, given: Any) -> None:
     with pytest.raises(SettingsError, match=r"^text 0 "):
         engine.embed(given)
+
+
+@pytest.mark.parametrize("given", [None, 5])
+def test_what_is_no_list_of_texts_is_named(engine: Engine, given: Any) -> None:
+    with pytest.raises(SettingsError, match=f"texts are {given}: expected a text or several"):
+        engine.embed(given)
+    with pytest.raises(SettingsError, match=f"documents are {given}: expected a list of texts"):
+        engine.rerank("a", given)
+    for pairs in (given, [given], "ab", ["ab"], [("a",)], [("a", given)]):
+        with pytest.raises(SettingsError, match=r"pairs are .*: expected two texts each"):
+            engine.score(pairs)
+    with pytest.raises(SettingsError, match="documents are 'ab': expected a list of texts"):
+        engine.rerank("a", "ab")
+
+
+def test_an_engine_says_that_it_is_closed(tmp_path: Path) -> None:
+    with Engine.open(
+        write_encoder(tmp_path / "tiny.gguf"), device="emulator", cache_folder=None
+    ) as closed:
+        assert closed.embed([[1, 2]]).shape[0] == 1
+    with pytest.raises(ModelError, match="the engine is closed"):
+        closed.embed([[1, 2]])
 
 
 @pytest.mark.parametrize(
