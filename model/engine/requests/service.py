@@ -6,6 +6,7 @@ Pieces of answers are handed over together, once a round.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
@@ -45,6 +46,8 @@ _LOOK_SECONDS = 0.001
 #: Seconds for which other threads leave off when a request comes, until its first token, at most;
 #: and when the last answer has ended: its reader may ask on.
 _FIRST_SECONDS, _NEXT_SECONDS = 0.025, 0.01
+#: Seconds for which a service looks for a request that is being read.
+_EXPECT_SECONDS = 0.002
 
 
 class OpenModel(Protocol):
@@ -109,10 +112,15 @@ class Service(Owner):
         """The first half of `submit`, for items without text; it may compile a constraint."""
         return self._loop.answer_to(request, deliver)
 
-    def expect(self) -> None:
-        """A request is being read: where nothing is open, other threads leave off now."""
-        if self._loop.is_idle:
-            self._gate.close(_FIRST_SECONDS)
+    def expect(self, look: Callable[[], bool]) -> bool:
+        """A request is being read. Where nothing is open, other threads leave off now, and the
+        thread of this service, which is awake when the request comes, calls ``look`` until that
+        has found something. Whether that is so."""
+        if not self._loop.is_idle:
+            return False
+        self._gate.close(_FIRST_SECONDS)
+        self._inbox.put(partial(self._look, look))
+        return True
 
     def add(self, answer: Answer) -> None:
         """The second half of `submit`, which never waits."""
@@ -215,6 +223,12 @@ class Service(Owner):
         except Empty:
             return True
         return False
+
+    def _look(self, look: Callable[[], bool]) -> None:
+        """Look for a request that is being read, until another thread has it or it takes long."""
+        end = time.perf_counter() + _EXPECT_SECONDS
+        while self._inbox.empty() and not look() and time.perf_counter() < end:
+            pass
 
     def _wait(self) -> Callable[[], None] | None:
         """Wait for the next work. Meanwhile graphs are recorded, with pauses in which other threads

@@ -1,7 +1,8 @@
 """The engine's end of the connections to front ends: calls come in, rounds go out.
 
-A thread reads the calls. Rounds are written by the service's own thread, one for each front end and
-step; what a front end does not read in time waits here.
+A thread reads the calls; where one is expected and nothing is open, the service's own thread does,
+which need not be woken then. That thread writes the rounds, one for each front end and step; what a
+front end does not read in time waits here.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import os
 import selectors
 import socket
 import threading
+import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -32,6 +34,9 @@ if TYPE_CHECKING:
 log = logging.getLogger("urdir.serve")
 _CHUNK = 1 << 18  # bytes read at once
 _COMPILING = 32  # calls that wait for a constraint
+#: Seconds for which calls are left to the thread of the service, whose step is launched then; and
+#: for which that waits for the other thread to leave them.
+_LEFT_SECONDS, _TURN_SECONDS = 0.003, 0.0005
 
 
 class Engine(Protocol):
@@ -48,7 +53,7 @@ class Engine(Protocol):
     def answer_to(self, request: Request, deliver: Callable[[Item], None]) -> Answer:
         """See `Service`."""
 
-    def expect(self) -> None:
+    def expect(self, look: Callable[[], bool]) -> bool:
         """See `Service`."""
 
     def add(self, answer: Answer) -> None:
@@ -72,13 +77,15 @@ class Engine(Protocol):
 
 class Desk:
     """The connection to one front end. ``compilers`` run what takes long; ``wake`` has the thread
-    of calls look for what is unsent; ``store`` is of all front ends."""
+    of calls look for what is unsent; ``expect`` is called when a request begins to arrive;
+    ``store`` is of all front ends."""
 
     def __init__(
         self,
         connection: socket.socket,
         compilers: ThreadPoolExecutor,
         wake: Callable[[], None],
+        expect: Callable[[Engine], None],
         store: Store,
     ) -> None:
         connection.setblocking(False)
@@ -87,6 +94,7 @@ class Desk:
         self.failure: wire.Failure | None = None
         self._compilers = compilers
         self._wake = wake
+        self._expect = expect
         self._store = store
         self._frames = wire.Frames()
         self._answers: dict[int, Answer | None] = {}  # None: its constraint is being compiled
@@ -95,7 +103,7 @@ class Desk:
         self._unsent = bytearray()
         self.is_open = True
 
-    # ---- the thread of calls ----
+    # ---- the thread that reads calls ----
 
     def receive(self, engine: Engine) -> bool:
         """Take the calls that arrived; False at the end of the connection."""
@@ -138,7 +146,7 @@ class Desk:
 
     def _note(self, engine: Engine, call: wire.Ready | wire.Expect) -> None:
         if isinstance(call, wire.Expect):
-            engine.expect()
+            self._expect(engine)
         else:
             self.failure = call.failure
             self.is_ready.set()
@@ -255,11 +263,14 @@ class Desks(Owner):
         self._selector.register(self._wake_read, selectors.EVENT_READ)
         self._compilers = ThreadPoolExecutor(_COMPILING, "constraints")
         self._thread: threading.Thread | None = None
+        self._known: dict[Desk, int] = {}  # what is waited for
+        self._reading = threading.Lock()  # held by the thread that reads
+        self._is_left = False  # to the thread of the service
         self._is_closing = self._is_closed = False
 
     def open(self, connection: socket.socket) -> Desk:
         """Add a front end."""
-        desk = Desk(connection, self._compilers, self._wake, self._store)
+        desk = Desk(connection, self._compilers, self._wake, self._expect, self._store)
         with self._lock:
             self._desks = (*self._desks, desk)
         self._wake()
@@ -290,9 +301,10 @@ class Desks(Owner):
         if self._thread is not None:
             self._thread.join()
         self._compilers.shutdown(wait=False, cancel_futures=True)
-        for desk in self._desks:
-            desk.close()
-        self._selector.close()
+        with self._reading:
+            for desk in self._desks:
+                desk.close()
+            self._selector.close()
         with self._lock:  # the service may go on
             self._is_closed = True
             os.close(self._wake_read)
@@ -304,29 +316,53 @@ class Desks(Owner):
                 os.write(self._wake_write, b".")
 
     def _run(self, engine: Engine) -> None:
-        known: dict[Desk, int] = {}
         while not self._is_closing:
-            for desk in self._desks:
-                self._watch(known, desk)
-            for key, events in self._selector.select():
-                desk = key.data
-                if desk is None:
-                    os.read(self._wake_read, 4096)
-                    continue
-                if events & selectors.EVENT_WRITE:
-                    desk.resend()
-                if events & selectors.EVENT_READ and not desk.receive(engine):
-                    self._selector.unregister(desk.connection)
-                    del known[desk]
-                    with self._lock:
-                        self._desks = tuple(each for each in self._desks if each is not desk)
-                    desk.leave(engine)
+            with self._reading:
+                self._is_left = False
+                self._read(engine)
+                is_left = self._is_left
+            if is_left:
+                time.sleep(_LEFT_SECONDS)
 
-    def _watch(self, known: dict[Desk, int], desk: Desk) -> None:
+    def _expect(self, engine: Engine) -> None:
+        """A request begins to arrive."""
+        self._is_left = engine.expect(partial(self._look, engine))
+
+    def _look(self, engine: Engine) -> bool:
+        """Read what has arrived, in the thread of the service; whether anything had, or the other
+        thread reads."""
+        if not self._reading.acquire(timeout=_TURN_SECONDS):
+            return True
+        try:
+            return self._is_closing or self._read(engine, 0)
+        finally:
+            self._reading.release()
+
+    def _read(self, engine: Engine, timeout: float | None = None) -> bool:
+        """Read what arrives within a time, and send what was unsent; whether there was anything."""
+        for desk in self._desks:
+            self._watch(desk)
+        found = self._selector.select(timeout)
+        for key, events in found:
+            desk = key.data
+            if desk is None:
+                os.read(self._wake_read, 4096)
+                continue
+            if events & selectors.EVENT_WRITE:
+                desk.resend()
+            if events & selectors.EVENT_READ and not desk.receive(engine):
+                self._selector.unregister(desk.connection)
+                del self._known[desk]
+                with self._lock:
+                    self._desks = tuple(each for each in self._desks if each is not desk)
+                desk.leave(engine)
+        return bool(found)
+
+    def _watch(self, desk: Desk) -> None:
         """Wait for calls, and for room where something is unsent."""
         wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if desk.has_unsent else 0)
-        if desk not in known:
+        if desk not in self._known:
             self._selector.register(desk.connection, wanted, desk)
-        elif known[desk] != wanted:
+        elif self._known[desk] != wanted:
             self._selector.modify(desk.connection, wanted, desk)
-        known[desk] = wanted
+        self._known[desk] = wanted

@@ -76,7 +76,8 @@ class PacedService:
             raise ContextFullError("the prompt is too long")
         return Answer(request, (), None, deliver)
 
-    def expect(self) -> None: ...
+    def expect(self, look: Callable[[], bool]) -> bool:
+        return False
 
     def add(self, answer: Answer) -> None:
         with self._wake:

@@ -35,6 +35,7 @@ from urdir.model import demo_model
 from urdir.model.engine.requests.request import Request
 from urdir.model.engine.sampling_settings import SamplingSettings
 from urdir.model.measure.http_events import HttpServer, ServerError
+from urdir.model.serve.apart import desks as apart_desks
 from urdir.model.serve.apart import supervisor, wire
 from urdir.model.serve.apart.desks import Desks
 from urdir.model.serve.apart.link import EngineLink
@@ -722,6 +723,50 @@ def test_what_is_unsent_follows() -> None:
     desk.send(rounds[0])
     desks.order("drain")
     desks.close()
+
+
+class Looking:
+    """An idle service, whose thread looks for the request that it expects; ``read_by`` are the
+    threads that read requests."""
+
+    def __init__(self) -> None:
+        self.read_by: list[str] = []
+        self.looks = threading.Event()
+
+    def expect(self, look: Callable[[], bool]) -> bool:
+        def run() -> None:
+            while not look():
+                self.looks.set()
+
+        threading.Thread(target=run, name="service").start()
+        return True
+
+    def answer_to(self, *_: object) -> None:
+        self.read_by.append(threading.current_thread().name)
+
+    def add(self, _: object) -> None: ...
+
+
+def test_the_service_itself_reads_a_request_that_it_expects(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Others are read by a thread of their own."""
+    monkeypatch.setattr(apart_desks, "_LEFT_SECONDS", 0.5)  # on a busy machine, too
+    engine: Any = Looking()
+    ours, theirs = socket.socketpair()
+    with theirs, Desks(Store(0, 0.0)) as desks:
+        desks.open(ours)
+        desks.start(engine)
+        theirs.sendall(wire.frame(wire.Expect()))
+        assert engine.looks.wait(PATIENCE)
+        for number in range(2):
+            theirs.sendall(wire.frame(wire.Ask.of(number, Request(prompt=(1,)))))
+            deadline = time.monotonic() + PATIENCE
+            while len(engine.read_by) == number:
+                assert time.monotonic() < deadline
+                time.sleep(0.001)
+    assert engine.read_by[0] == "service"
+    assert engine.read_by[1] != "service"
 
 
 def test_requests_arrive_as_they_are() -> None:

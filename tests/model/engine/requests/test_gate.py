@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from types import SimpleNamespace
 from typing import Any
 
@@ -157,7 +158,7 @@ def test_a_service_closes_it_for_a_request_that_is_being_read(session: Session) 
 
     def expect() -> None:
         gate.open()
-        service.expect()
+        service.expect(lambda: True)
         closed.append(gate.left > 0)
 
     with Service(engine, None) as service:
@@ -176,6 +177,44 @@ def test_a_service_closes_it_for_a_request_that_is_being_read(session: Session) 
     assert first
     assert others
     assert not any(others)
+
+
+def test_a_service_looks_for_a_request_that_is_being_read(session: Session) -> None:
+    """In its own thread, until something is found; not while something is open."""
+    engine: Any = SimpleNamespace(session=session, tokenizer=None)
+    looked: list[str] = []
+    busy: list[bool] = []
+    items: list[Item] = []
+
+    def look() -> bool:
+        looked.append(threading.current_thread().name)
+        return len(looked) == 3
+
+    with Service(engine, None) as service:
+        assert service.expect(look)
+        wait_for(lambda: len(looked) == 3)
+        wait = service._loop._launcher._ahead.wait
+
+        def expecting(*args: Any) -> Any:
+            busy.append(service.expect(look))
+            return wait(*args)
+
+        service._loop._launcher._ahead.wait = expecting  # type: ignore[method-assign]
+        service.submit(REQUEST, items.append)
+        wait_for(lambda: items and isinstance(items[-1], Ending))
+    assert looked == ["service"] * 3
+    assert busy
+    assert not any(busy)
+
+
+def test_a_service_goes_on_where_a_request_is_late(session: Session) -> None:
+    """Or where another thread has read it."""
+    engine: Any = SimpleNamespace(session=session, tokenizer=None)
+    items: list[Item] = []
+    with Service(engine, None) as service:
+        assert service.expect(lambda: False)
+        service.submit(REQUEST, items.append)
+        wait_for(lambda: items and isinstance(items[-1], Ending))
 
 
 def test_work_is_done_while_the_device_has_some(session: Session) -> None:
