@@ -36,6 +36,24 @@ def append_norm(at: Lowering, label: str, of: Norm, y: Slice) -> None:
     at.launch(kernel, label, x=at.place(of.x), y=y, weight=layer.weight, bias=layer.bias)
 
 
+def append_shared_norm(at: Lowering, of: Norm) -> None:
+    """Append the norm of many rows that products read beside others, into "normed", and packed for
+    these where they take it so."""
+    y, cols = of.y, of.cols
+    products = [op for op in at.readers(y) if isinstance(op, Product)]
+    matrices = [at.matrix(op.of) for op in products]
+    whole = cols == y.width and not _weight_rows(of) and pack.Pack.can_norm(cols)
+    takes = [packs(at, y.rows, [m]) and not takes_bytes(at, y.rows, [m]) for m in matrices]
+    if not whole or not takes or not all(takes):
+        append_norm(at, of.label, of, at.work["normed"])
+        return
+    layer, normed, packed = at.norm(of.of), at.work["normed"], at.work["packed norm"]
+    kernel = _pack(y.rows, cols, layer.norm, keeps=True)
+    weights = {"weight": layer.weight, "bias": layer.bias}
+    at.launch(kernel, of.label, x=at.place(of.x), y=packed, z=normed, **weights)
+    at.completed, at.packed[y] = (of.x, of.of), packed
+
+
 def append_norm_after(
     at: Lowering,
     label: str,
