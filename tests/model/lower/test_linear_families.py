@@ -143,7 +143,7 @@ def test_norms_after_a_block_complete_the_next_one(bench: LinearBench, allowed: 
     bench.compare(y, hidden, allowed)
     capped = 30 * np.tanh(0.25 * (LAYER(hidden, **following_weights) @ logit_weights.T) / 30)
     bench.compare(logits, capped, 2 * allowed)
-    assert kernels.count("normalise") == 1
+    assert kernels.count("normalise") + kernels.count("pack_after") == 1
 
 
 @pytest.mark.parametrize(("rows", "exact"), [(1, True), (3, True)])
@@ -184,7 +184,7 @@ def test_norms_after_a_block_are_left_to_the_next_product(
     activated = Activation("silu").gated(values @ g.T + g_bias, values @ u.T + u_bias)
     bench.compare(out, activated, 2 * allowed)
     assert (kernels == ["gemv"]) == (bench.rows == 1)
-    assert (kernels[0] == "normalise") == (bench.rows > 1)
+    assert (kernels[0] in ("normalise", "pack_after")) == (bench.rows > 1)
 
 
 @pytest.mark.parametrize(("rows", "exact"), [(1, False)])
