@@ -7,19 +7,22 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from urdir.model.graph.op import Op
-from urdir.model.graph.ops import Add, Norm, Product, Scale, ScaleBy
+from urdir.model.graph.ops import Add, Gate, Norm, Product, Scale, ScaleBy
 from urdir.model.graph.tensor import Tensor
 from urdir.model.lower.lowering import Lowering
-from urdir.model.lower.requests import packs, takes_bytes
+from urdir.model.lower.requests import packs, takes_bytes, takes_few_normed
 from urdir.model.lower.rule import Rule, alone, variants
 from urdir.model.lower.stream import append_scale_by
 from urdir.ptxgen.kernels import normalise
 from urdir.ptxgen.kernels.linear import pack
 from urdir.ptxgen.kernels.linear.pack_after import PackAfter
+from urdir.ptxgen.weights.halves import Halves
 
 if TYPE_CHECKING:
     from urdir.driver.memory import Slice
+    from urdir.model.memory.norms import NormLayer
     from urdir.model.memory.weights import Matrix
+    from urdir.ptxgen.weights.packed_few import Order
 
 # One object for equal kernels, with its cached properties.
 _normalise = lru_cache(maxsize=64)(normalise.Normalise)
@@ -103,11 +106,13 @@ def _append_pack_after(
         return False
     if next_norm is not None and len(matrices) < len(readers):
         return False
-    packed = _packed(at, y)
+    packed, order, then = _packed(at, y), None, None if next_norm is None else at.norm(next_norm.of)
+    if packed is None and then is not None:
+        order = _few_order(at, y, matrices, then)
+        packed = None if order is None else at.work["packed"]
     if packed is None:
         return False
-    then = None if next_norm is None else at.norm(next_norm.of)
-    kernel = _pack_after(y.rows, cols, of.norm, None if then is None else then.norm, scale)
+    kernel = _pack_after(y.rows, cols, of.norm, None if then is None else then.norm, scale, order)
     tensors = {"x": norm.x, "residual": add.a, "total": add.y}
     launch: dict[str, Slice | None] = {name: at.place(of) for name, of in tensors.items()}
     launch |= {"after_weight": of.weight, "after_bias": of.bias, "y": packed}
@@ -140,6 +145,21 @@ def lower_norm(at: Lowering, of: Norm) -> None:
         at.packed[of.y] = packed
         return
     append_norm(at, of.label, of, at.place(of.y))
+
+
+def _few_order(
+    at: Lowering, y: Tensor, matrices: Sequence[Matrix], norm: NormLayer
+) -> Order | None:
+    """In which order few rows are left packed for products with the matrices: all take them so,
+    together and each of them, and follow."""
+    pair = isinstance(at.following(2), Gate) and len(matrices) == 2
+    orders = {Halves(matrix.format).order for matrix in matrices}
+    each = all(takes_few_normed(at, y.rows, [matrix], norm, False) for matrix in matrices)
+    together = takes_few_normed(at, y.rows, matrices, norm, pair)
+    follow = all(
+        isinstance(op := at.following(i), Product) and op.x is y for i in range(len(matrices))
+    )
+    return orders.pop() if len(orders) == 1 and each and together and follow else None
 
 
 def _packed(at: Lowering, y: Tensor) -> Slice | None:

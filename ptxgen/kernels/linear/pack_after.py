@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
+from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.linear.pack import Pack
 from urdir.ptxgen.kernels.norm import Norm
-from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, Tolerance
-from urdir.ptxgen.weights.packed import pack
+from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, Tolerance, ceil_div
+from urdir.ptxgen.weights.packed import GROUP, pack
+from urdir.ptxgen.weights.packed_few import Order, few_shape, with_few
 
 
 @dataclass(frozen=True)
@@ -23,7 +25,10 @@ class PackAfter(KernelSpec):
     x, residual and total (rows, cols) f32; ``after_weight``, ``after_bias``, ``weight`` and
     ``bias`` (cols,) f32, if the norms have them. total may be the residual.
 
-    Raises PtxgenError for columns that `Pack.can_norm` refuses.
+    ``order``: up to eight rows are packed as `GemmSmall` takes them (`weights.packed_few`), and
+    vectors beyond them stay as they are.
+
+    Raises PtxgenError for columns that `Pack.can_norm` refuses, and more rows of an ``order``.
     """
 
     rows: int
@@ -31,11 +36,14 @@ class PackAfter(KernelSpec):
     after: Norm
     norm: Norm | None = None
     scale: float = 1.0
+    order: Order | None = None
 
     name = "pack_after"
     template = ("urdir.templates", "linear/pack_after.ptx.j2")
 
     def __post_init__(self) -> None:
+        if self.order is not None and self.packing.rows > GROUP:
+            raise PtxgenError(f"{self.name}: {self.rows} rows by {self.order}: up to {GROUP}")
         _ = self.packing
 
     @cached_property
@@ -69,6 +77,8 @@ class PackAfter(KernelSpec):
     def params(self) -> tuple[Param, ...]:
         matrix, after, norm = ("rows", "cols"), self.after, self.norm
         (y,) = (p for p in self.packing.params if p.name == "y")
+        if self.order is not None:
+            y = Param("y", "f16", few_shape(self.cols), Access.INOUT)
         given = (
             (True, Param("x", "f32", matrix, Access.IN)),
             (after.weight, Param("after_weight", "f32", ("cols",), Access.IN)),
@@ -83,7 +93,10 @@ class PackAfter(KernelSpec):
 
     @property
     def launch_shape(self) -> LaunchShape:
-        return self.packing.launch_shape
+        if self.order is None:
+            return self.packing.launch_shape
+        grid = (1, ceil_div(self.rows, self.cta_rows), 1)
+        return replace(self.packing.launch_shape, grid=grid)
 
     @property
     def tolerance(self) -> Tolerance:
@@ -96,7 +109,8 @@ class PackAfter(KernelSpec):
         y = total
         if self.norm is not None:
             y = self.norm(total, inputs.get("weight"), inputs.get("bias"))
-        return {"total": total.astype(np.float32), "y": pack(y)}
+        packed = pack(y) if self.order is None else with_few(inputs["y"], y, self.order)
+        return {"total": total.astype(np.float32), "y": packed}
 
     @classmethod
     def examples(cls) -> Mapping[str, PackAfter]:
@@ -109,6 +123,9 @@ class PackAfter(KernelSpec):
             "layers": cls(5, 900, layer, layer),
             "no norm": cls(10, 516, rms),
             "layer, no norm": cls(8, 512, layer, scale=0.5),
+            "eight by units": cls(8, 768, rms, rms, order="units"),
+            "three by lanes": cls(3, 1284, rms, rms, scale=0.5, order="lanes"),
+            "one by units": cls(1, 500, layer, order="units"),
             "layer, then rms": cls(16, 1280, layer, rms, scale=2.0),
         }
 
