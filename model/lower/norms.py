@@ -109,7 +109,7 @@ def _append_pack_after(
     packed, order, then = _packed(at, y), None, None if next_norm is None else at.norm(next_norm.of)
     if packed is None and then is not None:
         order = _few_order(at, y, matrices, then)
-        packed = None if order is None else at.work["packed"]
+        packed = None if order is None else at.place(y)
     if packed is None:
         return False
     kernel = _pack_after(y.rows, cols, of.norm, None if then is None else then.norm, scale, order)
@@ -120,6 +120,8 @@ def _append_pack_after(
         launch |= {"weight": then.weight, "bias": then.bias}
     at.launch(kernel, label, **launch)
     at.packed[y] = packed
+    if order is not None:
+        at.completed = None  # which lay there in f32
     return True
 
 
