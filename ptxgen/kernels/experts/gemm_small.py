@@ -140,12 +140,6 @@ class ExpertsGemmSmall(ExpertsProduct):
         return self.format.unit_groups
 
     @property
-    def has_room_for_halves(self) -> bool:
-        """Not for two matrices with groups of 16: up to seven of a thread's 128 registers would be
-        spilled."""
-        return self.pair == 1 or self.format.unit_groups == 1
-
-    @property
     def grids(self) -> SharedGrids:
         """The codebook, whose entries are in shared memory."""
         return self.memory.grids

@@ -91,11 +91,6 @@ class GemmSmall(TiledSpec):
         both_bytes = few and not self.has(PackedInput) and not self.multiplies_floats
         return Lanes(1 if both_bytes else 2, self.batch)
 
-    @property
-    def has_room_for_halves(self) -> bool:
-        """Whether registers are left for products of both halves of a table."""
-        return self.lanes.vectors == 1
-
     @cached_property
     def cut(self) -> Cut:
         return small_cut(self.options, self.layouts, self.pair, self.lanes, self.prologue)
