@@ -30,7 +30,7 @@ from urdir.model.lower.experts.shared_read import SharedRead
 from urdir.model.lower.few import few_order
 from urdir.model.lower.linear import lower_chain
 from urdir.model.lower.lowering import Lowering
-from urdir.model.lower.norms import append_norm
+from urdir.model.lower.norms import append_norm, append_shared_norm
 from urdir.model.lower.parts import StepParts
 from urdir.model.lower.registers import COUNTERS
 from urdir.model.lower.requests import packed_norm_after
@@ -82,7 +82,7 @@ def lower_shared_norm(at: Lowering, ops: Sequence[Op]) -> bool:
         return False
     if at.takes_gemm(norm.x.rows) and not _take_factors(at, norm):
         if at.completed != (norm.x, norm.of):
-            append_norm(at, norm.label, norm, at.work["normed"])
+            append_shared_norm(at, norm)
     else:
         at.unmade[norm.y] = norm
     return True

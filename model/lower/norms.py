@@ -7,21 +7,27 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from urdir.model.graph.op import Op
-from urdir.model.graph.ops import Add, Norm, Product, Scale, ScaleBy
+from urdir.model.graph.ops import Add, Gate, Norm, Product, Scale, ScaleBy
+from urdir.model.graph.tensor import Tensor
 from urdir.model.lower.lowering import Lowering
-from urdir.model.lower.requests import packs
+from urdir.model.lower.requests import packs, takes_bytes, takes_few_normed
 from urdir.model.lower.rule import Rule, alone, variants
 from urdir.model.lower.stream import append_scale_by
 from urdir.ptxgen.kernels import normalise
 from urdir.ptxgen.kernels.linear import pack
+from urdir.ptxgen.kernels.linear.pack_after import PackAfter
+from urdir.ptxgen.weights.halves import Halves
 
 if TYPE_CHECKING:
     from urdir.driver.memory import Slice
+    from urdir.model.memory.norms import NormLayer
     from urdir.model.memory.weights import Matrix
+    from urdir.ptxgen.weights.packed_few import Order
 
 # One object for equal kernels, with its cached properties.
 _normalise = lru_cache(maxsize=64)(normalise.Normalise)
 _pack = lru_cache(maxsize=64)(pack.Pack)
+_pack_after = lru_cache(maxsize=64)(PackAfter)
 
 
 def append_norm(at: Lowering, label: str, of: Norm, y: Slice) -> None:
@@ -31,6 +37,24 @@ def append_norm(at: Lowering, label: str, of: Norm, y: Slice) -> None:
     if y is at.work["normed"]:
         at.completed = of.x, of.of
     at.launch(kernel, label, x=at.place(of.x), y=y, weight=layer.weight, bias=layer.bias)
+
+
+def append_shared_norm(at: Lowering, of: Norm) -> None:
+    """Append the norm of many rows that products read beside others, into "normed", and packed for
+    these where they take it so."""
+    y, cols = of.y, of.cols
+    products = [op for op in at.readers(y) if isinstance(op, Product)]
+    matrices = [at.matrix(op.of) for op in products]
+    whole = cols == y.width and not _weight_rows(of) and pack.Pack.can_norm(cols)
+    takes = [packs(at, y.rows, [m]) and not takes_bytes(at, y.rows, [m]) for m in matrices]
+    if not whole or not takes or not all(takes):
+        append_norm(at, of.label, of, at.work["normed"])
+        return
+    layer, normed, packed = at.norm(of.of), at.work["normed"], at.work["packed norm"]
+    kernel = _pack(y.rows, cols, layer.norm, keeps=True)
+    weights = {"weight": layer.weight, "bias": layer.bias}
+    at.launch(kernel, of.label, x=at.place(of.x), y=packed, z=normed, **weights)
+    at.completed, at.packed[y] = (of.x, of.of), packed
 
 
 def append_norm_after(
@@ -66,6 +90,41 @@ def append_norm_after(
     at.launch(kernel, label, x=delta, residual=residual, y=y, **launch)
 
 
+def _append_pack_after(
+    at: Lowering, label: str, norm: Norm, add: Add, next_norm: Norm | None, scale: float
+) -> bool:
+    """The same for many rows, which are left packed, after the ``next_norm`` if there is one; False
+    unless products that take them so follow, and nothing else reads that norm."""
+    of, cols, y = at.norm(norm.of), add.y.width, add.y if next_norm is None else next_norm.y
+    if norm.cols != cols or _weight_rows(norm) or not pack.Pack.can_norm(cols):
+        return False
+    if next_norm is not None and (next_norm.cols != cols or _weight_rows(next_norm)):
+        return False
+    readers = at.readers(y)
+    matrices = [at.matrix(op.of) for op in readers if isinstance(op, Product)]
+    if any(takes_bytes(at, y.rows, [matrix]) for matrix in matrices):
+        return False
+    if next_norm is not None and len(matrices) < len(readers):
+        return False
+    packed, order, then = _packed(at, y), None, None if next_norm is None else at.norm(next_norm.of)
+    if packed is None and then is not None:
+        order = _few_order(at, y, matrices, then)
+        packed = None if order is None else at.place(y)
+    if packed is None:
+        return False
+    kernel = _pack_after(y.rows, cols, of.norm, None if then is None else then.norm, scale, order)
+    tensors = {"x": norm.x, "residual": add.a, "total": add.y}
+    launch: dict[str, Slice | None] = {name: at.place(of) for name, of in tensors.items()}
+    launch |= {"after_weight": of.weight, "after_bias": of.bias, "y": packed}
+    if then is not None:
+        launch |= {"weight": then.weight, "bias": then.bias}
+    at.launch(kernel, label, **launch)
+    at.packed[y] = packed
+    if order is not None:
+        at.completed = None  # which lay there in f32
+    return True
+
+
 def normed_place(at: Lowering, norm: Norm) -> Slice:
     """The place of a norm's result, which is marked as computed for the products that read it."""
     if norm.y.name != "normed":
@@ -79,7 +138,9 @@ def lower_norm(at: Lowering, of: Norm) -> None:
     already."""
     if of.y.name == "normed" and at.completed == (of.x, of.of):
         return
-    if (packed := _packed_norm(at, of)) is not None:
+    whole = of.y.is_stream and of.cols == of.y.width and not _weight_rows(of)
+    packed = _packed(at, of.y) if whole and pack.Pack.can_norm(of.cols) else None
+    if packed is not None:
         layer, kernel = at.norm(of.of), _pack(of.y.rows, of.cols, at.norm(of.of).norm, keeps=True)
         weights = {"weight": layer.weight, "bias": layer.bias}
         at.launch(kernel, of.label, x=at.place(of.x), y=packed, z=at.place(of.y), **weights)
@@ -88,20 +149,32 @@ def lower_norm(at: Lowering, of: Norm) -> None:
     append_norm(at, of.label, of, at.place(of.y))
 
 
-def _packed_norm(at: Lowering, of: Norm) -> Slice | None:
-    """The place of a packed copy of a norm that becomes the stream, if products that take packed
-    activations follow; None otherwise."""
-    whole = of.y.is_stream and of.cols == of.y.width and not _weight_rows(of)
-    if not whole or not pack.Pack.can_norm(of.cols):
-        return None
+def _few_order(
+    at: Lowering, y: Tensor, matrices: Sequence[Matrix], norm: NormLayer
+) -> Order | None:
+    """In which order few rows are left packed for products with the matrices: all take them so,
+    together and each of them, and follow."""
+    pair = isinstance(at.following(2), Gate) and len(matrices) == 2
+    orders = {Halves(matrix.format).order for matrix in matrices}
+    each = all(takes_few_normed(at, y.rows, [matrix], norm, False) for matrix in matrices)
+    together = takes_few_normed(at, y.rows, matrices, norm, pair)
+    follow = all(
+        isinstance(op := at.following(i), Product) and op.x is y for i in range(len(matrices))
+    )
+    return orders.pop() if len(orders) == 1 and each and together and follow else None
+
+
+def _packed(at: Lowering, y: Tensor) -> Slice | None:
+    """The place of y's packed vectors, if products that take packed activations follow; None
+    otherwise."""
     following: list[Matrix] = []
-    while isinstance(op := at.following(len(following)), Product) and op.x is of.y:
+    while isinstance(op := at.following(len(following)), Product) and op.x is y:
         following.append(at.matrix(op.of))
     # other products might come when the vectors are others already
-    others = [op for op in at.readers(of.y) if isinstance(op, Product)]
+    others = [op for op in at.readers(y) if isinstance(op, Product)]
     if not following or len(others) > len(following):
         return None
-    return at.work["packed"] if packs(at, of.y.rows, following) else None
+    return at.work["packed"] if packs(at, y.rows, following) else None
 
 
 def lower_norm_after(at: Lowering, ops: Sequence[Op]) -> bool:
@@ -127,7 +200,11 @@ def lower_norm_after(at: Lowering, ops: Sequence[Op]) -> bool:
         assert isinstance(next_norm, Norm)
         if next_norm.x is not add.y or not at.begins_block(next_norm):
             return False
-    append_norm_after(at, norm.label, norm, at.place(norm.x), add, next_norm, factor)
+    packs_too = scale_by is None and _append_pack_after(
+        at, norm.label, norm, add, next_norm, factor
+    )
+    if not packs_too:
+        append_norm_after(at, norm.label, norm, at.place(norm.x), add, next_norm, factor)
     if scale_by is not None:
         append_scale_by(at, f"{norm.label}.scale", scale_by)
     return True

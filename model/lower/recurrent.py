@@ -10,10 +10,10 @@ from urdir.model.graph.ops import Product
 from urdir.model.graph.recurrent import Convolve, GatedNorm, Recur, Scan
 from urdir.model.graph.tensor import Tensor
 from urdir.model.lower.lowering import Lowering
-from urdir.model.lower.requests import packs
-from urdir.model.lower.rule import Rule, alone, launched
+from urdir.model.lower.requests import next_matrix, packs, takes_bytes
+from urdir.model.lower.rule import Rule, alone
 from urdir.model.lower.states import convolution, launch_heads, scan
-from urdir.ptxgen.kernels.recurrent import gated_norm
+from urdir.ptxgen.kernels.recurrent.gated_norm import GatedNorm as GatedNormKernel
 from urdir.ptxgen.kernels.recurrent.prefill_conv import PrefillConv
 from urdir.ptxgen.kernels.recurrent.prefill_scan import PrefillScan
 from urdir.ptxgen.weights.packed import packed_nbytes
@@ -62,10 +62,28 @@ def lower_recur(at: Lowering, of: Recur) -> None:
     launch_heads(at, of.label, mixer, of.layer, **arguments)
 
 
-def _gated_norm(of: GatedNorm) -> gated_norm.GatedNorm:
-    """The norm of heads with a gate."""
-    rows = of.x.rows * of.x.width // of.cols
-    return gated_norm.GatedNorm(rows, of.cols, of.eps, of.sets, of.gates_first, activation=of.f)
+def lower_gated_norm(at: Lowering, of: GatedNorm) -> None:
+    """The norm of heads with a gate, left packed for the product that follows where only that reads
+    it."""
+    heads, matrix = of.x.width // of.cols, next_matrix(at, of.y)
+    rows = of.x.rows * heads
+    packed = (
+        matrix is not None
+        and len(at.readers(of.y)) == 1
+        and packs(at, of.y.rows, [matrix])
+        and not takes_bytes(at, of.y.rows, [matrix])
+        and GatedNormKernel.can_pack(rows, of.cols, heads)
+    )
+    if packed:
+        at.packed[of.y] = at.work["packed"]
+    kernel = GatedNormKernel(
+        *(rows, of.cols, of.eps, of.sets, of.gates_first),
+        activation=of.f,
+        heads=heads if packed else 0,
+    )
+    x, gate, weight = at.place(of.x), at.place(of.gate), at.vector(of.weight)
+    y = at.packed[of.y] if packed else at.place(of.y)
+    at.launch(kernel, of.label, x=x, gate=gate, weight=weight, y=y)
 
 
 def _packed(at: Lowering, y: Tensor, channels: int) -> Slice | None:
@@ -84,5 +102,5 @@ RULES: Sequence[Rule] = (
     alone("convolve", lower_convolve),
     alone("scan", lower_scan),
     alone("recur", lower_recur),
-    launched("gated_norm", _gated_norm),
+    alone("gated_norm", lower_gated_norm),
 )

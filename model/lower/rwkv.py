@@ -27,6 +27,9 @@ from urdir.ptxgen.kernels.recurrent.wkv import Wkv as WkvKernel
 if TYPE_CHECKING:
     from urdir.driver.memory import Slice
 
+#: Rows of products of low rank that share launches, at most: more are multiplied on tensor cores.
+MOST_LOW = 64
+
 
 def lower_shift(at: Lowering, ops: Sequence[Op]) -> bool:
     """[norm] shift: of rows that are no prompt's the launch computes the norm."""
@@ -91,11 +94,12 @@ def lower_wkv(at: Lowering, of: Wkv) -> None:
 
 
 def lower_low_ranks(at: Lowering, of: LowRanks) -> None:
-    """Products of low rank: of one row two launches, if their matrices are floats."""
+    """Products of low rank: of up to `MOST_LOW` rows two launches, if their matrices are floats."""
     lows = [Tensor(f"low rank {i}", of.y.rows, low.down.rows) for i, low in enumerate(of.of)]
     linears = [linear for low in of.of for linear in (low.down, low.up)]
     matrices = [at.matrix(linear) for linear in linears]
-    if of.y.rows == 1 and all(kernels.LowRanks.serves(m.format, m.rows, m.cols) for m in matrices):
+    served = all(kernels.LowRanks.serves(m.format, m.rows, m.cols) for m in matrices)
+    if of.y.rows <= MOST_LOW and served:
         fs = [low.activation for low in of.of]
         _small(at, f"{of.label}.down", matrices[::2], of.inputs, lows, [None] * len(lows))
         _small(at, of.label, matrices[1::2], lows, of.results, fs)
@@ -125,7 +129,7 @@ def _small(
     for i, matrix in enumerate(matrices):
         arguments |= {f"weights{i}": matrix.data, f"bias{i}": matrix.bias}
         arguments |= {f"x{i}": at.place(x[i]), f"y{i}": at.place(y[i])}
-    at.launch(kernels.LowRanks(tuple(parts)), label, **arguments)
+    at.launch(kernels.LowRanks(tuple(parts), y[0].rows), label, **arguments)
 
 
 def lower_own_vectors(at: Lowering, ops: Sequence[Op]) -> bool:

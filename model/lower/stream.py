@@ -24,9 +24,11 @@ from urdir.model.graph.pooling import Pool
 from urdir.model.graph.tensor import Tensor
 from urdir.model.lower.lowering import Lowering
 from urdir.model.lower.parts import StepParts
+from urdir.model.lower.requests import next_matrix, packs, takes_bytes
 from urdir.model.lower.rule import Rule, alone, launched, variants
 from urdir.ptxgen.kernels import activate, add, embedding, gather, hide, pool_rows, recall, rescale
 from urdir.ptxgen.kernels.join import Join
+from urdir.ptxgen.kernels.linear.pack import Pack
 from urdir.ptxgen.kernels.reorder import Reorder
 
 if TYPE_CHECKING:
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
 # One object for equal kernels, with its cached properties.
 _activate = lru_cache(maxsize=64)(activate.Activate)
 _add = lru_cache(maxsize=64)(add.Add)
+_pack = lru_cache(maxsize=64)(Pack)
 _rescale = lru_cache(maxsize=64)(rescale.Rescale)
 
 
@@ -118,6 +121,8 @@ def lower_gate(at: Lowering, ops: Sequence[Op]) -> bool:
     """gate [add]: f(gate) * x, with a residual added if one follows, as a separate launch."""
     of, *adds = ops
     assert isinstance(of, Gate)
+    if not adds and _gates_packed(at, of):
+        return True
     y, added = of.y, None
     if adds:
         (add,) = adds
@@ -130,6 +135,20 @@ def lower_gate(at: Lowering, ops: Sequence[Op]) -> bool:
     )
     gate, up = at.place(of.gate), at.place(of.x)
     at.launch(kernel, of.label, gate=gate, up=up, added=added, y=at.place(y))
+    return True
+
+
+def _gates_packed(at: Lowering, of: Gate) -> bool:
+    """Append a gate of many rows that are left packed for the one product that reads them; False
+    where none does."""
+    matrix, y = next_matrix(at, of.y), of.y
+    if matrix is None or of.group > 1 or len(at.readers(y)) > 1 or y.width % 4:
+        return False
+    if not packs(at, y.rows, [matrix]) or takes_bytes(at, y.rows, [matrix]):
+        return False
+    kernel = _pack(y.rows, y.width, gated=of.f)
+    at.packed[y] = at.work["packed"]
+    at.launch(kernel, of.label, x=at.place(of.x), gate=at.place(of.gate), y=at.packed[y])
     return True
 
 

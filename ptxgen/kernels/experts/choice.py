@@ -4,9 +4,8 @@ warps."""
 from __future__ import annotations
 
 from urdir.ptxgen.kernels.experts.gemm_small import expected_experts
-from urdir.ptxgen.kernels.experts.quartet_memory import LEAST_WARPS, MAX_WARPS
+from urdir.ptxgen.kernels.experts.quartet_memory import MAX_WARPS
 from urdir.ptxgen.target import Target
-from urdir.ptxgen.weights.formats import Format
 
 #: Bytes that `ExpertsGemmSmall` must save per layer to be faster: it lists quartets before it loads
 #: weights, and another launch adds up its results. Measured on an H200, a
@@ -29,14 +28,10 @@ def pays_together(rows: int, experts: int, used: int, expert_nbytes: int) -> boo
     return spared * expert_nbytes >= SPARED_NBYTES
 
 
-def most_warps(target: str, fmt: Format) -> int:
+def most_warps(target: str) -> int:
     """Warps of a CTA of `ExpertsGemmSmall`, at most: so few that their registers do not spill.
 
     Of 16 warps a thread has 128 registers, of 12 it has 168. As ptxas of CUDA 13 assembles them,
-    128 are enough on sm_90 and sm_100. Elsewhere most types take up to 20 more, and NVFP4, whose
-    scales are f32, takes more than 168 on sm_120.
+    128 are enough on sm_90 and sm_100. Elsewhere most types take up to 38 more.
     """
-    sm = Target.parse(target).sm
-    if 90 <= sm < 120:
-        return MAX_WARPS
-    return LEAST_WARPS if sm >= 120 and fmt.name == "NVFP4" else 12
+    return MAX_WARPS if 90 <= Target.parse(target).sm < 120 else 12

@@ -76,7 +76,7 @@ def up_examples(cls: type[S]) -> dict[str, S]:
         "slots": cls.of(
             *(q4_k, 128, 8, 48, 512, rms, Gated()),
             **{"activations": "i16", "selection": Selection(128, 8), "sms": 20},
-            held=Held(128, 8, 40, tells=True),
+            **{"held": Held(128, 8, 40, tells=True), "resident": 1},
         ),
         "slots by parts": cls.of(
             *(q6_k, 32, 4, 48, 1280, rms, Bias(), Gated(oai)),
@@ -198,7 +198,8 @@ def gemm_small_examples(cls: type[S]) -> dict[str, S]:
         "down early": cls.of(q4_k, 4, 2, 80, 1024, 3, down=True, early=True, sms=4, warps=3),
         "parts": cls.of(q6_k, 3, 2, 48, 1024, 8, bias, weighted, **parts),
         "integers": cls.of(FORMATS["W4G128"], 5, 2, 48, 384, 3, rms, Gated(), sms=3),
-        "codebook": cls.of(FORMATS["IQ3_S"], 4, 2, 48, 512, 3, rms, Gated(), sms=3),
+        "codebook": cls.of(FORMATS["IQ3_S"], 4, 2, 48, 512, 3, rms, Gated(), sms=3, warps=12),
+        "NVFP4": cls.of(FORMATS["NVFP4"], 4, 2, 48, 320, 3, rms, Gated(), sms=3),
         "chooses": cls.of(
             *(q4_k, 33, 4, 32, 512, 7, rms, Gated()),
             **{"sms": 3, "selection": Selection(33, 4, "softmax_selected")},

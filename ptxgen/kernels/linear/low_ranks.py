@@ -1,4 +1,4 @@
-"""Products of small float matrices, each with a vector of its own, in one launch."""
+"""Products of small float matrices, each with vectors of its own, in one launch."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ from urdir.ptxgen.weights.layout import TILE_COLS, TILE_ROWS, Layout, random_wei
 THREADS = 128
 #: Columns of a matrix at most: a lane has the weights of its row in registers.
 MAX_COLS = 4096
+#: Vectors of a CTA, at most, and the bytes of shared memory that they may have.
+MAX_VECTORS, SHARED_NBYTES = 4, 48 * 1024
 #: Columns from which on a warp has one row, and not four.
 WIDE = 1024
 _FORMATS = ("F32", "F16", "BF16")
@@ -76,9 +78,15 @@ class SmallPart:
 
 @dataclass(frozen=True)
 class LowRanks(KernelSpec):
-    """y<i> = W<i> f<i>(x<i>) (+ bias<i>) for each of the ``parts``, f32."""
+    """y<i> = W<i> f<i>(x<i>) (+ bias<i>) for each of the ``parts`` and each of ``batch`` vectors,
+    f32.
+
+    A CTA has up to `MAX_VECTORS` of them, so that weights are read again for more, mostly from the
+    L2 cache.
+    """
 
     parts: tuple[SmallPart, ...]
+    batch: int = 1
 
     name = "low_ranks"
     template = ("urdir.templates", "linear/low_ranks.ptx.j2")
@@ -90,6 +98,8 @@ class LowRanks(KernelSpec):
                 f"low_ranks: {shapes}: matrices of {', '.join(_FORMATS)} with multiples of 32 "
                 f"columns (128 from {WIDE} on) up to {MAX_COLS}"
             )
+        if self.batch < 1:
+            raise PtxgenError(f"low_ranks: {self.batch} vectors")
 
     @staticmethod
     def serves(fmt: Format, rows: int, cols: int) -> bool:
@@ -108,15 +118,21 @@ class LowRanks(KernelSpec):
         for i, part in enumerate(self.parts):
             found += [
                 Param(f"weights{i}", "u8", (part.layout.nbytes,), Access.IN),
-                Param(f"x{i}", "f32", (part.cols,), Access.IN),
+                Param(f"x{i}", "f32", ("batch", part.cols), Access.IN),
             ]
             found += [Param(f"bias{i}", "f32", (part.rows,), Access.IN)] if part.bias else []
-            found.append(Param(f"y{i}", "f32", (part.rows,), Access.OUT))
+            found.append(Param(f"y{i}", "f32", ("batch", part.rows), Access.OUT))
         return tuple(found)
 
     @property
     def launch_shape(self) -> LaunchShape:
-        return LaunchShape(grid=(self.first_ctas[-1], 1, 1), block=(THREADS, 1, 1))
+        grid = (self.first_ctas[-1], ceil_div(self.batch, self.vectors), 1)
+        return LaunchShape(grid=grid, block=(THREADS, 1, 1))
+
+    @property
+    def vectors(self) -> int:
+        """Vectors of a CTA."""
+        return min(self.batch, MAX_VECTORS, SHARED_NBYTES // (4 * self.most_cols))
 
     @property
     def most_cols(self) -> int:
@@ -132,7 +148,7 @@ class LowRanks(KernelSpec):
         for i, part in enumerate(self.parts):
             x = inputs[f"x{i}"].astype(np.float64)
             x = x if part.f is None else part.f(x)
-            y = part.layout.unpack(inputs[f"weights{i}"]).astype(np.float64) @ x
+            y = x @ part.layout.unpack(inputs[f"weights{i}"]).astype(np.float64).T
             y = y + inputs[f"bias{i}"] if part.bias else y
             found[f"y{i}"] = y.astype(np.float32)
         return found
@@ -141,7 +157,7 @@ class LowRanks(KernelSpec):
         inputs: dict[str, Any] = {}
         for i, part in enumerate(self.parts):
             inputs[f"weights{i}"] = random_weights(part.layout, rng)
-            inputs[f"x{i}"] = rng.standard_normal(part.cols).astype(np.float32)
+            inputs[f"x{i}"] = rng.standard_normal((self.batch, part.cols)).astype(np.float32)
             if part.bias:
                 inputs[f"bias{i}"] = rng.standard_normal(part.rows).astype(np.float32)
         return inputs
@@ -155,13 +171,17 @@ class LowRanks(KernelSpec):
             "up": cls((*up, SmallPart(bf16, 16, 64, bias=True))),
             "down": cls((SmallPart(f32, 9, 1280), SmallPart(f16, 5, 1152), SmallPart(bf16, 7, 96))),
             "one": cls((SmallPart(f32, 3, 32),)),
+            "three vectors": cls((*up, SmallPart(f32, 9, 1280)), batch=3),
+            "odd vectors": cls((SmallPart(bf16, 16, 64, bias=True), up[1]), batch=9),
+            "wide vectors": cls((SmallPart(f16, 3, 4096, tanh), SmallPart(f32, 2, 32)), batch=4),
             "more than a tile": cls((SmallPart(f16, 21, 544, sigmoid), SmallPart(f32, 1, 288))),
         }
 
     def bytes_moved(self) -> int:
         """Without the columns that fill up tiles."""
-        weights = (p.value_nbytes * p.rows * p.cols + 4 * (p.rows + p.cols) for p in self.parts)
-        return sum(weights) + sum(4 * p.rows for p in self.parts if p.bias)
+        weights = sum(p.value_nbytes * p.rows * p.cols for p in self.parts)
+        vectors = sum(4 * self.batch * (p.rows + p.cols) for p in self.parts)
+        return weights + vectors + sum(4 * p.rows for p in self.parts if p.bias)
 
     def flops(self) -> int:
-        return sum(2 * p.rows * p.cols for p in self.parts)
+        return sum(2 * self.batch * p.rows * p.cols for p in self.parts)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.kernels.activation import Activation
 from urdir.ptxgen.kernels.norm import Norm
 from urdir.ptxgen.kernels.pairs import NO_PAIR
 from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, Tolerance, ceil_div
@@ -39,6 +40,8 @@ class Pack(KernelSpec):
     (rows,) f32.
 
     ``keeps``: the normalised rows are z (rows, cols) f32 as well.
+
+    ``gated``, without norm and pairs: x is multiplied with that of ``gate`` (rows, cols) f32.
     """
 
     rows: int
@@ -50,6 +53,7 @@ class Pack(KernelSpec):
     room: int = 0
     keeps: bool = False
     factors: bool = False
+    gated: Activation | None = None
 
     name = "pack"
     template = ("urdir.templates", "linear/pack.ptx.j2")
@@ -72,6 +76,8 @@ class Pack(KernelSpec):
             raise PtxgenError(f"pack: {self.rows} rows, room for {self.room}")
         if self.keeps and (self.norm is None or self.room):
             raise PtxgenError(f"pack: {self}: what is kept is normalised, without room for more")
+        if self.gated and (self.norm or self.used or self.cols % 4):
+            raise PtxgenError(f"pack: {self}: gates are for rows of whole vectors as they are")
 
     @property
     def launch_fields(self) -> frozenset[str]:
@@ -87,6 +93,7 @@ class Pack(KernelSpec):
         norm, access = self.norm, Access.INOUT if self.room or self.used else Access.OUT
         given = (
             (True, Param("x", "f32", ("rows", "cols"), Access.IN)),
+            (self.gated, Param("gate", "f32", ("rows", "cols"), Access.IN)),
             (norm and norm.weight, Param("weight", "f32", ("cols",), Access.IN)),
             (norm and norm.bias, Param("bias", "f32", ("cols",), Access.IN)),
             (self.used, Param("pair", "u32", ("places",), Access.IN)),
@@ -153,12 +160,15 @@ class Pack(KernelSpec):
     @property
     def tolerance(self) -> Tolerance:
         """One rounding, as numpy's: bit for bit; after another one, f16 has 11 bits."""
-        return Tolerance(rtol=6e-4 if self.norm or self.weighted or self.factors else 0)
+        again = self.norm or self.weighted or self.factors or self.gated
+        return Tolerance(rtol=6e-4 if again else 0)
 
     def reference(self, **inputs: Any) -> dict[str, Array]:
         x = inputs["x"]
         if self.norm is not None:
             x = self.norm(x, inputs.get("weight"), inputs.get("bias"))
+        if self.gated is not None:
+            x = self.gated.gated(inputs["gate"], x)
         if self.used:
             pair = inputs["pair"].astype(np.int64)
             found = pair != NO_PAIR
@@ -212,6 +222,8 @@ class Pack(KernelSpec):
             "rms, room": cls(24, 260, rms, room=24),
             "pairs": cls(5, 36, used=3, places=24),
             "weighted pairs": cls(9, 290, used=1, places=16, weighted=True),
+            "gated": cls(11, 1284, gated=Activation("silu")),
+            "gated, room": cls(8, 512, room=16, gated=Activation("sigmoid")),
             "normed pairs": cls(9, 292, used=2, places=32, factors=True),
         }
 

@@ -12,6 +12,8 @@ from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.activation import Activation
 from urdir.ptxgen.kernels.held_rows import HeldRows
 from urdir.ptxgen.spec import Access, Array, Param, Tolerance
+from urdir.ptxgen.weights.layout import TILE_COLS
+from urdir.ptxgen.weights.packed import GROUP, pack, packed_shape
 
 SILU = Activation("silu")
 
@@ -21,6 +23,9 @@ class GatedNorm(HeldRows):
     """y = norm(x) * f(gate), or with ``gates_first`` norm(x * f(gate)), of each row.
 
     norm(v) = v / sqrt(mean(v^2) + eps) * weight; row r has the weights r % weight_rows. y may be x.
+
+    ``heads``: as many rows are a vector, and the vectors, a multiple of eight, are left packed
+    (`weights.packed`) in y, f16. Raises PtxgenError unless their columns are a multiple of 256.
     """
 
     rows: int
@@ -29,15 +34,34 @@ class GatedNorm(HeldRows):
     weight_rows: int = 1
     gates_first: bool = False
     activation: Activation = SILU
+    heads: int = 0
 
     name = "gated_norm"
     template = ("urdir.templates", "recurrent/gated_norm.ptx.j2")
-    tolerance = Tolerance(rtol=3e-6)
 
     def __post_init__(self) -> None:
         if self.rows < 1 or self.weight_rows < 1:
             raise PtxgenError(f"gated_norm: {self.rows} rows, {self.weight_rows} of weights")
+        if self.heads and not self.can_pack(self.rows, self.cols, self.heads):
+            raise PtxgenError(f"gated_norm: {self.rows} rows of {self.cols} by {self.heads} packed")
         super().__post_init__()
+
+    @staticmethod
+    def can_pack(rows: int, cols: int, heads: int) -> bool:
+        """Whether vectors of as many rows can be left packed."""
+        return rows % (GROUP * heads) == 0 and heads * cols % TILE_COLS == 0
+
+    @property
+    def y_shape(self) -> tuple[int, ...]:
+        """The shape of y."""
+        if not self.heads:
+            return self.rows, self.cols
+        return packed_shape(self.rows // self.heads, self.heads * self.cols)
+
+    @property
+    def tolerance(self) -> Tolerance:
+        """f16 has 11 bits."""
+        return Tolerance(rtol=6e-4 if self.heads else 3e-6)
 
     @property
     def params(self) -> tuple[Param, ...]:
@@ -46,7 +70,7 @@ class GatedNorm(HeldRows):
             Param("x", "f32", matrix, Access.IN),
             Param("gate", "f32", matrix, Access.IN),
             Param("weight", "f32", ("weight_rows", "cols"), Access.IN),
-            Param("y", "f32", matrix, Access.OUT),
+            Param("y", "f16" if self.heads else "f32", self.y_shape, Access.OUT),
         )
 
     def reference(self, **inputs: Any) -> dict[str, Array]:
@@ -54,7 +78,10 @@ class GatedNorm(HeldRows):
         x = x * gate if self.gates_first else x
         y = x / np.sqrt(np.mean(x * x, axis=1, keepdims=True) + self.eps)
         y = y * inputs["weight"][np.arange(self.rows) % self.weight_rows]
-        return {"y": (y if self.gates_first else y * gate).astype(np.float32)}
+        y = y if self.gates_first else y * gate
+        if self.heads:
+            return {"y": pack(y.reshape(-1, self.heads * self.cols))}
+        return {"y": y.astype(np.float32)}
 
     @classmethod
     def examples(cls) -> Mapping[str, GatedNorm]:
@@ -66,6 +93,9 @@ class GatedNorm(HeldRows):
             "sigmoid": cls(5, 64, 1e-5, activation=Activation("sigmoid")),
             "a long row": cls(2, 8192, 1e-5, gates_first=True),
             "a long row, gated after": cls(2, 5124, 1e-5),
+            "packed heads": cls(48, 128, 1e-6, heads=6),
+            "packed groups": cls(32, 320, 1e-5, weight_rows=4, gates_first=True, heads=4),
+            "packed long rows": cls(16, 4352, 1e-5, gates_first=True, heads=1),
         }
 
     def flops(self) -> int:

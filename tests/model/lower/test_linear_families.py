@@ -21,6 +21,7 @@ from urdir.ptxgen.kernels.linear.prologue.norm import BegunNorm
 from urdir.ptxgen.kernels.norm import Norm
 
 HIDDEN, WIDTH = 96, 160
+SILU = Activation("silu")
 LAYER, RMS = Norm("layer", 1e-5, bias=True), Norm("rms", 1e-5)
 #: Rows, exact, allowed deviation; f16 rounds many rows, 16-bit integers few.
 MODES = [
@@ -143,7 +144,7 @@ def test_norms_after_a_block_complete_the_next_one(bench: LinearBench, allowed: 
     bench.compare(y, hidden, allowed)
     capped = 30 * np.tanh(0.25 * (LAYER(hidden, **following_weights) @ logit_weights.T) / 30)
     bench.compare(logits, capped, 2 * allowed)
-    assert kernels.count("normalise") == 1
+    assert kernels.count("normalise") + kernels.count("pack_after") == 1
 
 
 @pytest.mark.parametrize(("rows", "exact"), [(1, True), (3, True)])
@@ -184,7 +185,38 @@ def test_norms_after_a_block_are_left_to_the_next_product(
     activated = Activation("silu").gated(values @ g.T + g_bias, values @ u.T + u_bias)
     bench.compare(out, activated, 2 * allowed)
     assert (kernels == ["gemv"]) == (bench.rows == 1)
-    assert (kernels[0] == "normalise") == (bench.rows > 1)
+    assert (kernels[0] in ("normalise", "pack_after")) == (bench.rows > 1)
+
+
+@pytest.mark.parametrize(("rows", "exact"), [(6, False), (8, False)])
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_K", "NVFP4"])
+def test_norms_after_a_block_leave_few_rows_packed(bench: LinearBench, kind: str) -> None:
+    """y = x + norm(delta), and next(y) for a gated pair, and for three products."""
+    x, xs = bench.input(256)
+    delta, ds = bench.input(256, "branch")
+    matrices = [bench.linear(256, 256, fmt=kind) for _ in range(5)]
+    gate, up, *others = (matrix for matrix, _, _ in matrices)
+    g, u, *ws = (weights for _, weights, _ in matrices)
+    (after, afters), (first, firsts), (second, seconds) = (bench.norm(RMS, 256) for _ in range(3))
+    y = bench.add(Add, "post", bench.out(256), x, bench.normed(delta, after))
+    pair = bench.normed(y, first)
+    products = bench.product("pair", pair, gate, "gate"), bench.product("pair", pair, up, "up")
+    middle = bench.add(Gate, "gate", bench.tensor("activated", 256), *products, SILU)
+    down, d, _ = bench.linear(256, 256, fmt=kind)
+    branch = bench.product("down", middle, down, bench.tensor("down", 256))
+    z = bench.add(Add, "post", bench.out(256), y, bench.normed(branch, after))
+    vectors = bench.normed(z, second)
+    outs = [bench.product("qkv", vectors, of, bench.out(256)) for of in others]
+    kernels = bench.run()
+    hidden = xs + RMS(ds, **afters)
+    bench.compare(y, hidden, 1e-5)
+    values = RMS(hidden, **firsts)
+    result = SILU.gated(values @ g.T, values @ u.T) @ d.T
+    hidden = hidden + RMS(result, **afters)
+    bench.compare(z, hidden, 4e-3)
+    for out, w in zip(outs, ws, strict=True):
+        bench.compare(out, RMS(hidden, **seconds) @ w.T, 8e-3)
+    assert kernels == ["pack_after", "gemm_small", "gemm_small", "pack_after", "gemm_small"]
 
 
 @pytest.mark.parametrize(("rows", "exact"), [(1, False)])

@@ -50,6 +50,22 @@ def test_the_next_product_computes_them(
             assert len({args[role].address for role in ("x", "before", "stream")}) == 3
 
 
+@pytest.mark.parametrize("name", ["gemma2-dense", "gemma3-dense", "olmo2-dense"])
+def test_of_many_rows_they_pack_the_next_vectors(
+    name: str, reference_file: Callable[[str], Path]
+) -> None:
+    """So that there are two launches a layer beside products and attention, whose heads are packed
+    by another one."""
+    with Engine.open(reference_file(name), device="emulator", context=64, sequences=16) as engine:
+        plan = build_plan(engine.session.parts, StepShape(16, 64, Output.GREEDY))
+        for layer in range(1, engine.config.n_layers):
+            launched = [op for op in plan if isinstance(op, Launch)]
+            of_layer = [op for op in launched if op.label.startswith(f"blk.{layer}.")]
+            kernels = [op.kernel.name for op in of_layer if not op.label.endswith("output.pack")]
+            assert kernels.count("pack_after") == 2
+            assert not {"pack", "normalise"} & {*kernels}
+
+
 EMBEDDED = ("inp_gate", "inp_gate.activation", "proj")
 
 
