@@ -109,8 +109,6 @@ def open_engine(
         warm_up = begin_warm_up(loading, _WARM_UP_SECONDS)
         engine = Engine(loading)
     go_on_beside_answers(warm_up)
-    if args.adapters_unapplied and engine.session.adapters is not None:
-        engine.session.adapters.default = ()
     if args.verbose:
         print_engine(engine)
     print_room(engine)
@@ -120,8 +118,11 @@ def open_engine(
 
 def engine_options(args: argparse.Namespace, template: str | None) -> EngineOptions:
     """Return options of the engine. Raises UsageError for flags that do not go together."""
+    given = service_options(args, args.model, args.ctx_size)
+    if args.adapters_unapplied:  # room for each, not for all together
+        given = replace(given, adapters=tuple((path, 0.0) for path, _ in given.adapters))
     return replace(
-        service_options(args, args.model, args.ctx_size),
+        given,
         drafts=options.drafts(args),
         draft=options.draft(args),
         chat=None,

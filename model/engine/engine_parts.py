@@ -183,8 +183,8 @@ def _with_adapters(
     if wanted:
         from urdir.model.layers.adaptable import room_for
 
-        given = [adapter for adapter, _ in adapters]
-        room = room_for(config, given, element, options.max_adapters, options.max_adapter_rank)
+        limits = options.max_adapters, options.max_adapter_rank
+        room = room_for(config, adapters, element, *limits)
         config = replace(config, adapters=room)
     return config, adapters
 

@@ -107,9 +107,10 @@ class EngineOptions:
 
     ``adapters`` are LoRA adapters with their scales, GGUF files or peft folders, of all requests
     that name none. There is room for ``max_adapters`` at once (None: for these), of up to a rank of
-    ``max_adapter_rank`` (None: theirs); more can be loaded later (`Engine.load_adapter`). Those of
-    ``adapter_folder``, GGUF files and peft folders, are read when a request first names them:
-    ``max_host_adapters`` of them stay in host memory (None: all), the most recently used.
+    ``max_adapter_rank`` (None: theirs, together unless a scale is 0); more can be loaded later
+    (`Engine.load_adapter`). Those of ``adapter_folder``, GGUF files and peft folders, are read when
+    a request first names them: ``max_host_adapters`` of them stay in host memory (None: all), the
+    most recently used.
 
     ``text``: the file must have a vocabulary, which is read in a thread of its own. ``chat``: it
     must have a chat template as well (None: one that it has must compile). ``chat_template``, Jinja

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,6 +49,15 @@ class Adapter:
     def rank(self) -> int:
         """The largest rank."""
         return max(of.rank for of in self.matrices.values())
+
+
+def rank_together(adapters: Iterable[Adapter]) -> int:
+    """The rank of adapters whose sum is applied: their ranks together, of the tensor that has most;
+    0 of none."""
+    ranks = Counter[str]()
+    for adapter in adapters:
+        ranks.update({name: of.rank for name, of in adapter.matrices.items()})
+    return max(ranks.values(), default=0)
 
 
 def low_rank(where: str, a: Floats, b: Floats, alpha: float, *, root: bool = False) -> LowRank:

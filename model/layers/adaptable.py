@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from urdir.model.errors import ConfigError, SettingsError, UnsupportedError
 from urdir.model.families.adapters import AdapterRoom, can_adapt, experts_of
 from urdir.model.families.config import Config
 from urdir.model.families.stored import Linear, StoredMatrix, stored_in
-from urdir.model.files.low_rank import Adapter
+from urdir.model.files.low_rank import MOST_RANK, Adapter, rank_together
 from urdir.model.graph.experts import Experts, Route
 from urdir.model.graph.op import Op
 from urdir.model.graph.ops import Product
@@ -51,22 +51,28 @@ def is_interleaved(config: Config) -> bool:
 
 def room_for(
     config: Config,
-    adapters: list[Adapter],
+    adapters: Sequence[tuple[Adapter, float]],
     element: Element,
     slots: int | None = None,
     rank: int | None = None,
 ) -> AdapterRoom:
     """Room for adapters of a whole model, and for others: ``slots`` of them (None: as many as are
-    given), up to a ``rank`` (None: theirs), of the same tensors; of all that take adapters where
-    none are given. Raises ModelError for an adapter that is none of the model."""
+    given), up to a ``rank`` (None: theirs, and that of those with a scale, which are applied
+    together), of the same tensors; of all that take adapters where none are given. Raises
+    ModelError for an adapter that is none of the model, SettingsError for too high a rank."""
     takes = adaptable(config)
-    for adapter in adapters:
+    given = [adapter for adapter, _ in adapters]
+    for adapter in given:
         check_adapter(adapter, config, takes)
-    names = {name for adapter in adapters for name in adapter.matrices} or set(takes)
-    least = max((adapter.rank for adapter in adapters), default=1)
+    names = {name for adapter in given for name in adapter.matrices} or set(takes)
+    least = max((adapter.rank for adapter in given), default=1)
     if rank is not None and rank < least:
         raise SettingsError(f"room for adapters of rank {rank}: those given have rank {least}")
-    rounded = -(-(rank or least) // RANKS) * RANKS
+    if rank is None:
+        rank = max(least, rank_together(adapter for adapter, scale in adapters if scale))
+    if rank > MOST_RANK:
+        raise SettingsError(f"adapters of rank {rank:,} together, at most {MOST_RANK:,}")
+    rounded = -(-rank // RANKS) * RANKS
     return AdapterRoom(slots or max(1, len(adapters)), rounded, frozenset(names), element)
 
 

@@ -55,7 +55,8 @@ SERVED: tuple[Flag, ...] = (
     Served(
         "--max-lora-rank",
         ("server",),
-        "the highest rank of an adapter, or of a set of them (default: that of those given)",
+        "the highest rank of an adapter, or of a set of them together (default: that of those "
+        "given, together unless --lora-init-without-apply)",
         {"type": values.whole_number(1, MOST_RANK), "dest": "max_adapter_rank", "metavar": "N"},
     ),
 )

@@ -11,6 +11,8 @@
 - encoder_decoders: as families, with the ``encoder_tokens``;
 - encoders: ``NAME.npz`` has ``lengths`` of texts, ``embedding_`` and a pooling, or ``score``;
 - folders: ``NAME/config.json``, weights, and ``NAME/golden.npz`` with ``logits``;
+- folders of few bits: those that have ``logits_w8a8``, too, whose activations are rounded as the
+  quantisation says;
 - encoder folders: the same with an ``embedding`` or a ``score``.
 
 What needs something that is not implemented is named with the reason.
@@ -48,7 +50,7 @@ def found_in(folder: Path, kind: str) -> list[Any]:
     kinds = {"folders": _folders, "drafts": _drafts}
     kinds |= {"plain drafts": _plain_drafts, "block drafts": _block_drafts}
     kinds |= {"adapters": _adapters, "encoders": _encoders, "encoder_decoders": _encoder_decoders}
-    kinds |= {"encoder folders": _encoder_folders}
+    kinds |= {"encoder folders": _encoder_folders, "folders of few bits": _folders_of_few_bits}
     found = kinds.get(kind)
     pairs = _files(folder, kind) if found is None else found(folder)
     return [
@@ -145,6 +147,13 @@ def _encoder_folders(folder: Path) -> Iterator[tuple[str, str]]:
     for path in sorted(folder.glob("*/golden.npz")):
         with np.load(path) as file:
             if _is_encoded({*file.files}):
+                yield path.parent.name, ""
+
+
+def _folders_of_few_bits(folder: Path) -> Iterator[tuple[str, str]]:
+    for path in sorted(folder.glob("*/golden.npz")):
+        with np.load(path) as file:
+            if "logits_w8a8" in file.files:
                 yield path.parent.name, ""
 
 

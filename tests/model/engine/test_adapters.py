@@ -225,20 +225,15 @@ def test_prompts_and_rounded_activations(
     monkeypatch.setattr(lower_adapters, "LEAST_ROWS", 8 if exact else 16)  # of `LoraShrinkRows`
     monkeypatch.setattr(budget, "_measured", {})  # by other values of it
     wanted = merged(TOKENS[:tokens], *zip(two[1], SCALES, strict=True))[-1]
-    with Engine.open(
-        base, device=device_name, context=16, adapters=[(f, 1.0) for f in two[0]]
-    ) as opened:
-        assert opened.config.adapters is not None
-        with pytest.raises(ModelError, match="rank 13 together"):
-            [*logits_after(opened.session, TOKENS[:tokens])]
-    with Engine.open(
-        base,
-        device=device_name,
-        context=16,
-        adapters=[(f, 1.0) for f in two[0]],
-        max_adapter_rank=16,
-        exact=exact,
-    ) as opened:
+    given = [(file, 1.0) for file in two[0]]
+    with (
+        Engine.open(
+            base, device=device_name, context=16, adapters=given, max_adapter_rank=8
+        ) as opened,
+        pytest.raises(ModelError, match="rank 13 together"),
+    ):
+        [*logits_after(opened.session, TOKENS[:tokens])]
+    with Engine.open(base, device=device_name, context=16, adapters=given, exact=exact) as opened:
         rows = opened.session.shapes.chunks[0 if tokens < 8 else -1]
         step = StepShape(rows, 256, Output.SAMPLE, prompt=rows)
         kernels = {kernel.name for kernel in build_plan(opened.session.parts, step).kernels()}
@@ -517,6 +512,29 @@ def test_drafts_are_verified_with_the_adapters(base: Path, two: Any, device_name
             answers.append(generation.tokens)
     assert generation.statistics.drafted_tokens > 0
     assert answers[0] == answers[1]
+
+
+def test_flags_of_a_command(
+    base: Path, two: Any, merged: Any, tmp_path: Path, device_name: str, cli: Any
+) -> None:
+    """A scale is that of the adapter before it; several are added."""
+    (first, second), matrices = two
+    asked = ("logits", base, "--exact", "--device", device_name, "--tokens", "3,1,4,1,5")
+    for number, (flags, scales) in enumerate(
+        [
+            (("--lora", first), (1.0, 0.0)),
+            (("--lora-scaled", f"{first}:0.5"), (0.5, 0.0)),
+            (("--lora", first, "--lora-scaled", f"{second}:-0.5"), (1.0, -0.5)),
+        ]
+    ):
+        out = tmp_path / f"{number}.npy"
+        code, _, errors = cli(*asked, *flags, "-o", out)
+        assert code == 0, errors
+        pairs = [
+            (of, scale * given) for of, scale, given in zip(matrices, SCALES, scales, strict=True)
+        ]
+        wanted = merged(TOKENS[:5], *pairs)
+        assert relative_rms(np.load(out), wanted) < 2e-6
 
 
 @pytest.mark.references("adapters", [])

@@ -76,6 +76,29 @@ def test_prompts_of_fp8_matrices_are_multiplied_as_fp8(
     assert 3e-3 < relative_rms(_last_logits(path, device_name, tokens), wanted) < 0.08
 
 
+#: Tokens of prompts, the last of each is compared.
+LENGTHS = (24, 32, 40, 48)
+
+
+@pytest.mark.references("folders of few bits", [])
+def test_rounded_activations_are_off_as_their_scheme_says(
+    name: str, device: Device, device_name: str, pytestconfig: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At most 1.3 times as far from the logits of the weights alone as activations that are rounded
+    as the configuration says; ours are rounded where a scale is of a row, by token."""
+    folder = pytestconfig.getoption("--references") / name
+    with np.load(folder / "golden.npz") as file:
+        tokens, rows = file["tokens"].tolist(), [length - 1 for length in LENGTHS]
+        wanted, rounded = file["logits"][rows], file["logits_w8a8"][rows]
+    monkeypatch.setattr("urdir.ptxgen.kernels.linear.bytes_choice.LEAST_ROWS", LENGTHS[0])
+    with Engine.open(folder, device=device_name, context=64, cache_folder=None) as engine:
+        found = np.array([next(logits_after(engine.session, tokens[:n])) for n in LENGTHS])
+        rounds = any(of.type_name == "E4M3R256" for of in engine.file.tensors.values())
+    error = relative_rms(found, wanted)
+    assert error <= 1.3 * relative_rms(rounded, wanted)
+    assert (error > 3e-3) == (rounds and device.native_target == "sm_90a")
+
+
 def _last_logits(path: Path, device: str, tokens: list[int], **options: Any) -> Any:
     """Those after a prompt."""
     with Engine.open(path, device=device, context=32, cache_folder=None, **options) as engine:

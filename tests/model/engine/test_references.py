@@ -46,6 +46,10 @@ def test_a_folder_of_all_kinds(tmp_path: Path, found_in: Any) -> None:
         (tmp_path / name).mkdir()
         np.savez(tmp_path / name / "golden.npz", tokens=tokens, **{field: logits})
 
+    (tmp_path / "rounded").mkdir()
+    np.savez(tmp_path / "rounded" / "golden.npz", tokens=tokens, logits=logits, logits_w8a8=logits)
+
+    assert names(found_in(tmp_path, "folders of few bits")) == {"rounded": ""}
     assert names(found_in(tmp_path, "families")) == {
         "encoder": "encoder: there are no logits of every token",
         "family": "",
@@ -69,5 +73,5 @@ def test_a_folder_of_all_kinds(tmp_path: Path, found_in: Any) -> None:
     }
     assert names(found_in(tmp_path, "plain drafts")) == {"simple-c": ""}
     assert names(found_in(tmp_path, "block drafts")) == {"dflash-b": "", "dspark-b": ""}
-    assert names(found_in(tmp_path, "folders")) == {"folder": ""}
+    assert names(found_in(tmp_path, "folders")) == {"folder": "", "rounded": ""}
     assert names(found_in(tmp_path, "encoder folders")) == {"bert": ""}

@@ -23,7 +23,7 @@ from urdir.model.memory.session_settings import SessionSettings
 from urdir.model.verify.conformance import relative_rms
 
 SAMPLE = "gemma3-dense"
-OTHERS = ("gpt-oss-moe", "cohere2-dense", "gemma4-e", "lfm2-dense")
+OTHERS = ("gpt-oss-moe", "gemma2-dense", "cohere2-dense", "llama4-moe", "gemma4-e", "lfm2-dense")
 NAMES = [SAMPLE, *(pytest.param(name, marks=pytest.mark.full) for name in OTHERS)]
 pytestmark = pytest.mark.usefixtures("short_prompts_are_worth_a_state")
 PAGE, WINDOW = 16, 20

@@ -514,6 +514,55 @@ def test_logits_are_llama_cpp_s(
     assert error < case.tolerance
 
 
+#: EXAONE 3 as LG publishes it.
+_EXAONE = _names(
+    "transformer.h", attn_norm="ln_1", ffn_norm="ln_2", ffn_gate="mlp.c_fc_0",
+    ffn_up="mlp.c_fc_1", ffn_down="mlp.c_proj", token_embd="transformer.wte",
+    output_norm="transformer.ln_f", attn_output="attn.attention.out_proj",
+    **{f"attn_{n}": f"attn.attention.{n}_proj" for n in "qkv"},
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("names", "eps", "layers", "activation"),
+    [
+        (_EXAONE, "layer_norm_epsilon", "num_layers", "activation_function"),
+        (_names(), "rms_norm_eps", "num_hidden_layers", "hidden_act"),
+    ],
+    ids=["published", "by transformers"],
+)
+def test_exaone_has_names_of_its_own_or_llama_s(
+    names: Callable[[str], str],
+    eps: str,
+    layers: str,
+    activation: str,
+    reference_file: Callable[[str], Path],
+    make_folder: Callable[..., Path],
+    reference_model: Any,
+    data: Path,
+) -> None:
+    """The golden's divisors of frequencies are said as those of LongRoPE."""
+    divisors: list[float] = []
+
+    def change(values: Values) -> Values:
+        divisors.extend(values.pop("rope_freqs.weight").tolist())
+        return values
+
+    keys = {**_SIZES, eps: "attention.layer_norm_rms_epsilon", layers: "block_count"}
+    keys = {name: key for name, key in keys.items() if key != "block_count" or name == layers}
+    case = Case("exaone-dense", "exaone", names, change, keys, {activation: "silu"}, TOLERANCE)
+    said, tensors = _folder_of(case, reference_file(case.golden))
+    factors = dict.fromkeys(("long_factor", "short_factor"), divisors)
+    said["rope_scaling"] = {"rope_type": "longrope", "attention_factor": 1.0, **factors}
+    said["original_max_position_embeddings"] = said["max_position_embeddings"]
+    with np.load(data / "families" / f"{case.golden}.npz") as golden:
+        saved = dict(golden)
+    with SafetensorsModel(make_folder(said, tensors)) as model:
+        logits = reference_model(model, Config.of(model), CONTEXT).logits(saved["tokens"])
+    error = np.sqrt(np.mean((logits - saved["logits"]) ** 2)) / saved["logits"].std()
+    assert error < TOLERANCE
+
+
 def test_deepseek_v4_has_experts_by_token_and_two_rotations(
     reference_file: Callable[[str], Path], make_folder: Callable[..., Path]
 ) -> None:

@@ -330,6 +330,11 @@ def test_a_llama_configuration() -> None:
         ),
         ({"model_type": "mistral", "sliding_window": None}, {"context_length": 32}),
         ({"model_type": "mistral", "sliding_window_size": 16}, {"own.windows": [16]}),
+        (
+            {"model_type": "ministral", "sliding_window": 7, "num_hidden_layers": 2,
+             "layer_types": ["full_attention", "sliding_attention"]},
+            {"own.windows": [0, 7]},
+        ),
         *(
             ({"model_type": of, "sliding_window": 16, "use_sliding_window": used},
              {"own.windows": [16] if used is True else None})

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from urdir.model.errors import UnsupportedError
+from urdir.model.errors import SettingsError, UnsupportedError
 from urdir.model.families.adapters import AdapterRoom
 from urdir.model.families.config import Config
 from urdir.model.files.gguf import Gguf
@@ -97,4 +97,31 @@ def test_adapters_that_have_no_place_are_refused(model: str, name: str, tmp_path
     adapter = Adapter(Path("some"), config.architecture, {name: LowRank(a, b)})
     refused = re.escape(f"'{name}': adapters of it are not supported")
     with pytest.raises(UnsupportedError, match=refused):
-        room_for(config, [adapter], "f16")
+        room_for(config, [(adapter, 1.0)], "f16")
+
+
+def test_room_for_adapters_that_are_applied_together(tmp_path: Path) -> None:
+    """Of the tensor with the most ranks; one without a scale is alone where a request names it."""
+    path = tmp_path / "model.gguf"
+    path.write_bytes(lzma.decompress((FAMILIES / "llama-dense.gguf.xz").read_bytes()))
+    with Gguf(path) as file:
+        config, tensors = Config.of(file), file.tensors
+
+    def adapter(**ranks: int) -> Adapter:
+        matrices = {}
+        for name, rank in ranks.items():
+            rows, cols = tensors[f"blk.0.{name}.weight"].shape
+            a, b = np.zeros((1, rank, cols), np.float32), np.zeros((1, rows, rank), np.float32)
+            matrices[f"blk.0.{name}.weight"] = LowRank(a, b)
+        return Adapter(Path("some"), config.architecture, matrices)
+
+    first, second = adapter(attn_q=16, attn_v=8), adapter(attn_v=16, ffn_up=16)
+    for scales, rank in (((1.0, -0.5), 24), ((0.0, 0.0), 16), ((0.0, 1.0), 16)):
+        given = [*zip((first, second), scales, strict=True)]
+        assert room_for(config, given, "f16").rank == rank, scales
+    together = [(adapter(attn_q=16), 1.0)] * 3
+    assert room_for(config, together, "f16").rank == 48
+    assert room_for(config, [(of, 0.0) for of, _ in together], "f16").rank == 16
+    assert room_for(config, together, "f16", rank=16).rank == 16
+    with pytest.raises(SettingsError, match="rank 1,040 together, at most 1,024"):
+        room_for(config, together[:1] * 65, "f16")

@@ -173,6 +173,68 @@ def test_answers(server: Apart) -> None:
     assert chat.usage.completion_tokens == 3
 
 
+HI: list[Any] = [{"role": "user", "content": "Hi"}]
+
+
+def test_the_openai_client(server: Apart) -> None:
+    """Models, texts, chats and responses, whole and streamed alike, whichever front end has the
+    connection."""
+    found = set()
+    for _ in range(3):
+        with httpx.Client(trust_env=False, timeout=PATIENCE) as http:
+            client = openai.OpenAI(
+                base_url=f"{server.url}/v1", api_key="none", max_retries=0, http_client=http
+            )
+            found.add(_all_of(client))
+    assert len(found) == 1
+
+
+def _all_of(client: openai.OpenAI) -> tuple[str, ...]:
+    """The texts of answers; what is around them is checked here."""
+    assert [model.id for model in client.models.list()] == ["paced", "poet"]
+    given: dict[str, Any] = {"model": "paced", "seed": 5, "n": 2}
+    whole = client.completions.create(prompt="By", max_tokens=6, echo=True, **given)
+    assert whole.usage is not None
+    assert whole.usage.completion_tokens == 12
+    assert all(choice.text.startswith("By") for choice in whole.choices)
+    asked: dict[str, Any] = {"messages": HI, "max_completion_tokens": 6, **given}
+    asked |= {"logprobs": True, "top_logprobs": 2}
+    chat = client.chat.completions.create(**asked)
+    parts = list(
+        client.chat.completions.create(stream=True, stream_options={"include_usage": True}, **asked)
+    )
+    assert parts[-1].usage == chat.usage
+    for choice in chat.choices:
+        own = [part.choices[0] for part in parts[:-1] if part.choices[0].index == choice.index]
+        assert "".join(each.delta.content or "" for each in own) == choice.message.content
+        assert own[-1].finish_reason == choice.finish_reason == "length"
+        tokens = [one for each in own if each.logprobs for one in each.logprobs.content or ()]
+        assert choice.logprobs is not None
+        assert tokens == choice.logprobs.content
+        assert [len(one.top_logprobs) for one in tokens] == [2] * 6
+    schema = {"name": "city", "schema": {"type": "object", "properties": {}}}
+    form: Any = {"type": "json_schema", "json_schema": schema}
+    assert client.chat.completions.create(response_format=form, **asked).choices == chat.choices
+    said: dict[str, Any] = {"model": "paced", "input": "Hi", "max_output_tokens": 6}
+    said |= {"temperature": 0}
+    response = client.responses.create(**said)
+    events = list(client.responses.create(stream=True, **said))
+    deltas = [each.delta for each in events if each.type == "response.output_text.delta"]
+    assert "".join(deltas) == response.output_text
+    assert events[-1].type == "response.incomplete"  # the limit is reached
+    assert client.responses.retrieve(response.id).output_text == response.output_text
+    client.responses.delete(response.id)
+    with pytest.raises(openai.NotFoundError):
+        client.responses.retrieve(response.id)
+    with pytest.raises(openai.NotFoundError, match="this server has"):
+        client.chat.completions.create(model="other", messages=HI)
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.chat.completions.create(model="paced", messages=HI, temperature=-1)
+    assert caught.value.param == "temperature"
+    texts = [choice.message.content or "" for choice in chat.choices]
+    return (*texts, *(choice.text for choice in whole.choices), response.output_text)
+
+
 def test_a_response_is_known_to_all_front_ends(server: Apart) -> None:
     body = {"model": "paced", "input": "Hi", "max_output_tokens": 3}
     first = server.http.post("/v1/responses", json=body).json()

@@ -21,7 +21,7 @@ import pytest
 from tests.model.serve.serve_process import CHAT, HI, Process
 from tests.patience import PATIENCE
 from tests.processes import running, start_python
-from urdir.model.cli import main
+from urdir.model.cli import build_parser, main
 from urdir.model.commands import serve_opening as command
 from urdir.model.engine.options import EngineOptions
 from urdir.model.engine.requests import async_service
@@ -206,6 +206,16 @@ def test_names_of_the_server(
     monkeypatch.setattr("urdir.model.commands.serve_opening.open_service", lambda *more: None)
     assert main(["serve", "--api-workers", "0", *flags]) == 0
     assert found == [Access((), (), None if hosts is None else frozenset(hosts))]
+
+
+def test_adapters_that_are_not_applied_have_room_one_by_one() -> None:
+    """They are given without a scale, which clients are told all the same."""
+    flags = ["--lora", "a.gguf", "--lora-scaled", "b.gguf:0.5"]
+    for more, scales in (([], [1.0, 0.5]), (["--lora-init-without-apply"], [0.0, 0.0])):
+        args = build_parser("serve").parse(["serve", "demo", *flags, *more])
+        given = command.engine_options(args, None).adapters
+        assert [scale for _, scale in given] == scales
+        assert command.adapters(args) == (("a", 1.0), ("b", 0.5))
 
 
 def test_flags_of_access_and_of_requests(

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from urdir.model.files.pretrained.family import Family
+from urdir.model.files.pretrained.family import KEYS, Family
 from urdir.model.files.pretrained.layouts import Keys, Layout, Rows, plus_one
 from urdir.model.files.pretrained.names import NORMS_AROUND
 from urdir.model.files.pretrained.steps.common import (
@@ -164,6 +164,7 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "llama": LLAMA,
     "mistral": LLAMA,
+    "ministral": LLAMA,
     "internlm3": LLAMA,
     "cwm": LLAMA,
     "qwen2": Family("qwen2", defaults={"use_sliding_window": False}),
@@ -194,6 +195,17 @@ FAMILIES: Mapping[str, Family] = {
     "phi3": Family("phi3"),
     "olmo2": Family("olmo2", names=_POST_NORMS),
     "olmo3": Family("olmo2", names=_POST_NORMS, windows="pattern"),
+    # names as they are published, and those of LLaMA, as transformers writes them
+    "exaone": Family(
+        "exaone",
+        names={
+            **{f"attn.attention.{name}_proj": f"attn_{name}" for name in "qkv"},
+            **{"attn.attention.out_proj": "attn_output", "mlp.c_fc_0": "ffn_gate"},
+            "mlp.c_fc_1": "ffn_up",
+        },
+        keys={"num_layers": "block_count", "layer_norm_epsilon": KEYS["rms_norm_eps"]},
+        ignored=frozenset({"embed_dropout"}),
+    ),
     "exaone4": Family("exaone4", names=_POST_NORMS, windows="pattern", steps=(has_windows,)),
     "glm": Family("chatglm", rope="interleaved", defaults={"partial_rotary_factor": 0.5}),
     "glm4": Family(
