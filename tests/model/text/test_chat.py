@@ -301,6 +301,40 @@ def test_several_system_texts(tokenizer: Tokenizer, source: str, expected: str) 
         )
 
 
+SYSTEM = Message("system", "S<s>")
+USER, ANSWER = turns("U", "A")
+
+
+@pytest.mark.filterwarnings("ignore:the chat template")
+@pytest.mark.parametrize(
+    ("source", "messages", "expected"),
+    [
+        (TAKES_ALL, [USER, SYSTEM], "[user]U[system]S<s>"),
+        (TAKES_THE_FIRST, [USER, SYSTEM], "[user]U\n\nS<s>"),  # as Claude Code has it
+        (NO_SYSTEM, [USER, SYSTEM], "[user]U\n\nS<s>"),
+        (DROPS_SYSTEM, [USER, SYSTEM, SYSTEM, ANSWER], "[user]U\n\nS<s>\n\nS<s>[assistant]A"),
+        (TAKES_THE_LAST, [SYSTEM, USER, SYSTEM], "[user]S<s>+U\n\nS<s>"),
+        (
+            TAKES_THE_FIRST,
+            [SYSTEM, USER, ANSWER, SYSTEM, USER, ANSWER],
+            "[system]S<s>[user]U[assistant]A[user]S<s>\n\nU[assistant]A",
+        ),
+        (
+            TAKES_THE_FIRST,
+            [USER, ANSWER, SYSTEM, SYSTEM, ANSWER, USER],
+            "[user]U[assistant]A[user]S<s>\n\nS<s>[assistant]A[user]U",
+        ),
+        (TAKES_THE_FIRST, [USER, USER, SYSTEM, USER], "[user]U[user]U\n\nS<s>[user]U"),
+        (NO_SYSTEM, [SYSTEM, USER, SYSTEM], "[user]S<s>\nU\n\nS<s>"),
+    ],
+)
+def test_later_system_texts(
+    tokenizer: Tokenizer, source: str, messages: list[Message], expected: str
+) -> None:
+    with ChatTemplate(source, tokenizer) as chat:
+        assert [chat.render(messages).text for _ in range(2)] == [expected] * 2
+
+
 def test_a_template_that_always_fails_says_why(tokenizer: Tokenizer) -> None:
     with (
         ChatTemplate("{{ raise_exception('never: ' ~ tools) }}", tokenizer) as chat,
