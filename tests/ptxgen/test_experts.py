@@ -186,7 +186,7 @@ def test_rows_that_share_experts(emulator: Device, shared: str, down: bool) -> N
 
 
 #: Those that took most beyond the registers of 16 warps, and of 12; --full has all.
-SCARCE = {("sm_75", "Q3_K"), ("sm_80", "Q6_K"), ("sm_90", "NVFP4"), ("sm_120", "E2M1G64")}
+SCARCE = {("sm_75", "Q3_K"), ("sm_80", "Q6_K"), ("sm_90", "E2M1G64"), ("sm_120", "NVFP4")}
 
 
 @pytest.mark.skipif(not is_available(), reason="nvJitLink is not installed")
@@ -203,7 +203,7 @@ SCARCE = {("sm_75", "Q3_K"), ("sm_80", "Q6_K"), ("sm_90", "NVFP4"), ("sm_120", "
 def test_quartets_of_real_shapes_spill_nothing(target: str, fmt: Format) -> None:
     """Eight rows of qwen3-30b-a3b, and of one like gpt-oss-20b, which has biases."""
     shared = ARCHITECTURES[number_of(target)].shared_per_cta
-    most: dict[str, Any] = {"warps": most_warps(target), "shared": shared}
+    most: dict[str, Any] = {"warps": most_warps(target, fmt), "shared": shared}
     for experts, used, width, hidden, f in ((128, 8, 768, 2048, SILU), (32, 4, 1024, 1536, OAI)):
         bias = [Bias()] if f == OAI else []
         up = (width, hidden, RMS, *bias, Gated(f))

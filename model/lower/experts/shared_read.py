@@ -109,7 +109,7 @@ class SharedRead(ExpertProducts):
             cols=matrix.cols,
             batch=self.rows,
             down=down,
-            warps=most_warps(self.at.limits.target),
+            warps=most_warps(self.at.limits.target, matrix.format),
             early=down,  # the products before it have waited for the router
             sms=self.at.limits.sms,
             selection=choice,

@@ -199,7 +199,7 @@ def gemm_small_examples(cls: type[S]) -> dict[str, S]:
         "parts": cls.of(q6_k, 3, 2, 48, 1024, 8, bias, weighted, **parts),
         "integers": cls.of(FORMATS["W4G128"], 5, 2, 48, 384, 3, rms, Gated(), sms=3),
         "codebook": cls.of(FORMATS["IQ3_S"], 4, 2, 48, 512, 3, rms, Gated(), sms=3, warps=12),
-        "NVFP4": cls.of(FORMATS["NVFP4"], 4, 2, 48, 320, 3, rms, Gated(), sms=3),
+        "NVFP4": cls.of(FORMATS["NVFP4"], 4, 2, 48, 320, 3, rms, Gated(), sms=3, warps=8),
         "chooses": cls.of(
             *(q4_k, 33, 4, 32, 512, 7, rms, Gated()),
             **{"sms": 3, "selection": Selection(33, 4, "softmax_selected")},
