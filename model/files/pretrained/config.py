@@ -27,6 +27,7 @@ from urdir.model.files.pretrained.fields import Fields, shown
 from urdir.model.files.pretrained.rope import read_rope
 from urdir.model.files.pretrained.steps.encoders import ENCODING, RANKING
 from urdir.model.files.pretrained.tables import FAMILIES
+from urdir.model.files.pretrained.tables.text_defaults import TEXT_DEFAULTS
 
 #: Sizes that are checked before anything is computed with them.
 _LIMITS: Mapping[str, Limit] = {
@@ -58,14 +59,16 @@ class Configuration:
 
 
 def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The fields of the text decoder: of a multi-modal model those of its "text_config"."""
+    """The fields of the text decoder: of a multi-modal model those of its "text_config", with those
+    that its class has where they are left out."""
     inner = config.get("text_config")
     if not isinstance(inner, dict):
         return config
     outer = ("quantization_config", "tie_word_embeddings", "eos_token_id", "bos_token_id")
     # the output matrix is the outer model's
     inner = {name: value for name, value in inner.items() if name != "tie_word_embeddings"}
-    return {name: config[name] for name in outer if name in config} | inner
+    defaults = TEXT_DEFAULTS.get(str(inner.get("model_type")), {})
+    return {name: config[name] for name in outer if name in config} | dict(defaults) | inner
 
 
 def family_of(config: Mapping[str, Any], path: Path) -> Family:

@@ -25,7 +25,7 @@ from urdir.model.errors import (
     UnsupportedError,
 )
 from urdir.model.files.metadata import Metadata
-from urdir.model.files.pretrained.config import read_config
+from urdir.model.files.pretrained.config import read_config, text_config
 from urdir.model.files.pretrained.family import Family
 from urdir.model.files.pretrained.fields import Fields
 from urdir.model.files.pretrained.layouts import Layout, groups, halves, taps, turned_experts
@@ -34,6 +34,7 @@ from urdir.model.files.pretrained.names import ENDS, LAYER
 from urdir.model.files.pretrained.places import Place
 from urdir.model.files.pretrained.rows import RowBytes, Rows
 from urdir.model.files.pretrained.tables import FAMILIES
+from urdir.model.files.pretrained.tables.text_defaults import TEXT_DEFAULTS
 from urdir.model.files.pretrained.tensors import make_tensors
 from urdir.model.files.safetensors import StoredTensor, read_folder
 from urdir.model.files.source import open_model
@@ -628,6 +629,48 @@ def test_what_older_versions_of_transformers_write_changes_nothing(model_type: s
     expected, found = _keys(**given), _keys(**given, **written)
     assert found.keys() == expected.keys()
     assert all(np.array_equal(found[key], expected[key]) for key in found)
+
+
+def _text_keys(inner: dict[str, Any]) -> dict[str, Any]:
+    """Keys of the decoder of a multi-modal model."""
+    config = text_config({"model_type": "llava", "text_config": inner})
+    return dict(read_config(config, FAMILIES[inner["model_type"]], Path("config.json")).keys)
+
+
+def test_an_inner_configuration_leaves_out_what_its_class_has() -> None:
+    """That of llava-1.5-7b-hf, and of a Qwen3-VL that was saved again."""
+    llava = {
+        "_name_or_path": "lmsys/vicuna-7b-v1.5", "architectures": ["LlamaForCausalLM"],
+        "max_position_embeddings": 4096, "model_type": "llama", "rms_norm_eps": 1e-05,
+        "torch_dtype": "float16", "vocab_size": 32064,
+    }  # fmt: skip
+    found = _text_keys(llava)
+    assert (found["embedding_length"], found["block_count"], found["context_length"]) == (
+        4096, 32, 4096,
+    )  # fmt: skip
+    assert (found["feed_forward_length"], found["attention.head_count"]) == (11008, 32)
+    found = _text_keys({"model_type": "qwen3_vl_text", "intermediate_size": 12288})
+    assert (found["rope.freq_base"], found["feed_forward_length"]) == (5e6, 12288)
+    assert (found["attention.key_length"], found["attention.head_count_kv"]) == (128, 32)
+    assert "own.windows" not in _text_keys({"model_type": "mistral", "sliding_window": None})
+    with pytest.raises(ConfigError, match="'num_hidden_layers' is None"):  # of a decoder alone
+        _keys(num_hidden_layers="absent")
+
+
+@pytest.mark.parametrize("model_type", TEXT_DEFAULTS)
+def test_defaults_of_inner_configurations_are_those_of_transformers(model_type: str) -> None:
+    assert _text_keys({"model_type": model_type})["block_count"] > 1
+    configurations = pytest.importorskip("transformers").AutoConfig
+    expected = configurations.for_model(model_type).to_dict()
+    if model_type.startswith("qwen3_vl"):  # 5e5 in 5.0.0, which writes it: 4.57 left out 5e6
+        expected["rope_theta"] = 5e6
+        expected.setdefault("norm_topk_prob", True)  # without the field, and always so
+    for name, value in TEXT_DEFAULTS[model_type].items():
+        found = expected.get(name, (expected.get("rope_parameters") or {}).get(name))
+        if isinstance(value, dict):
+            assert found.items() >= (value.items() - {("rope_type", "yarn")})
+        else:
+            assert found == value, name
 
 
 def test_integers_may_be_floats() -> None:
