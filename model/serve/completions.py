@@ -32,7 +32,7 @@ def read_completion(fields: Fields, model: ServedModel, limits: Limits) -> Asked
         fields.fail("echo", "cannot be combined with 'logprobs': prompts have no log-probabilities")
     limit: int | None = model.defaults.limit or DEFAULT_LIMIT
     if any(fields.raw(name) is not None for name in _LIMITS):
-        limit = read_limit(fields, model, *_LIMITS)
+        limit = read_limit(fields, model, *_LIMITS, least=0)
     parameters = read_parameters(fields, model, limits, limit, logprobs)
     prompts = read_prompts(fields, model, limits.answers // parameters.n)
     special = fields.raw("add_special_tokens") is None or fields.flag("add_special_tokens")

@@ -126,6 +126,18 @@ def test_a_limit_by_any_name_and_answers_by_any(server: Any) -> None:
     assert len(ask(server, n=2, extra_body={"best_of": 2}).choices) == 2
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_prompt_without_an_answer(server: Any, stream: bool) -> None:
+    for more, text in (({}, ""), ({"echo": True}, "2 plus"), ({"logprobs": 1}, "")):
+        asked = ask(server, prompt="2 plus", max_tokens=0, stream=stream, **more)
+        parts = list(asked) if stream else [asked]
+        assert "".join(part.choices[0].text for part in parts) == text
+        assert parts[-1].choices[0].finish_reason == "length"
+        assert server.service.requests[-1].limit == 0
+    usage = ask(server, max_tokens=0).usage
+    assert (usage.completion_tokens, usage.prompt_tokens > 0) == (0, True)
+
+
 def test_bos_is_left_out_where_asked(server: Any) -> None:
     tokenizer = server.service.model.tokenizer
     encode, seen = tokenizer.encode, []
