@@ -78,6 +78,20 @@ def test_log_probabilities(server: Any) -> None:
     assert [top for part in parts for top in part.top_logprobs] == whole.top_logprobs
 
 
+def test_offsets_of_tokens_within_a_character(server: Any) -> None:
+    """They are where the character begins, and count what of the text has come."""
+    server.service.answer = answer = "é 🦆 and ü."
+    tokenizer = server.service.model.tokenizer
+    ids = tokenizer.encode(answer)
+    known = [b"".join(map(tokenizer.token_bytes, ids[:count])) for count in range(len(ids))]
+    wanted = [len(before.decode(errors="ignore")) for before in known]
+    assert len(set(wanted)) < len(wanted)  # there are such tokens
+    whole = ask(server, logprobs=0).choices[0]
+    assert (whole.text, whole.logprobs.text_offset) == (answer, wanted)
+    chunks = [c.choices[0].logprobs for c in ask(server, logprobs=0, stream=True)]
+    assert [offset for part in chunks if part for offset in part.text_offset] == wanted
+
+
 @pytest.mark.parametrize(
     ("body", "param"),
     [
