@@ -247,6 +247,10 @@ class Scheduler:
             for token in of.tokens:
                 if (task := self.tasks.by_number.get(number)) is None:
                     break
+                if task.request.limit == 0:
+                    alone = self.tasks.end(task, Finish.LENGTH)
+                    yield Outcome(number, row, len(task.tokens) - 1, None, alone)
+                    break
                 task.tokens.append(token)
                 finish = task.finish(self._end_ids, self.context)
                 ending = None if finish is None else self.tasks.end(task, finish)
