@@ -225,10 +225,11 @@ class Service(Owner):
         return False
 
     def _look(self, look: Callable[[], bool]) -> None:
-        """Look for a request that is being read, until another thread has it or it takes long."""
-        end = time.perf_counter() + _EXPECT_SECONDS
+        """Look for a request that is being read, until another thread has it or it takes long.
+        Meanwhile its step is rehearsed."""
+        end, pieces = time.perf_counter() + _EXPECT_SECONDS, self._loop.rehearse()
         while self._inbox.empty() and not look() and time.perf_counter() < end:
-            pass
+            next(pieces, None)
 
     def _wait(self) -> Callable[[], None] | None:
         """Wait for the next work. Meanwhile graphs are recorded, with pauses in which other threads
