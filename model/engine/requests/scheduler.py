@@ -72,6 +72,7 @@ class Scheduler:
         self._waits = waits
         self._admission = Admission(self.tasks, storage, limits, self.context, clock)
         self._room = Room(self.tasks, storage, limits.ahead)
+        self._computed: list[Task] = []  # by complete steps, and not yet shared with others
 
     @property
     def counts(self) -> Counts:
@@ -151,6 +152,7 @@ class Scheduler:
         256 answers take 0.04 ms, some of them reserving room in every step, and `chosen` takes
         0.12 ms (medians on one core of a cloud Xeon, CPython 3.11).
         """
+        self._publish()
         rows = self._decode_rows()
         budget = self.limits.mixed_rows if rows else self.limits.prompt_rows
         segments: dict[int, Segment] = {}
@@ -224,7 +226,7 @@ class Scheduler:
             if (task := by_number.get(number)) is not None:
                 task.in_flight -= 1
                 task.complete = segment.end
-                self.tasks.publish(task)
+                self._computed.append(task)
         counts = plan.batch.draft_counts
         for number, count, of in zip(plan.requests, counts, chosen, strict=False):
             if (task := by_number.get(number)) is not None:
@@ -232,6 +234,13 @@ class Scheduler:
                 if count:
                     self._learn(task, count, of)
         return self._outcomes(choosers, chosen)
+
+    def _publish(self) -> None:
+        """Share what steps have computed of prompts since the last plan: first their tokens are
+        delivered."""
+        computed, self._computed = self._computed, []
+        for task in computed:
+            self.tasks.publish(task)
 
     def _outcomes(self, choosers: Sequence[int], chosen: Sequence[Chosen]) -> Iterator[Outcome]:
         for row, (number, of) in enumerate(zip(choosers, chosen, strict=True)):
