@@ -197,6 +197,8 @@ class Service(Owner):
     def _run(self) -> None:
         try:
             with self._loop as loop:
+                for _ in loop.rehearse():  # all of it, before anything is asked
+                    pass
                 is_open = True
                 while is_open:
                     try:
