@@ -139,11 +139,11 @@ class Fields:
         value = self.raw(name)
         if not is_whole_list(value):
             self.fail(name, "must be a list of token ids", "invalid_type")
-        if not all(0 <= token < vocab_size for token in value):
+        if value and (min(value) < 0 or max(value) >= vocab_size):
             self.fail(name, f"has an id outside the vocabulary of {vocab_size}", "invalid_value")
         return tuple(value)
 
 
 def is_whole_list(value: Any) -> bool:
     """Whether a value is a list of integers."""
-    return isinstance(value, list) and all(type(item) is int for item in value)
+    return isinstance(value, list) and {int}.issuperset(map(type, value))

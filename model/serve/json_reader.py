@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import encodings.utf_8_sig  # noqa: F401  not imported by the first request, which would wait
 import json
+from codecs import BOM_UTF8
 from typing import Any, NoReturn
 
 from urdir.model.serve.limits import Limits
@@ -32,7 +32,7 @@ class JsonReader:
         """
         self._count(text)
         try:
-            value = _DECODER.decode(text.decode("utf-8-sig"))
+            value = _DECODER.decode(text.removeprefix(BOM_UTF8).decode())
         except RecursionError:
             self._refuse_depth()
         self._check_depth(value)
@@ -57,7 +57,7 @@ class JsonReader:
                 item
                 for container in level
                 for item in (container.values() if isinstance(container, dict) else container)
-                if isinstance(item, dict | list)
+                if isinstance(item, _CONTAINERS)
             ]
             if not level:
                 return
@@ -85,6 +85,7 @@ def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not a JSON number")
 
 
+_CONTAINERS = (dict, list)  # `dict | list` would be made for each value
 _DECODER = json.JSONDecoder(
     parse_constant=_refuse_constant,
     # in Python, so that other threads run meanwhile: a million values take 0.2 s
