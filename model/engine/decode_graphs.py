@@ -23,9 +23,10 @@ class DecodeGraphs:
         """`AT_ONCE` steps in place of one of ``shape``, after which the longest sequence has
         ``length`` tokens at most; None where they have no graph (yet), or reach beyond the shape's
         length bucket, also if that is the last one."""
+        if shape.prompt or length + (AT_ONCE - 1) * (1 + shape.drafts) > shape.keys:
+            return None
         several = replace(shape, steps=AT_ONCE)
-        fits = not shape.prompt and length + (AT_ONCE - 1) * (1 + shape.drafts) <= shape.keys
-        return several if fits and self._steps.is_recorded(several) else None
+        return several if self._steps.is_recorded(several) else None
 
     def prepare(
         self,

@@ -8,7 +8,9 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
+from functools import lru_cache
 from numbers import Integral, Real
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from urdir.model.errors import SettingsError
@@ -192,12 +194,19 @@ class SamplingSettings:
         The answer begins at ``answer_at``; of its ``end_ids`` the device gets the lowest
         MOST_END_IDS.
         """
-        from urdir.ptxgen.kernels.sampling import pack_settings
+        from urdir.ptxgen.kernels.sampling import for_answer
 
-        values = {name: getattr(self, name) for name in SETTINGS}
-        values["seed"] = self.with_seed().seed
+        seed = secrets.randbits(32) if self.seed is None else self.seed
         ends = sorted(end_ids)[:MOST_END_IDS]
-        return pack_settings(**values, answer_at=answer_at, end_ids=ends)
+        return for_answer(_packed(_values_of(self)), seed, answer_at, ends)
+
+
+@lru_cache(maxsize=256)
+def _packed(values: tuple[Any, ...]) -> Words:
+    """Settings without their seed as the kernels read them: most requests have the same ones."""
+    from urdir.ptxgen.kernels.sampling import pack_settings
+
+    return pack_settings(**dict(zip(_SEEDLESS, values, strict=True)))
 
 
 def _are_biases(pairs: Any) -> bool:
@@ -223,6 +232,8 @@ _DEFAULT_OF = {each.name: each.default for each in fields(SamplingSettings)}
 SETTINGS: Mapping[str, Setting] = {
     each.name: each.metadata["setting"] for each in fields(SamplingSettings)
 }
+_SEEDLESS = [name for name in SETTINGS if name != "seed"]
+_values_of = attrgetter(*_SEEDLESS)
 _OFF: dict[str, Any] = {name: of.off for name, of in SETTINGS.items() if of.off is not None}
 #: What holds unless it is set: llama.cpp's.
 DEFAULTS = SamplingSettings()

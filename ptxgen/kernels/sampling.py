@@ -10,7 +10,7 @@ are f64 here.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -137,6 +137,15 @@ def pack_settings(**given: Any) -> Words:
             raise PtxgenError(f"sampling settings: {count} {what}, at most {most}")
     words: Words = _record(values, _OFF).view(np.uint32)
     return words
+
+
+def for_answer(words: Words, seed: int, answer_at: int, end_ids: Sequence[int]) -> Words:
+    """A copy of packed settings without end ids, with these of an answer, MOST_END_IDS at most."""
+    copied = words.copy()
+    record = copied.view(SETTINGS)
+    record["seed"], record["answer_at"], record["end_count"] = seed, answer_at, len(end_ids)
+    record["end_ids"][0, : len(end_ids)] = end_ids
+    return copied
 
 
 def _record(values: Mapping[str, Any], off: Any = None) -> Any:

@@ -197,6 +197,20 @@ def test_settings_as_the_device_reads_them() -> None:
     assert extreme["seed"] == 2**64 - 1
 
 
+def test_answers_with_the_same_settings_have_words_of_their_own() -> None:
+    """Whatever the others have that differs from answer to answer."""
+    settings = SamplingSettings(0.7, seed=3, logit_bias=((7, 1.5),))
+    first = settings.words(answer_at=9, end_ids={5, 3})
+    expected = first.copy()
+    second = replace(settings, seed=4).words(answer_at=11)
+    first[:] = 0
+    assert settings.words(answer_at=9, end_ids={5, 3}).tolist() == expected.tolist()
+    (record,) = second.view(DEVICE_SETTINGS)
+    assert (record["seed"], record["answer_at"], record["end_count"]) == (4, 11, 0)
+    assert not record["end_ids"].any()
+    assert (record["temperature"], record["biases"][0]) == (np.float32(0.7), 1.5)
+
+
 def test_without_a_seed_every_answer_draws_a_new_one() -> None:
     settings = SamplingSettings(top_k=7)
     drawn = [settings.with_seed() for _ in range(3)]
