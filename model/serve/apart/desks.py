@@ -301,9 +301,10 @@ class Desks(Owner):
         if self._thread is not None:
             self._thread.join()
         self._compilers.shutdown(wait=False, cancel_futures=True)
-        for desk in self._desks:
-            desk.close()
-        self._selector.close()
+        with self._reading:
+            for desk in self._desks:
+                desk.close()
+            self._selector.close()
         with self._lock:  # the service may go on
             self._is_closed = True
             os.close(self._wake_read)
@@ -317,9 +318,10 @@ class Desks(Owner):
     def _run(self, engine: Engine) -> None:
         while not self._is_closing:
             with self._reading:
-                self._read(engine)
-            if self._is_left:
                 self._is_left = False
+                self._read(engine)
+                is_left = self._is_left
+            if is_left:
                 time.sleep(_LEFT_SECONDS)
 
     def _expect(self, engine: Engine) -> None:
@@ -332,7 +334,7 @@ class Desks(Owner):
         if not self._reading.acquire(timeout=_TURN_SECONDS):
             return True
         try:
-            return self._read(engine, 0)
+            return self._is_closing or self._read(engine, 0)
         finally:
             self._reading.release()
 
