@@ -86,7 +86,6 @@ class Launcher(Owner):
         self._expected = ExpectedSteps(session, scheduler, self._shapes)
         self._is_revised = False  # the last step
         self._begun_at: float | None = None  # when the oldest launch has begun, where that is known
-        self._unread: Span | None = None  # of the last launch that is complete
         if scheduler.drafting is not None:
             scheduler.drafting.is_ready = partial(self._expected.is_ready, drafted=True)
         if scheduler.paced is not None:
@@ -115,7 +114,6 @@ class Launcher(Owner):
         Raises an error that no single request causes.
         """
         session = self._session
-        self._read_clock()
         if self._ahead and self._expected.takes_time:
             return False  # the first token is read before the host takes its time with a graph
         plan = self._scheduler.plan()
@@ -182,33 +180,26 @@ class Launcher(Owner):
     def wait(self) -> Sequence[StepPlan]:
         """Wait for the oldest launch; its steps. Meanwhile graphs are prepared for answers that
         continue, by other threads too unless a first token is awaited."""
-        self._read_clock()
         gate = self._session.steps.gate
         if not self._answers.awaited:
             gate.open()
         launch = self._ahead.wait(self._expected.prepare, self._use_wait)
         gate.close(_TURN)
         self._note_time(launch)
-        self._unread = launch.span
+        if self.clock is not None and launch.span is not None:
+            self.clock.read(launch.span)
         return launch.plans
 
     def clear(self) -> None:
         """Drop the queued launches unread."""
         self._ahead.clear()
-        self._begun_at = self._unread = None
+        self._begun_at = None
         self.rest()
 
     def rest(self) -> None:
         """Pause the clock: the time until the next step is not device time."""
-        self._read_clock()
         if self.clock is not None:
             self.clock.rest()
-
-    def _read_clock(self) -> None:
-        """Read the time of the last launch that is complete: first its tokens are delivered."""
-        span, self._unread = self._unread, None
-        if self.clock is not None and span is not None:
-            self.clock.read(span)
 
     def close(self) -> None:
         """Wait for the queued launches. Idempotent."""
