@@ -197,8 +197,6 @@ class Service(Owner):
     def _run(self) -> None:
         try:
             with self._loop as loop:
-                for _ in loop.rehearse():  # all of it, before anything is asked
-                    pass
                 is_open = True
                 while is_open:
                     try:
@@ -227,10 +225,11 @@ class Service(Owner):
         return False
 
     def _look(self, look: Callable[[], bool]) -> None:
-        """Look for a request that is being read, until another thread has it or it takes long.
-        Meanwhile its step is rehearsed."""
-        end, pieces = time.perf_counter() + _EXPECT_SECONDS, self._loop.rehearse()
-        while self._inbox.empty() and not look() and time.perf_counter() < end:
+        """Look for a request that is being read, until another thread has it or it takes long, and
+        rehearse its step meanwhile; not if others have come."""
+        loop, end = self._loop, time.perf_counter() + _EXPECT_SECONDS
+        pieces = loop.rehearse()
+        while loop.is_idle and self._inbox.empty() and not look() and time.perf_counter() < end:
             next(pieces, None)
 
     def _wait(self) -> Callable[[], None] | None:
