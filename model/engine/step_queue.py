@@ -66,7 +66,8 @@ class StepQueue:
         counts = batch.draft_counts if is_drafted else lasts
         wanted = tuple(zip(batch.decode, counts, strict=True))
         if batch.segments:
-            self._write_step(shape, batch, lasts)
+            rows = self._shapes.rows_of(batch, shape, lasts)
+            self._state.write_step(rows, self._shapes.choosing_rows(batch, shape))
             ends = [(s.sequence, s.end - 1) for s in batch.segments if s.chooses]
             wanted += tuple((s, 0 if is_drafted else at) for s, at in ends)
         elif wanted != self._rows:
@@ -83,15 +84,6 @@ class StepQueue:
             self._steps.launch(part, self._stream)
         steps = 0 if is_drafted else shape.steps
         self._rows = tuple((sequence, at + steps) for sequence, at in wanted)
-
-    def rehearse(self, shape: StepShape, batch: Batch) -> None:
-        """Write the rows of a step with prompts, which is not launched. Raises DriverError."""
-        self.forget_rows()
-        self._write_step(shape, batch, ())
-
-    def _write_step(self, shape: StepShape, batch: Batch, lasts: Sequence[int]) -> None:
-        rows = self._shapes.rows_of(batch, shape, lasts)
-        self._state.write_step(rows, self._shapes.choosing_rows(batch, shape))
 
     def _write_masks(
         self,

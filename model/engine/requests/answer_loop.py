@@ -13,7 +13,7 @@ loop: a thread for many users (`Service`), the caller itself for one (`Generatio
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -181,10 +181,6 @@ class AnswerLoop(Owner):
         if launcher and (launcher.is_full or not is_queued):
             for plan in launcher.wait():
                 self._reader.read(plan)
-
-    def rehearse(self) -> Iterator[None]:
-        """See `Launcher.rehearse`."""
-        return self._launcher.rehearse()
 
     def take_items(self) -> Mapping[Answer, Sequence[Item]]:
         """The items to deliver since the last call."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -19,7 +19,6 @@ from urdir.model.engine.requests.revision import Revision
 from urdir.model.engine.requests.scheduler import Scheduler
 from urdir.model.engine.requests.step_plan import StepPlan
 from urdir.model.engine.run_ahead import FEW, RunAhead
-from urdir.model.engine.sampling_settings import DEFAULTS
 from urdir.model.engine.step_clock import Span, StepClock
 from urdir.model.engine.step_queue import GivenDrafts
 from urdir.model.owner import Owner
@@ -32,9 +31,6 @@ T = TypeVar("T")
 
 #: Seconds that the host takes from the end of a step until it waits again, about.
 _TURN = 0.002
-
-#: Rows of a prompt's step that is rehearsed.
-_REHEARSED = 64
 
 #: Outputs of a step; each includes those after it.
 _OUTPUTS = (Output.LOGITS, Output.LOGPROBS, Output.SAMPLE, Output.GREEDY)
@@ -161,22 +157,6 @@ class Launcher(Owner):
         self._expected.forget()
         for number, error in step.revision.errors.items():
             self._answers.fail_alone(number, error)
-
-    def rehearse(self) -> Iterator[None]:
-        """Do in pieces what a prompt's step takes and what leaves no trace, while no request is
-        open: its code and data are in the processor's caches then, from which other work displaces
-        them. The host takes a fifth less for a step that was rehearsed."""
-        session = self._session
-        with in_advance():
-            rows = min(_REHEARSED, session.shapes.chunks[-1], session.context)
-            batch = Batch((), (Segment(0, 0, rows, chooses=True),))
-            shape = session.shapes.of_batch(batch, rows, Output.SAMPLE)
-            session.queue.rehearse(shape, batch)
-            yield
-            DEFAULTS.words(rows)
-            yield
-            if (prefixes := session.cache.prefixes) is not None:
-                prefixes.found((0,) * rows, b"")
 
     def wait(self) -> Sequence[StepPlan]:
         """Wait for the oldest launch; its steps. Meanwhile graphs are prepared for answers that

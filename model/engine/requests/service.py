@@ -225,12 +225,11 @@ class Service(Owner):
         return False
 
     def _look(self, look: Callable[[], bool]) -> None:
-        """Look for a request that is being read, until another thread has it or it takes long, and
-        rehearse its step meanwhile; not if others have come."""
+        """Look for a request that is being read, until another thread has it or it takes long; not
+        if others have come."""
         loop, end = self._loop, time.perf_counter() + _EXPECT_SECONDS
-        pieces = loop.rehearse()
         while loop.is_idle and self._inbox.empty() and not look() and time.perf_counter() < end:
-            next(pieces, None)
+            pass
 
     def _wait(self) -> Callable[[], None] | None:
         """Wait for the next work. Meanwhile graphs are recorded, with pauses in which other threads

@@ -100,10 +100,7 @@ class PaperSession:
         self.storage = PaperStorage(context)
         self.steps: Any = PaperSteps(shapes, is_recorded)
         self.graphs = DecodeGraphs(self.steps, shapes)
-        self.queue = SimpleNamespace(
-            launch=self.launch, forget_rows=lambda: None, rehearse=lambda shape, batch: None
-        )
-        self.cache = SimpleNamespace(prefixes=None, pools=())
+        self.queue = SimpleNamespace(launch=self.launch, forget_rows=lambda: None)
         self.launched: list[StepShape] = []
         event = SimpleNamespace(is_done=True, synchronize=lambda: None, close=lambda: None)
         self.stream = SimpleNamespace(record=lambda event: None)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -181,11 +180,9 @@ def test_a_service_closes_it_for_a_request_that_is_being_read(session: Session) 
 
 
 def test_a_service_looks_for_a_request_that_is_being_read(session: Session) -> None:
-    """In its own thread, until something is found; not while something is open. Between looks it
-    rehearses."""
+    """In its own thread, until something is found; not while something is open."""
     engine: Any = SimpleNamespace(session=session, tokenizer=None)
     looked: list[str] = []
-    rehearsed: list[int] = []
     busy: list[bool] = []
     items: list[Item] = []
 
@@ -193,14 +190,7 @@ def test_a_service_looks_for_a_request_that_is_being_read(session: Session) -> N
         looked.append(threading.current_thread().name)
         return len(looked) == 3
 
-    def rehearse() -> Iterator[None]:
-        for looks in (1, 2):
-            assert len(looked) == looks
-            rehearsed.append(looks)
-            yield
-
     with Service(engine, None) as service:
-        service._loop.rehearse = rehearse  # type: ignore[method-assign]
         assert service.expect(look)
         wait_for(lambda: len(looked) == 3)
         wait = service._loop._launcher._ahead.wait
@@ -213,7 +203,6 @@ def test_a_service_looks_for_a_request_that_is_being_read(session: Session) -> N
         service.submit(REQUEST, items.append)
         wait_for(lambda: items and isinstance(items[-1], Ending))
     assert looked == ["service"] * 3
-    assert rehearsed == [1, 2]
     assert busy
     assert not any(busy)
 
