@@ -301,6 +301,13 @@ class ShapeBuckets:
         keys = self.lengths[-1] if is_longest else self.keys(length, 2)
         return StepShape(rows, keys, output, prompt=rows, begins=begins, walk=walk)
 
+    def fine(self, shape: StepShape, rows: int) -> StepShape:
+        """The shape of a step with one prompt alone, of ``rows`` rows, with little padding."""
+        if shape.walk.count or shape.draft_only:
+            return shape
+        rows = min(shape.rows, fine_chunk(rows))
+        return replace(shape, rows=rows, prompt=rows)
+
     def walked(self, rows: int, lengths: Sequence[int]) -> Blocks:
         """What the prompts of a step of this many rows walk over, to these lengths."""
         if self.walk is None or rows <= MAX_BATCH:
