@@ -16,6 +16,7 @@ from urdir.model.memory.buckets import (
     COARSE_ROWS,
     COMMON_ROWS,
     FINE_ROWS,
+    WHOLE_CHUNK,
     fine_chunk,
     first_rows,
     row_bucket,
@@ -300,6 +301,14 @@ class ShapeBuckets:
         is_longest = walk.count or (self.one_length and rows > MAX_BATCH)
         keys = self.lengths[-1] if is_longest else self.keys(length, 2)
         return StepShape(rows, keys, output, prompt=rows, begins=begins, walk=walk)
+
+    def fine(self, shape: StepShape, rows: int) -> StepShape:
+        """The shape of a step with one prompt alone, of ``rows`` rows, with little padding where
+        that is faster."""
+        if shape.walk.count or shape.draft_only or shape.rows <= WHOLE_CHUNK:
+            return shape
+        rows = min(shape.rows, fine_chunk(rows))
+        return replace(shape, rows=rows, prompt=rows)
 
     def walked(self, rows: int, lengths: Sequence[int]) -> Blocks:
         """What the prompts of a step of this many rows walk over, to these lengths."""
