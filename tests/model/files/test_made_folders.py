@@ -85,11 +85,30 @@ DECODERS: dict[str, dict[str, Any]] = {
 #: Multi-modal models: fields of the text decoder, and of the vision tower.
 WRAPPERS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "HunYuanVL": ({"head_dim": 32}, {**_VISION, "text_hidden_size": 64, "out_hidden_size": 64}),
+    "MuseGlimmer": (
+        {"head_dim": 32, "sliding_window": 20, "num_hidden_layers": 6, "qk_scale_factor": 2.5,
+         "output_multiplier": 0.7, "final_logit_softcapping": 3.0,
+         "rope_parameters": {"rope_type": "default", "rope_theta": 5000.0}},
+        {**_VISION, "pos_emb_height": 4, "pos_emb_width": 4},
+    ),
     "PaddleOCRVL": ({"head_dim": 32}, _VISION),
     "Qwen3VLMoe": (
         {**_MOE, "num_experts": 4, "head_dim": 32},
         {"depth": 1, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2,
          "out_hidden_size": 64, "deepstack_visual_indexes": [0]},
+    ),
+}  # fmt: skip
+#: Further classes: of the configuration and of the model, and fields as above.
+OTHERS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "minimax_m3_vl_text": (
+        "MiniMaxM3VLTextConfig", "MiniMaxM3VLForCausalLM",
+        {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 32, "rotary_dim": 16,
+         "shared_intermediate_size": 128, "dense_intermediate_size": 96, "index_n_heads": 1,
+         "index_block_size": 16, "index_topk_blocks": 3, "index_head_dim": 32,
+         "mlp_layer_types": ["dense", *["sparse"] * 3],
+         "layer_types": ["full_attention", *["minimax_m3_sparse"] * 3],
+         "rope_parameters": {"rope_type": "default", "rope_theta": 5000.0,
+                             "partial_rotary_factor": 0.5}},
     ),
 }  # fmt: skip
 _SECTIONS = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [6, 5, 5]}
@@ -127,12 +146,19 @@ def test_decoders(prefix: str, tmp_path: Path, reference_model: Any) -> None:
     _check(getattr(transformers, f"{prefix}ForCausalLM"), config, tmp_path, reference_model)
 
 
+@pytest.mark.parametrize("model_type", OTHERS)
+def test_other_classes(model_type: str, tmp_path: Path, reference_model: Any) -> None:
+    config, model, fields = OTHERS[model_type]
+    made = getattr(transformers, config)(**_fields(fields))
+    _check(getattr(transformers, model), made, tmp_path, reference_model)
+
+
 @pytest.mark.parametrize("prefix", WRAPPERS)
 def test_text_decoders_of_multi_modal_models(
     prefix: str, tmp_path: Path, reference_model: Any
 ) -> None:
     text, vision = WRAPPERS[prefix]
-    text = {**_fields(text), "rope_parameters": _SECTIONS}
+    text = {"rope_parameters": _SECTIONS, **_fields(text)}
     config = getattr(transformers, f"{prefix}Config")(text_config=text, vision_config=vision)
     made = getattr(transformers, f"{prefix}ForConditionalGeneration")
     _check(made, config, tmp_path, reference_model)

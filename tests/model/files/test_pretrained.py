@@ -71,7 +71,7 @@ _OF_FOLDERS = {
 #: Beginnings of names that the installed gguf package does not have.
 _NEWER = (
     *("xielu.", "ffn_", "indexer_compressor_", "attn_compressor_"),
-    *("attn_kv", "attn_output_"),
+    *("attn_kv", "attn_output_", "indexer.q_", "indexer.k_"),
 )
 
 
@@ -335,6 +335,19 @@ def test_a_llama_configuration() -> None:
              "layer_types": ["full_attention", "sliding_attention"]},
             {"own.windows": [0, 7]},
         ),
+        (
+            {"model_type": "muse_glimmer_text", "num_hidden_layers": 6, "head_dim": 4},
+            {"attention.sliding_window": 2048, "logit_scale": 0.19611613513818404,
+             "attention.sliding_window_pattern": [True, False, True, True, True, False],
+             "blk.5.attn_q_norm.weight": [float(np.float32(3.87))] * 4,
+             "blk.5.attn_k_norm.weight": [1.0] * 4},
+        ),
+        (
+            {"model_type": "minimax_m3_vl_text", "mlp_layer_types": ["sparse"],
+             "shared_intermediate_size": 32},
+            {"attention.indexer.top_k": 1, "attention.indexer.block_size": 128,
+             "expert_shared_count": 2, "leading_dense_block_count": 0},
+        ),
         *(
             ({"model_type": of, "sliding_window": 16, "use_sliding_window": used},
              {"own.windows": [16] if used is True else None})
@@ -492,6 +505,19 @@ def test_yarn_is_that_of_its_paper() -> None:
         ({"model_type": "minimax", "layer_types": ["x" * 100]}, "'layer_types' is"),
         ({"model_type": "granitemoehybrid", "layer_types": ["odd"]}, "mamba, linear_attention are"),
         ({"model_type": "lfm2", "layer_types": ["odd"]}, "conv, full_attention are supported"),
+        (
+            {"model_type": "muse_glimmer_text", "layer_rope_theta": [10000.0]},
+            r"'layer_rope_theta' is \[10000.0\]; RoPE in all layers with a window",
+        ),
+        (
+            {"model_type": "minimax_m3_vl_text", "head_dim": 64, "rotary_dim": 32,
+             "shared_intermediate_size": 16},
+            "'rotary_dim' is 32; 1.0 of a head is supported",
+        ),
+        (
+            {"model_type": "minimax_m3_vl_text", "shared_intermediate_size": 24},
+            "'shared_intermediate_size' is 24; a multiple of 16",
+        ),
         ({"model_type": "lfm2", "layer_types": ["conv"] * 2}, "2 kinds for 1 layers"),
         ({"model_type": "gemma4_text", "layer_types": ["odd"]}, "full_attention, sliding"),
         ({"head_dim": 65, "rope_scaling": LLAMA3_SCALING}, "RoPE of 65 values, expected an even"),

@@ -11,6 +11,7 @@ from urdir.model.files.pretrained.fields import Fields
 
 #: The kind of a layer whose attention has no window.
 FULL = "full_attention"
+_WINDOW = "sliding_attention"
 
 
 def number(found: Found, key: str) -> int:
@@ -103,6 +104,24 @@ def one_base(fields: Fields, found: Found) -> None:
     theta = rope.take("rope_theta", float) if theta is None else theta
     if bases and set(bases) != {theta}:
         raise fields.refused("layer_rope_theta", "the base of 'rope_parameters' is supported")
+
+
+def muse_layers(fields: Fields, found: Found) -> None:
+    """Muse Glimmer's layers, of which every fourth from the last one has neither a window nor RoPE,
+    and its norms of heads: of queries with a factor, of keys without."""
+    layers, theta = layers_of(fields, found), "layer_rope_theta"
+    usual = [FULL if (layers - 1 - layer) % 4 == 0 else _WINDOW for layer in range(layers)]
+    kinds = layer_kinds(fields, found, FULL, _WINDOW) or usual
+    fields.put("layer_types", kinds)
+    bases = fields.items(theta, float)
+    if bases is not None and [base != 0 for base in bases] != [kind != FULL for kind in kinds]:
+        raise fields.refused(
+            theta, "RoPE in all layers with a window, and only there, is supported"
+        )
+    factor = fields.require("qk_scale_factor", float)
+    for name, value in (("q", factor), ("k", 1.0)):
+        weights = np.full(number(found, "attention.key_length"), value, np.float32)
+        found |= {f"blk.{layer}.attn_{name}_norm.weight": weights for layer in range(layers)}
 
 
 def has_windows(fields: Fields, found: Found) -> None:

@@ -14,6 +14,7 @@ from urdir.model.files.pretrained.steps.common import (
     gemma4_layers,
     has_windows,
     hrm_stacks,
+    muse_layers,
     one_base,
     rotates,
     square_root,
@@ -136,6 +137,9 @@ _QWEN_VL = Family(
     ),
 )
 
+#: Muse Glimmer's norms with weights as they are.
+_MUSE_PLAIN = ("output_norm.weight", "attn_q_norm.weight", "attn_k_norm.weight")
+
 
 def _gates(keys: Keys, rows: int) -> Rows:
     """Rows of HRM-Text's gate, which stands before queries, keys and values in one matrix."""
@@ -192,6 +196,26 @@ FAMILIES: Mapping[str, Family] = {
     "gemma2": _GEMMA2,
     "gemma3_text": GEMMA3,
     "gemma4_text": GEMMA4,
+    "muse_glimmer_text": Family(
+        "muse-glimmer",
+        names=NORMS_AROUND,
+        keys={
+            "output_multiplier": "logit_scale",
+            "final_logit_softcapping": "final_logit_softcapping",
+        },
+        defaults={
+            "head_dim": 128,
+            "sliding_window": 2048,
+            "final_logit_softcapping": 20.0,
+            "output_multiplier": 0.19611613513818404,
+            "qk_scale_factor": 3.87,
+        },
+        steps=(muse_layers,),
+        fixed={"post_norm_eps": (1e-8,)},
+        unused=("vision_adapter.", "vision_projection."),
+        layouts={name: of for name, of in ONE_MORE.items() if name not in _MUSE_PLAIN},
+        windows="pattern",
+    ),
     "phi3": Family("phi3"),
     "olmo2": Family("olmo2", names=_POST_NORMS),
     "olmo3": Family("olmo2", names=_POST_NORMS, windows="pattern"),
