@@ -343,6 +343,11 @@ def test_a_llama_configuration() -> None:
              "blk.5.attn_k_norm.weight": [1.0] * 4},
         ),
         (
+            {"model_type": "chameleon", "swin_norm": True, "vq_config": {"embed_dim": 8},
+             "vocabulary_map": {f"IMGIMG{n}": n for n in range(8195, 3, -1)}},
+            {"swin_norm": True, "attention.layer_norm_rms_epsilon": 1e-5},
+        ),
+        (
             {"model_type": "minimax_m3_vl_text", "mlp_layer_types": ["sparse"],
              "shared_intermediate_size": 32},
             {"attention.indexer.top_k": 1, "attention.indexer.block_size": 128,
@@ -505,6 +510,11 @@ def test_yarn_is_that_of_its_paper() -> None:
         ({"model_type": "minimax", "layer_types": ["x" * 100]}, "'layer_types' is"),
         ({"model_type": "granitemoehybrid", "layer_types": ["odd"]}, "mamba, linear_attention are"),
         ({"model_type": "lfm2", "layer_types": ["odd"]}, "conv, full_attention are supported"),
+        *(
+            ({"model_type": "chameleon", "vocabulary_map": {"<s>": 0, **names}},
+             "'vocabulary_map' is .*; names IMGIMG... of 4 to 8195 are supported")
+            for names in ({}, {"IMGIMGAZ": 4}, {"IMGIMGAZ": "4"})
+        ),
         (
             {"model_type": "muse_glimmer_text", "layer_rope_theta": [10000.0]},
             r"'layer_rope_theta' is \[10000.0\]; RoPE in all layers with a window",

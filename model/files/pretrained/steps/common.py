@@ -124,6 +124,16 @@ def muse_layers(fields: Fields, found: Found) -> None:
         found |= {f"blk.{layer}.attn_{name}_norm.weight": weights for layer in range(layers)}
 
 
+def chameleon_pictures(fields: Fields, found: Found) -> None:
+    """Chameleon's tokens of pictures, which are never chosen, must be those of the published
+    models."""
+    names = fields.given("vocabulary_map", dict, {})
+    pictures = [token for name, token in names.items() if str(name).startswith("IMGIMG")]
+    known = all(type(token) is int for token in pictures)
+    if names and not (known and sorted(pictures) == list(range(4, 8196))):
+        raise fields.refused("vocabulary_map", "names IMGIMG... of 4 to 8195 are supported")
+
+
 def has_windows(fields: Fields, found: Found) -> None:
     """Whether some layers have sliding windows, whatever the number of layers."""
     found["own.has_windows"] = fields.has("sliding_window")

@@ -11,6 +11,8 @@ from urdir.model.files.pretrained.family import KEYS, Family
 from urdir.model.files.pretrained.layouts import Keys, Layout, Rows, plus_one
 from urdir.model.files.pretrained.names import NORMS_AROUND
 from urdir.model.files.pretrained.steps.common import (
+    chameleon_pictures,
+    flag,
     gemma4_layers,
     has_windows,
     hrm_stacks,
@@ -215,6 +217,12 @@ FAMILIES: Mapping[str, Family] = {
         unused=("vision_adapter.", "vision_projection."),
         layouts={name: of for name, of in ONE_MORE.items() if name not in _MUSE_PLAIN},
         windows="pattern",
+    ),
+    "chameleon": Family(
+        "chameleon",
+        steps=(chameleon_pictures, flag("swin_norm", "swin_norm")),
+        ignored=frozenset({"vq_config", "model_parallel_size", "image_token_id"}),
+        unused=("vqmodel.",),
     ),
     "phi3": Family("phi3"),
     "olmo2": Family("olmo2", names=_POST_NORMS),
