@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from urdir.model.errors import ConfigError
-from urdir.model.files.limits import HEADS, LAYERS
+from urdir.model.files.limits import HEADS, LAYERS, TOKENS
 from urdir.model.files.pretrained.family import Found, Step
 from urdir.model.files.pretrained.fields import Fields
 
@@ -118,6 +118,9 @@ def muse_layers(fields: Fields, found: Found) -> None:
         raise fields.refused(
             theta, "RoPE in all layers with a window, and only there, is supported"
         )
+    rope = fields.given("rope_parameters", dict, {}) | fields.given("rope_scaling", dict, {})
+    fields.drop("rope_scaling")
+    fields.put("rope_parameters", {_WINDOW: rope})
     factor = fields.require("qk_scale_factor", float)
     for name, value in (("q", factor), ("k", 1.0)):
         weights = np.full(number(found, "attention.key_length"), value, np.float32)
@@ -170,6 +173,19 @@ def alibi(fields: Fields, found: Found) -> None:
         found["attention.max_alibi_bias"] = fields.given("attn_config.alibi_bias_max", float, 8.0)
     else:
         raise fields.refused("attn_config.alibi", "only ALiBi is supported")
+
+
+def gemma3n_layers(fields: Fields, found: Found) -> None:
+    """Gemma 3n's layers with keys and values of their own, and those with sparse gates, which must
+    be as many as in the published models, as GGUF has them."""
+    layers, shared = layers_of(fields, found), "num_kv_shared_layers"
+    fields.fix(shared, (max(layers - 20, 0),))
+    found["own.tokens"] = tokens = fields.size("vocab_size")
+    TOKENS.check(tokens, f"{fields.path}: 'vocab_size'", ConfigError)
+    gates = fields.items("activation_sparsity_pattern", float)
+    usual = [0.95 if layer < 10 else 0.0 for layer in range(layers)]
+    if (gates or (usual if layers > 10 else None)) != usual:
+        raise fields.refused("activation_sparsity_pattern", "0.95 in 10 layers is supported")
 
 
 def gemma4_layers(fields: Fields, found: Found) -> None:
