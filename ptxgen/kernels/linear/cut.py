@@ -33,8 +33,9 @@ class CutOptions:
 
     The warps of a CTA are ``split`` parts of the columns times ``groups`` of the rows. A CTA takes
     ``tiles_each`` tiles of 16 rows, ``per_pass`` of them before the sums of the parts are added. A
-    warp's ring has ``stages`` slots, and ``pace`` tiles are in flight before the wait. A CTA may take ``shared`` bytes of shared memory and takes at
-    least ``least_shared``. ``resident``: CTAs that an SM has registers for.
+    warp's ring has ``stages`` slots; ``pace`` of its tiles are in flight before the wait. A CTA may
+    take ``shared`` bytes of shared memory and takes at least ``least_shared``. ``resident``: CTAs
+    that an SM has registers for.
 
     There is one CTA for each of ``sms`` SMs. ``fill``: if few SMs are left over, CTAs without rows
     of their own keep them busy (see `fills_sms`).
