@@ -192,7 +192,6 @@ def gemm_small_examples(cls: type[S]) -> dict[str, S]:
         "one row": cls.of(q4_k, 5, 3, 48, 512, 1, rms, Gated(), sms=3, stages=4),
         "one expert": cls.of(q4_k, 1, 1, 48, 768, 8, plain, sms=5),
         "gpt-oss": cls.of(mxfp4, 9, 2, 32, 288, 5, rms, bias, oai, sms=7),
-        "three slots": cls.of(q4_k, 5, 3, 48, 768, 7, rms, Gated(), sms=3, warps=4, stages=3),
         "weighted up": cls.of(q5_0, 3, 1, 32, 512, 7, weighted, bias, Gated(gelu), sms=2, warps=2),
         "relu2": cls.of(q5_1, 40, 4, 16, 96, 8, Activated(relu2), sms=4, stages=3),
         "down": cls.of(q8, 6, 4, 48, 544, 6, bias, weighted, down=True, sms=3),

@@ -47,7 +47,7 @@ class ExpertsGemmSmall(ExpertsProduct):
     which the first has the bias. ``early``: as in `ExpertsDown`.
 
     ``warps`` of a CTA and ``stages`` of a ring are the most, in ``shared`` bytes; there are
-    ``sms``, which have registers for ``resident`` CTAs, those of other launches counted.
+    ``sms``.
 
     Results of padding rows are left as they are.
 
@@ -65,7 +65,6 @@ class ExpertsGemmSmall(ExpertsProduct):
     stages: int = MAX_SLOTS
     shared: int = SHARED_NBYTES
     sms: int = SMS
-    resident: int = 1
 
     prologues = (Normed,)
     epilogues = UP
@@ -197,7 +196,7 @@ class ExpertsGemmSmall(ExpertsProduct):
             grid=(self.ctas, 1, 1),
             block=(32 * self.cta_warps, 1, 1),
             shared_bytes=self.memory.nbytes,
-            resident=self.resident,
+            resident=1,
             prefers_shared=True,
         )
 

@@ -20,8 +20,8 @@ class QuartetMemory:
     """A ring of ``slot_nbytes`` slots for each warp; the activations of two quartets; their sums of
     squares; the list of ``quartets``, eight bytes each, and ``weight_nbytes`` of pairs' weights;
     entries of the codebooks of ``formats``. ``shared`` bytes in all, for up to ``warps`` with up to
-    ``stages`` slots; if fewer, as many for each matrix of a ``pair``. Sizes and offsets
-    (``..._at``) are in bytes.
+    ``stages`` slots, as many for each matrix of a ``pair``. Sizes and offsets (``..._at``) are in
+    bytes.
     """
 
     shared: int
@@ -61,7 +61,7 @@ class QuartetMemory:
     def ring_slots(self) -> int:
         """Slots of a warp's ring."""
         room = self.ring_nbytes // (self.cta_warps * self.slot_nbytes)
-        return min(self.stages, room // self.pair * self.pair)
+        return min(self.stages, room) // self.pair * self.pair
 
     @property
     def pace(self) -> int:

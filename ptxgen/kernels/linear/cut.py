@@ -33,9 +33,8 @@ class CutOptions:
 
     The warps of a CTA are ``split`` parts of the columns times ``groups`` of the rows. A CTA takes
     ``tiles_each`` tiles of 16 rows, ``per_pass`` of them before the sums of the parts are added. A
-    warp's ring has ``stages`` slots; ``pace`` of its tiles are in flight before the wait. A CTA may
-    take ``shared`` bytes of shared memory and takes at least ``least_shared``. ``resident``: CTAs
-    that an SM has registers for.
+    warp's ring has ``stages`` slots. A CTA may take ``shared`` bytes of shared memory and takes at
+    least ``least_shared``. ``resident``: CTAs that an SM has registers for.
 
     There is one CTA for each of ``sms`` SMs. ``fill``: if few SMs are left over, CTAs without rows
     of their own keep them busy (see `fills_sms`).
@@ -50,7 +49,6 @@ class CutOptions:
     tiles_each: int = 0
     per_pass: int = 0
     stages: int = 0
-    pace: int = 0
     resident: int = 2
     shared: int = SHARED_NBYTES
     least_shared: int = 0
@@ -295,7 +293,7 @@ def cut_launch(
     room = (shared - sum(sizes)) // (warps * footprint.tile)
     warp_tiles = columns.warp_blocks * rows.tiles * pair // row_warps
     slots = min(options.stages or MAX_SLOTS, room, max(warp_tiles, MIN_SLOTS))
-    pace = options.pace or max(1, PACE_NBYTES // (warps * footprint.tile))
+    pace = max(1, PACE_NBYTES // (warps * footprint.tile))
     ring = Ring(footprint.tile, slots, slots, pace)
     return Cut(columns, rows, ring, _lay_out(warps * slots * footprint.tile, *sizes))
 

@@ -98,7 +98,7 @@ def small_cut(
     # One tile at a time is in flight: with more, the activations of several vectors would wait.
     # On an H200 a step of 4 sequences of an 8B Q4_K_M model takes 1.68 ms with one tile, 1.74
     # with two; a step of 8 sequences 1.85 and 1.88.
-    ring = replace(cut.ring, pace=options.pace or 1, filled=cut.ring.slots - late)
+    ring = replace(cut.ring, pace=1, filled=cut.ring.slots - late)
     return replace(cut, ring=ring, sharers=sharers)
 
 
