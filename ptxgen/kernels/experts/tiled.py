@@ -59,6 +59,11 @@ class ExpertsSpec(ExpertsProduct):
         return super().of(*fields, **CutOptions().within(named))
 
     @property
+    def starts_next(self) -> bool:
+        """Whether the next launch may start before this one's wait."""
+        return False
+
+    @property
     def tiles_left(self) -> int:
         """Tiles of a warp to be loaded with which the next launch may start, after the wait."""
         return 1
