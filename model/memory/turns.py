@@ -15,8 +15,8 @@ ALL_GO_ON = 4
 class Turns(Generic[T]):
     """Those that are ``waiting``, without a row in a step, at most as many as the step has rows.
     After the step they take the places of the rows from ``first`` on, around the end; these wait
-    during the next step, whose first one to leave comes after them. So all leave one after the
-    other, and whoever does is back one step later."""
+    during the next step, whose first one to leave comes after them. So all leave in turn, each for
+    one step."""
 
     waiting: tuple[T, ...]
     first: int = 0

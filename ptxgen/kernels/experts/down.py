@@ -24,10 +24,12 @@ class ExpertsDown(ExpertsSpec):
 
     The experts' matrices stand side by side: one product with ``used`` times ``cols`` columns.
     ``early``: the experts were chosen before the launch before this one, which waited for that. The
-    first weights are then loaded while that launch runs.
+    first weights are then loaded while that launch runs. ``starts_next``: the launch after this one
+    may start before it waits.
     """
 
     early: bool = False
+    starts_next: bool = False
 
     epilogues = (Bias, Weighted, Residual)
     name = "experts_down"
@@ -37,12 +39,6 @@ class ExpertsDown(ExpertsSpec):
     def alone(self) -> bool:  # type: ignore[override]
         """Whether activations are loaded before weights."""
         return not self.early
-
-    @property
-    def starts_next(self) -> bool:
-        """Whether the next launch may start before the wait. On an H200 a step of one sequence of
-        qwen3-30b-a3b takes 943 us so, else 952. Slots of a cache are read until then."""
-        return self.early and self.batch == 1 and self.held is None
 
     @property
     def grid_rows(self) -> int:

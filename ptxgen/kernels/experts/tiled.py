@@ -51,17 +51,12 @@ class ExpertsSpec(ExpertsProduct):
 
     # Read by the macros of linear kernels.
     alone = True
-    loads_late = False
+    loads_late = starts_next = False
 
     @classmethod
     def of(cls, *fields: Any, **named: Any) -> Self:
         """See `Product.of`; options of the cut are keywords, too."""
         return super().of(*fields, **CutOptions().within(named))
-
-    @property
-    def starts_next(self) -> bool:
-        """Whether the next launch may start before this one's wait."""
-        return False
 
     @property
     def tiles_left(self) -> int:
