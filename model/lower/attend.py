@@ -25,6 +25,7 @@ from urdir.ptxgen.kernels.attention.choice import (
     prompt_attention,
 )
 from urdir.ptxgen.kernels.attention.flash_decode import FlashDecode
+from urdir.ptxgen.kernels.attention.incremental_attention import IncrementalAttention
 from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
 from urdir.ptxgen.kernels.attention.own_token import PLAIN_TOKEN, OwnToken
 from urdir.ptxgen.kernels.attention.prefill_wgmma import PrefillWgmma
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
     from urdir.model.families.config import Config
     from urdir.model.lower.sheet import Launches
     from urdir.model.memory.cache_shape import CacheShape
-    from urdir.ptxgen.kernels.attention.incremental_attention import IncrementalAttention
     from urdir.ptxgen.kernels.attention.latent_decode import LatentDecode
     from urdir.ptxgen.kernels.attention.prompt import PromptAttention
     from urdir.ptxgen.spec import KernelSpec
@@ -71,6 +71,7 @@ class LayerAttention:
     ``exact`` keeps activations f32, and each row's sums those of its own keys alone. With ``cross``
     all rows attend to all keys of their sources. With ``halves`` q, k and v are f16 heads, for the
     kernel of short texts alone. Packed heads of few rows are left in that ``order``.
+    ``starts_next`` is that of `IncrementalAttention`.
     """
 
     label: str
@@ -88,6 +89,7 @@ class LayerAttention:
     cross: bool = False
     halves: bool = False
     order: Order = "units"
+    starts_next: bool = False
 
     def decode_kernel(
         self, token: OwnToken | None, packs: bool = False
@@ -106,6 +108,8 @@ class LayerAttention:
             packs=packs,
             run=1 if self.exact else 1 + self.rows.drafts,
         )
+        if self.starts_next and isinstance(kernel, IncrementalAttention):
+            kernel = replace(kernel, starts_next=True)
         return replace(kernel, order=self.order) if kernel.out.order else kernel
 
     def latent_kernel(self) -> LatentDecode | None:
