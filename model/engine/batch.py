@@ -23,6 +23,7 @@ from urdir.model.memory.buckets import (
 )
 from urdir.model.memory.device_state import StepRows
 from urdir.model.memory.draft_scope import DraftScope
+from urdir.model.memory.turns import Turns
 from urdir.model.memory.walk import NO_BLOCKS, Blocks, Walk
 from urdir.ptxgen.kernels.advance import IDLE
 from urdir.ptxgen.kernels.attention.choice import length_buckets, several_rows_buckets
@@ -89,11 +90,13 @@ class Segment:
 class Batch:
     """What a step processes: the last token of each sequence of ``decode``, and ``segments`` of
     prompts, of other sequences; or after each last token up to ``drafts`` drafts of the next
-    ones, none if ``drafts`` is empty."""
+    ones, none if ``drafts`` is empty. Others, sequence and position, may take ``turns`` with
+    those of ``decode``."""
 
     decode: tuple[int, ...]
     segments: tuple[Segment, ...] = ()
     drafts: tuple[int, ...] = ()
+    turns: Turns[tuple[int, int]] | None = None
 
     @property
     def draft_counts(self) -> tuple[int, ...]:
