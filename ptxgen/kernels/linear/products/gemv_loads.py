@@ -12,7 +12,7 @@ from urdir.ptxgen.spec import ceil_div
 from urdir.ptxgen.weights.grids import SharedGrids
 
 #: Types of which a warp holds the tile that it multiplies next in registers (`GemvLoads.refill`).
-HELD = frozenset({"Q8_0", "IQ2_XS"})
+HELD = frozenset({"Q8_0", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,25 +47,6 @@ class GemvLoads:
         e4m3 = self.activations == "i16" and all(fmt.has_e4m3_factors for fmt in formats)
         return 1 if e4m3 and not self.alone else 0
 
-    def makes_ahead(self, part: TilePart) -> bool:
-        """Whether warps make weights of a tile of ``part`` beside the products of the one before:
-        of types with signs and 32 copies of their codebook's entries. With fewer look-ups wait for
-        each other, and are faster between products. On an H200 an 8B model of IQ3_XXS decodes at
-        825 tokens/s so, else at 783; of IQ2_XXS at 982 and 945; with 16 copies of IQ2_XS at 878 and
-        873, of IQ3_S at 674 and 751.
-        """
-        grid = part.layout.format.grid
-        if grid is None or grid.signs == "none" or not self.grids.formats:
-            return False
-        return grid.copies(self.grids.entries) == 32
-
-    def makes_first(self, part: TilePart) -> bool:
-        """Whether they make those of their first tile before they wait for earlier launches:
-        registers have room beside the activations."""
-        if self.alone or self.cut.rows.passes > 1 or not self.makes_ahead(part):
-            return False
-        return has_room_ahead(self.cols, self.cut, self.prologue)
-
     def refill(self, part: TilePart) -> Literal["multiplied", "fetched", "held"]:
         """When the slot of a tile of ``part`` is filled again: once the tile was multiplied; once
         it is in registers; or the tile multiplied next is held in registers, the first one from
@@ -81,7 +62,7 @@ class GemvLoads:
         if part.layout.format.has_e4m3_factors:
             return "fetched"
         name = part.layout.format.name
-        held = name in HELD or (name == "IQ1_S" and self.grids.has_fields)
+        held = name in HELD or self.grids.has_fields
         return "held" if held and self._can_hold(part) else "multiplied"
 
     def _can_hold(self, part: TilePart) -> bool:
@@ -92,6 +73,4 @@ class GemvLoads:
         if blocks * part.warp_tiles * self.pair * rows.passes < self.cut.ring.slots:
             return False
         tile = ceil_div(part.layout.tile_nbytes, 4 * 32)
-        return not self.makes_ahead(part) and has_room_ahead(
-            self.cols, self.cut, self.prologue, tile
-        )
+        return has_room_ahead(self.cols, self.cut, self.prologue, tile)
