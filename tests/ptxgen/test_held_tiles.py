@@ -47,7 +47,7 @@ CASES = [
         i16(IQ2_XXS, 90, 1024, Normed(RMS), split=2, groups=2, tiles_each=6, stages=2, **MUCH),
         "h",
     ),
-    (i16(IQ3_XXS, 50, 2304, Normed(RMS), split=8, groups=1, tiles_each=4, **MUCH), "-"),
+    (i16(IQ3_XXS, 50, 2304, Normed(RMS), split=8, groups=1, tiles_each=4, **MUCH), "h"),
     # pairs
     (i16(IQ3_XXS, 21, 512, Normed(RMS), Gated(), split=2, **MUCH), "h"),
     (
@@ -68,7 +68,7 @@ CASES = [
     # few copies, no signs
     (i16(IQ2_XS, 17, 512, Bias(), **MUCH), "-"),
     (i16(IQ3_S, 33, 2304, Normed(RMS), Gated(), split=4, groups=1, tiles_each=2, **MUCH), "h"),
-    (i16(IQ3_XXS, 50, 2304, split=4, groups=1, tiles_each=2, shared=60_000), "-"),
+    (i16(IQ3_XXS, 50, 2304, split=4, groups=1, tiles_each=2, shared=60_000), "h"),
     (i16(IQ1_S, 33, 768, Normed(RMS), split=3, groups=1, **MUCH), "-"),
     (i16(TQ1_0, 19, 1024, split=2, groups=2, **MUCH), "-"),
 ]
