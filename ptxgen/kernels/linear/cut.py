@@ -85,8 +85,8 @@ class Footprint:
     ``tile``: a slot of a ring; ``sums``: a warp's sums of a tile; ``activations`` of the CTA and
     ``warp_activations`` of each warp; ``warp_squares``: a warp's sums of squares; ``shared``: what
     all threads read, a multiple of 16, after these; ``tables``: beside all of them, entries of
-    codebooks; ``warps`` and ``slots`` of a ring: the most. ``partials``: the most for sums of all warps; None: all that two
-    slots a warp leave; ``least_partials``: what warps leave for them.
+    codebooks; ``warps`` and ``slots`` of a ring: the most. ``partials``: the most for sums of all
+    warps; None: all that two slots a warp leave; ``least_partials``: what warps leave for them.
     """
 
     tile: int

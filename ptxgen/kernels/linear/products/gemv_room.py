@@ -21,9 +21,10 @@ MAX_REGISTERS = 170
 #: Entries of a codebook in shared memory at most, several copies of each (`Grid.kept`): look-ups of
 #: 256 or 512 bind a product (model/measure/FINDINGS.md).
 GRID_ENTRIES = 8192
-#: The most slots of a ring beside a codebook, in a `Gemv`. With more the next launch starts with more tiles left,
-#: and stores its entries while this one looks up. On an H200 8B IQ3_XXS decodes at 873 tokens/s with
-#: three, at 845 with four, IQ2_XS at 979 with three, at 958 with four to six; with two 865 and 955.
+#: The most slots of a ring beside a codebook, in a `Gemv`. With more the next launch starts with
+#: more tiles left, and stores its entries while this one looks up. On an H200 8B IQ3_XXS decodes at
+#: 873 tokens/s with three, at 845 with four, IQ2_XS at 979 with three, at 958 with four to six;
+#: with two 865 and 955.
 GRID_SLOTS = 3
 #: Bytes of a unit's activations in shared memory: see templates/linear/products/_tile_x.j2.
 RECORD_NBYTES = {"f32": 144, "i16": 80, "f16": 128}
