@@ -27,6 +27,7 @@ from urdir.model.files.pretrained.fields import Fields, shown
 from urdir.model.files.pretrained.rope import read_rope
 from urdir.model.files.pretrained.steps.encoders import ENCODING, RANKING
 from urdir.model.files.pretrained.tables import FAMILIES
+from urdir.model.files.pretrained.tables.within import completed
 
 #: Sizes that are checked before anything is computed with them.
 _LIMITS: Mapping[str, Limit] = {
@@ -59,9 +60,12 @@ class Configuration:
 
 def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """The fields of the text decoder: of a multi-modal model those of its "text_config"."""
+    if isinstance(thinker := config.get("thinker_config"), dict):  # of models that speak, too
+        config = {**config, **thinker}
     inner = config.get("text_config")
     if not isinstance(inner, dict):
         return config
+    inner = completed(inner, config.get("model_type"))
     outer = ("quantization_config", "tie_word_embeddings", "eos_token_id", "bos_token_id")
     # the output matrix is the outer model's
     inner = {name: value for name, value in inner.items() if name != "tie_word_embeddings"}

@@ -22,7 +22,9 @@ from urdir.model.files.pretrained.names import ENDS, LAYER
 #: The key of the number of layers in each of `Family.stacks`.
 LAYERS_PER_STACK = "hrm.layers_per_stack"
 #: Outer modules, any number of them, and the list of layers.
-_OUTER = re.compile(r"^(model|transformer|backbone|gpt_neox|decoder|language_model|text_model)\.")
+_OUTER = re.compile(
+    r"^(model|transformer|backbone|gpt_neox|decoder|language_model|text_model|thinker)\."
+)
 _LAYERS = re.compile(r"^(?:layers?|h|blocks)\.(\d{1,9})\.(.+)$")
 #: The only layer of EAGLE-3 heads.
 _MIDLAYER = re.compile(r"^midlayer\.")
@@ -32,6 +34,9 @@ _OTHER_PARTS = (
     *("vision_tower.", "visual.", "vision_model.", "embed_vision.", "vision_embed_tokens."),
     *("vit.", "mlp_AR.", "multi_modal_projector.", "mm_projector.", "connector."),
     *("image_newline", "audio_tower.", "embed_audio.", "mtp."),
+    *("image_tower.", "video_tower.", "vision_encoder.", "high_res_vision_", "resampler_model."),
+    *("aligner.", "merger.", "projector.", "mlp1.", "vision_projection.", "vision_projector."),
+    *("vit_large_projector.", "visual_embeddings_table.", "talker.", "token2wav.", "code2wav."),
 )
 #: Buffers of checkpoints that follow from the configuration.
 _BUFFERS = (

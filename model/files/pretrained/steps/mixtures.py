@@ -98,6 +98,11 @@ def latent_heads(fields: Fields, found: Found) -> None:
         found["own.score_scale"] = scale
 
 
+def usual_latent_eps(fields: Fields, found: Found) -> None:
+    """Latent vectors are normed with the epsilon of other norms."""
+    found["own.latent_eps"] = found["attention.layer_norm_rms_epsilon"]
+
+
 def scored(fields: Fields, found: Found) -> None:
     """The scoring of experts by name."""
     kind = fields.take("scoring_func", str) or "softmax"

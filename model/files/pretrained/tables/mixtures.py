@@ -41,6 +41,15 @@ GRANITE_MOE = Family(
     {**GRANITE_KEYS, "shared_intermediate_size": "expert_shared_feed_forward_length"},
     implied={"logit_scale": 1.0},
 )
+_GLM4 = Family(
+    "glm4moe",
+    names={"post_attention_layernorm": "post_attention_norm"},
+    keys={"n_shared_experts": "expert_shared_count"},
+    implied=_SIGMOID,
+    fixed={**_SCORED, "use_qk_norm": (True, False)},
+    steps=(mlp_layers, weights_norm),
+    defaults={"partial_rotary_factor": 0.5},
+)
 
 
 def _even_first(values: Floats) -> Floats:
@@ -58,8 +67,9 @@ FAMILIES: Mapping[str, Family] = {
     "qwen2_moe": Family(
         "qwen2moe", defaults=_NO_WINDOW, fixed=_ALL_LAYERS, steps=(own_weights_norm,)
     ),
-    "qwen3_moe": Family(
-        "qwen3moe", defaults=_NO_WINDOW, fixed=_ALL_LAYERS, steps=(own_weights_norm,)
+    **dict.fromkeys(
+        ("qwen3_moe", "qwen3_omni_moe_text"),
+        Family("qwen3moe", defaults=_NO_WINDOW, fixed=_ALL_LAYERS, steps=(own_weights_norm,)),
     ),
     "qwen3_vl_moe_text": Family(
         "qwen3vlmoe",
@@ -85,15 +95,8 @@ FAMILIES: Mapping[str, Family] = {
         fixed=_SCORED,
         steps=(mlp_layers, weights_norm),
     ),
-    "glm4_moe": Family(
-        "glm4moe",
-        names={"post_attention_layernorm": "post_attention_norm"},
-        keys={"n_shared_experts": "expert_shared_count"},
-        implied=_SIGMOID,
-        fixed={**_SCORED, "use_qk_norm": (True, False)},
-        steps=(mlp_layers, weights_norm),
-        defaults={"partial_rotary_factor": 0.5},
-    ),
+    # tokens of text have equal positions on all axes, so that M-RoPE is RoPE
+    **dict.fromkeys(("glm4_moe", "glm4v_moe_text"), _GLM4),
     "solar_open": Family(
         "glm4moe",
         names={"post_attention_layernorm": "post_attention_norm"},
