@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +95,19 @@ def find_places(names: Iterable[str], family: Family, layers: int, path: Path) -
     return Places(found, tuple(unused))
 
 
+def first_experts(places: Places, family: Family, keys: Mapping[str, Any]) -> Places:
+    """The experts of text alone; those of other modalities are unused."""
+    if not family.other_experts:
+        return places
+    count = int(keys.get("expert_count", 0))
+    found, others = {}, list(places.unused)
+    for name, place in places.found.items():
+        kept = count if "_exps." in name else len(place.parts)
+        found[name] = replace(place, parts=place.parts[:kept])
+        others += place.parts[kept:]
+    return Places(found, tuple(others))
+
+
 def is_unused(stored: str, family: Family, layers: int) -> bool:
     """Whether a stored tensor belongs to no part of the description, as `Places.unused`."""
     if family.place is not None:
@@ -144,7 +157,7 @@ def _tensors_of(stored: str, family: Family, layers: int) -> list[tuple[str, int
     pattern = _NUMBERS.sub("{}", module)
     whole = table.get(pattern)
     if whole is not None:  # a parameter without a module
-        return [(_joined(prefix, of, "weight"), number) for of in _each(whole)]
+        return [(_joined(prefix, of, "weight"), number) for of in _each(whole)] or None
     base, _, suffix = pattern.rpartition(".")
     known = table.get(base)
     if known is None or suffix not in ("weight", "bias"):

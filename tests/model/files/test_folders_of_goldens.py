@@ -341,6 +341,28 @@ def _last_halves(values: Values) -> Values:
     return _sparse(found)
 
 
+def _beside_pictures(values: Values) -> Values:
+    """ERNIE 4.5 VL: experts of pictures, which are narrower, follow those of text. The network
+    beside them is as wide as these: padded."""
+    random = np.random.default_rng(4)
+    found = {}
+    for name, of in _apart(values).items():
+        of = of.T.copy() if name.endswith("ffn_gate_inp.weight") else of
+        if "_shexp" in name:
+            of = np.pad(of, ((0, 0), (0, 96)) if "ffn_down" in name else ((0, 96), (0, 0)))
+        if "exp_probs_b" in name:
+            of = np.stack([of, random.standard_normal(of.shape)])
+        found[name] = of
+        if ".experts." in name:
+            base, _, rest = name.partition(".experts.")
+            number, _, kind = rest.partition(".")
+            other = of[:, :40] if kind.startswith("down") else of[:40]
+            found[f"{base}.experts.{int(number) + 4}.{kind}"] = other + 1
+        if "ffn_gate_inp" in name:
+            found[name.replace("ffn_gate_inp.weight", "ffn_gate_inp.weight_1")] = of + 1
+    return found
+
+
 def _neighbours(values: Values) -> Values:
     """dots.note 3: the first 32 values of heads of indexers rotate as neighbours, and latent
     vectors are scaled after their norms."""
@@ -397,6 +419,12 @@ CASES = [
         _apart, {**_RMS, **_EXPERTS, **{name: _SPARSE_KEYS[name] for name in (
             "n_shared_experts", "moe_intermediate_size", "first_k_dense_replace",
             "norm_topk_prob", "routed_scaling_factor")}}, partial_rotary_factor=1.0),
+    _case("ernie4_5-moe-moe", "ernie4_5_vl_moe_text", _names(
+        experts="mlp.experts", exp_probs_b="mlp.moe_statics.e_score_correction_bias",
+        **{f"ffn_{n}_shexp": f"mlp.shared_experts.{n}_proj" for n in ("gate", "up", "down")}),
+        _beside_pictures, {**_RMS, "moe_num_experts": "expert_count",
+                           "moe_k": "expert_used_count"}, moe_intermediate_size=[192, 40],
+        moe_num_shared_experts=1, mlp_layer_types=["dense", "sparse"]),
     _case("qwen2vl-dense", "qwen2_5_omni_text", _names(), lambda values: values),
     _case("qwen3moe-moe", "qwen3_omni_moe_text", _names(experts="mlp.experts"), _apart,
           {**_RMS, **_EXPERTS, "moe_intermediate_size": "expert_feed_forward_length"}),

@@ -102,6 +102,9 @@ DECODERS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 #: Multi-modal models: fields of the text decoder, and of the vision tower.
 WRAPPERS: dict[str, tuple[dict[str, Any], dict[str, Any] | None]] = {
+    "Ernie4_5_VLMoe": ({"moe_intermediate_size": [48, 32], "moe_k": 2, "moe_num_experts": 4,
+                        "rope_parameters": {**_SECTIONS, "mrope_section": [5, 5, 6]}},
+                       {**_PATCHES, "hidden_size": 64}),
     "Gemma4": ({"head_dim": 32, "per_layer_config": {1: {"head_dim": 64}, 3: {"head_dim": 64}},
                 "layer_types": ["sliding_attention", "full_attention"] * 2, "sliding_window": 20,
                 "hidden_size_per_layer_input": 16, "vocab_size_per_layer_input": 320,

@@ -119,6 +119,17 @@ def test_layers_of_gemma4_have_sizes_of_their_own() -> None:
             _keys({**_GEMMA4, "per_layer_config": odd})
 
 
+@pytest.mark.parametrize("odd", [None, 48, [48], [48, 0], [0, 32], [48, 1 << 40], [48, "a"]])
+def test_widths_of_ernies_experts(odd: object) -> None:
+    fields = {**_SIZES, "model_type": "ernie4_5_vl_moe_text", "moe_num_experts": 4, "moe_k": 2,
+              "moe_num_shared_experts": 3, "mlp_layer_types": ["sparse"]}  # fmt: skip
+    found = _keys({**fields, "moe_intermediate_size": [48, 32]})
+    assert found["expert_feed_forward_length"] == 48
+    assert found["expert_shared_feed_forward_length"] == 3 * 48
+    with pytest.raises(ConfigError, match="'moe_intermediate_size' is"):
+        _keys({**fields, "moe_intermediate_size": odd})
+
+
 def test_nemotron_without_experts_says_nothing_of_them() -> None:
     fields = {**_SIZES, "model_type": "nemotron_h", "layers_block_type": ["mlp"],
               "ssm_state_size": 8, "mamba_num_heads": 2, "mamba_head_dim": 8,
