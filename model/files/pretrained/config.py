@@ -59,10 +59,11 @@ class Configuration:
 
 
 def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The fields of the text decoder: of a multi-modal model those of its "text_config"."""
+    """The fields of the text decoder: of a multi-modal model those of its "text_config"
+    ("llm_config": InternVL, as it is published)."""
     if isinstance(thinker := config.get("thinker_config"), dict):  # of models that speak, too
         config = {**config, **thinker}
-    inner = config.get("text_config")
+    inner = config.get("text_config", config.get("llm_config"))
     if not isinstance(inner, dict):
         return config
     inner = completed(inner, config.get("model_type"))

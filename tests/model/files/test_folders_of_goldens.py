@@ -425,6 +425,14 @@ CASES = [
         _beside_pictures, {**_RMS, "moe_num_experts": "expert_count",
                            "moe_k": "expert_used_count"}, moe_intermediate_size=[192, 40],
         moe_num_shared_experts=1, mlp_layer_types=["dense", "sparse"]),
+    # DeepSeek 1 computes the same
+    _case("deepseek-moe", "deepseek_ocr2_text", _names(
+        experts="mlp.experts",
+        **{f"ffn_{n}_shexp": f"mlp.shared_experts.{n}_proj" for n in ("gate", "up", "down")}),
+        lambda values: _apart(_half_style(values)),
+        {**_RMS, "n_routed_experts": "expert_count", "num_experts_per_tok": "expert_used_count",
+         **{name: _SPARSE_KEYS[name] for name in ("n_shared_experts", "moe_intermediate_size",
+            "first_k_dense_replace", "routed_scaling_factor")}}),
     _case("qwen2vl-dense", "qwen2_5_omni_text", _names(), lambda values: values),
     _case("qwen3moe-moe", "qwen3_omni_moe_text", _names(experts="mlp.experts"), _apart,
           {**_RMS, **_EXPERTS, "moe_intermediate_size": "expert_feed_forward_length"}),

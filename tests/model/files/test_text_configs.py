@@ -70,6 +70,7 @@ def test_prompts_of_paligemma_are_no_causal_text() -> None:
         ("llama", "model.language_model", ("model.aligner.a", "model.high_res_vision_alpha")),
         ("llama", "model.language_model", ("model.merger.mlp.0.a", "model.vision_tower.a")),
         ("nemotron_h", "language_model.model", ("mlp1.0.weight", "vision_model.a")),
+        ("deepseek_ocr2_text", "model", ("model.sam_model.a", "model.qwen2_model.a")),
         ("step3p5", "model", ("vit_large_projector.weight", "vision_model.a")),
     ],
 )
@@ -83,6 +84,8 @@ def test_other_parts_are_unused(
     whole: dict[str, Any] = {"model_type": "a", "text_config": text}
     if prefix.startswith("thinker"):
         whole = {"model_type": "a", "thinker_config": whole, "talker_config": {"hidden_size": 9}}
+    elif "mlp1" in others[0]:  # InternVL, as it is published
+        whole["llm_config"] = whole.pop("text_config")
     names = {f"{prefix}.embed_tokens.weight": (3, 8), **dict.fromkeys(others, (2, 2))}
     tensors = {name: ("F32", np.ones(shape, np.float32)) for name, shape in names.items()}
     with SafetensorsModel(make_folder(whole, tensors)) as model:

@@ -108,7 +108,7 @@ def latent_heads(fields: Fields, found: Found) -> None:
 
 def usual_latent_eps(fields: Fields, found: Found) -> None:
     """Latent vectors are normed with the epsilon of other norms."""
-    found["own.latent_eps"] = found["attention.layer_norm_rms_epsilon"]
+    found.pop("own.latent_eps", None)
 
 
 def scored(fields: Fields, found: Found) -> None:

@@ -184,7 +184,8 @@ FAMILIES: Mapping[str, Family] = {
     "internlm3": LLAMA,
     "cwm": LLAMA,
     "qwen2": Family("qwen2", defaults={"use_sliding_window": False}),
-    "qwen3": Family("qwen3", defaults={"use_sliding_window": False}),
+    # "encoder.layers": in Qianfan OCR, as transformers writes it
+    "qwen3": Family("qwen3", defaults={"use_sliding_window": False}, outer=("encoder.",)),
     **dict.fromkeys(("qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text"), _QWEN_VL),
     "qwen2_5_omni_text": _QWEN_VL,
     "qwen3_vl_text": Family("qwen3vl"),

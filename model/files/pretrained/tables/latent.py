@@ -162,6 +162,14 @@ FAMILIES: Mapping[str, Family] = {
         defaults={"topk_method": "greedy"},
         rope="interleaved",
     ),
+    # without latent vectors
+    "deepseek_ocr2_text": Family(
+        "deepseek2-ocr",
+        keys=_EXPERTS,
+        steps=(mlp_layers, grouped),
+        defaults={"topk_method": "greedy"},
+        unused=("qwen2_model.", "sam_model.", "view_seperator"),
+    ),
     "deepseek_v3": DEEPSEEK_V3,
     "deepseek_v32": _SPARSE,
     "glm_moe_dsa": replace(
