@@ -94,6 +94,7 @@ def _open_embeddings(args: argparse.Namespace) -> AsyncService:
         names(args, engine.name),
         engine.encoder.context,
         defaults(args, engine.file.metadata),
+        embeds=True,
     )
     return EmbeddingService(engine, model, "rank" if args.reranking else args.pooling)
 

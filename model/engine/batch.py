@@ -16,12 +16,14 @@ from urdir.model.memory.buckets import (
     COARSE_ROWS,
     COMMON_ROWS,
     FINE_ROWS,
+    WHOLE_CHUNK,
     fine_chunk,
     first_rows,
     row_bucket,
 )
 from urdir.model.memory.device_state import StepRows
 from urdir.model.memory.draft_scope import DraftScope
+from urdir.model.memory.turns import Turns
 from urdir.model.memory.walk import NO_BLOCKS, Blocks, Walk
 from urdir.ptxgen.kernels.advance import IDLE
 from urdir.ptxgen.kernels.attention.choice import length_buckets, several_rows_buckets
@@ -88,11 +90,13 @@ class Segment:
 class Batch:
     """What a step processes: the last token of each sequence of ``decode``, and ``segments`` of
     prompts, of other sequences; or after each last token up to ``drafts`` drafts of the next
-    ones, none if ``drafts`` is empty."""
+    ones, none if ``drafts`` is empty. Others, sequence and position, may take ``turns`` with
+    those of ``decode``."""
 
     decode: tuple[int, ...]
     segments: tuple[Segment, ...] = ()
     drafts: tuple[int, ...] = ()
+    turns: Turns[tuple[int, int]] | None = None
 
     @property
     def draft_counts(self) -> tuple[int, ...]:
@@ -300,6 +304,14 @@ class ShapeBuckets:
         is_longest = walk.count or (self.one_length and rows > MAX_BATCH)
         keys = self.lengths[-1] if is_longest else self.keys(length, 2)
         return StepShape(rows, keys, output, prompt=rows, begins=begins, walk=walk)
+
+    def fine(self, shape: StepShape, rows: int) -> StepShape:
+        """The shape of a step with one prompt alone, of ``rows`` rows, with little padding where
+        that is faster."""
+        if shape.walk.count or shape.draft_only or shape.rows <= WHOLE_CHUNK:
+            return shape
+        rows = min(shape.rows, fine_chunk(rows))
+        return replace(shape, rows=rows, prompt=rows)
 
     def walked(self, rows: int, lengths: Sequence[int]) -> Blocks:
         """What the prompts of a step of this many rows walk over, to these lengths."""

@@ -13,6 +13,10 @@ if TYPE_CHECKING:
 
 Shape = TypeVar("Shape", bound=Hashable)
 
+#: The most rows of texts or prompts whose launches begin before the ones before are complete:
+#: longer ones fill the device by themselves.
+EARLY_ROWS = 512
+
 
 class KeptGraphs(Owner, Generic[Shape]):
     """Graphs that take about ``most_bytes`` of device memory at most: those that were not used for

@@ -13,18 +13,17 @@ from math import inf
 from statistics import median
 
 from urdir.model.memory.buckets import ROWS, row_bucket
+from urdir.model.memory.turns import ALL_GO_ON
 
 #: Steps of a row bucket that follow each other and are timed together; steps of fewer rows that are
 #: tried for that, as a step that is read before the next one is planned is not timed.
 _TIMED, _TRIED = 6, 24
-#: Steps until all are timed again: at first, and in the end, after twice as many each time. Where
-#: a device brakes, steps take up to twice as long, six in a row as well: an H200 does so half a
-#: second after a load begins, for some 65 ms.
-_FIRST_AGAIN, _AGAIN = 128, 2048
+#: Steps until all are timed again, the first time and later. Where a device brakes, steps take up
+#: to twice as long, six in a row as well: an H200 does so half a second after a load begins, for
+#: some 65 ms. Eight steps of nine rows of Qwen3-30B-A3B cost 1.5 steps of eight each time.
+_FIRST_AGAIN, _AGAIN = 64, 2048
 #: How much more tokens/s fewer rows must give: less is noise.
 _GAIN = 1.005
-#: All of this many answers always have a row: memory bounds their steps.
-_FEW = 8
 
 
 class PacedRows:
@@ -45,7 +44,7 @@ class PacedRows:
     @staticmethod
     def fewer(answers: int) -> int:
         """The rows that this many answers may take turns in, a row bucket; 0 where all have one."""
-        if answers <= _FEW or answers == row_bucket(answers):
+        if answers <= ALL_GO_ON or answers == row_bucket(answers):
             return 0
         return ROWS[bisect_left(ROWS, answers) - 1]
 
@@ -56,7 +55,7 @@ class PacedRows:
             return answers
         self._steps += 1
         if self._steps >= self._again:
-            self._steps, self._again = 0, min(2 * self._again, _AGAIN)
+            self._steps, self._again = 0, _AGAIN
             for each in (self._seconds, self._least, self._tried):
                 each.clear()
         timed = self._least
@@ -70,7 +69,8 @@ class PacedRows:
                 return fewer
             self.wished = fewer
             return answers
-        best = max((rows for rows in timed if rows < answers), key=lambda rows: rows / timed[rows])
+        fewer_rows = (rows for rows in timed if answers <= 2 * rows < 2 * answers)
+        best = max(fewer_rows, key=lambda rows: rows / timed[rows])
         is_faster = best * seconds > _GAIN * answers * timed[best]
         return best if is_faster and self.is_ready(best) else answers
 

@@ -15,13 +15,12 @@ from urdir.driver.graph import RecordedGraph
 from urdir.driver.group import launch_together
 from urdir.driver.parallel import Job, Work, completed, elsewhere
 from urdir.model.engine.batch import StepShape
-from urdir.model.engine.kept_graphs import KeptGraphs
+from urdir.model.engine.kept_graphs import EARLY_ROWS, KeptGraphs
 from urdir.model.engine.step import building
 from urdir.model.errors import SettingsError
 from urdir.model.lower.parts import StepParts
 from urdir.model.owner import Owner
 from urdir.model.progress import Progress
-from urdir.ptxgen.kernels.linear.spec import MAX_BATCH
 
 if TYPE_CHECKING:
     from urdir.driver.device import Device
@@ -272,10 +271,9 @@ class Steps(Owner):
     def _recording(self, shape: StepShape) -> Work[Recorded]:
         """Make the graph of a shape, in pieces."""
         bound = yield from self._binding(shape)
-        # Launches of many rows of a prompt are long and fill the device: what starts early only
-        # disturbs them. Measured on an H200 with 512 tokens of an 8B Q4_K_M model: 11,119 tokens/s
-        # with programmatic edges, 12,280 without.
-        early = not shape.prompt or shape.rows <= MAX_BATCH
+        # Prompts of 16, 128 and 512 rows take 1.867, 3.803 and 11.859 ms so, and 2.054, 3.939 and
+        # 12.049 without (8B Q4_K_M, an H200).
+        early = not shape.prompt or shape.rows <= EARLY_ROWS
         graph = yield from execute.recording(bound, self.parts.device, programmatic=early)
         return graph
 

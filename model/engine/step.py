@@ -146,15 +146,24 @@ def _append_advance(plan: Plan, parts: StepParts, rows: Rows, output: Output) ->
         plan.launch(kernel, "advance", position=rows.position)
         return
     slices = Argmax(n=parts.config.vocab_size).slices if output is Output.GREEDY else 0
-    ranks = {"ranks": parts.work["ranks"]} if slices else {}
+    more = {"ranks": parts.work["ranks"]} if slices else {}
+    if state.turns:
+        more |= {"turn": state["turn"], "waiting": state["waiting"]}
+    kernel = Advance(
+        *(state.max_len, rows.count, state.sequences),
+        slots=state.slots,
+        slices=slices,
+        turns=state.turns,
+        places=state.rows if state.turns else 0,
+    )
     plan.launch(
-        Advance(state.max_len, rows.count, state.sequences, slots=state.slots, slices=slices),
+        kernel,
         "advance",
         tokens=state["tokens"],
         known=state["known"],
         settings=state["settings"],
         mailbox=state.mailbox,
         sampled=state["sampled"],
-        **ranks,
+        **more,
         **rows.arguments,
     )

@@ -12,6 +12,7 @@ from urdir.model.engine.batch import Batch, ShapeBuckets, StepShape
 from urdir.model.engine.runner import Steps
 from urdir.model.errors import ModelError
 from urdir.model.memory.device_state import DecodeState
+from urdir.model.memory.turns import Turns
 
 if TYPE_CHECKING:
     from urdir.driver.stream import Stream
@@ -29,7 +30,8 @@ class StepQueue:
     """Queues steps on ``stream``, each behind the ones before it; the host waits for none.
 
     The device itself advances rows that choose a token: if the next step continues the same
-    sequences, nothing is written. With drafts only the device knows the positions.
+    sequences, or those whose turn it is, nothing is written. With drafts only the device knows the
+    positions.
     """
 
     def __init__(
@@ -41,6 +43,7 @@ class StepQueue:
         self._stream = stream
         #: On the device: sequence and position, or where there are drafts, their number.
         self._rows: tuple[tuple[int, int], ...] = ()
+        self._turns: Turns[tuple[int, int]] | None = None
 
     def launch(
         self,
@@ -64,15 +67,15 @@ class StepQueue:
             self._steps.make_ready(part)
         is_drafted = self._state.drafts is not None
         counts = batch.draft_counts if is_drafted else lasts
-        wanted = tuple(zip(batch.decode, counts, strict=True))
+        wanted, turns = tuple(zip(batch.decode, counts, strict=True)), self._turns_of(batch, shape)
         if batch.segments:
             rows = self._shapes.rows_of(batch, shape, lasts)
             self._state.write_step(rows, self._shapes.choosing_rows(batch, shape))
             ends = [(s.sequence, s.end - 1) for s in batch.segments if s.chooses]
             wanted += tuple((s, 0 if is_drafted else at) for s, at in ends)
-        elif wanted != self._rows:
+        elif (wanted, turns) != (self._rows, self._turns):
             self._state.write_rows(
-                tuple(zip(batch.decode, lasts, strict=True)), batch.drafts, given
+                tuple(zip(batch.decode, lasts, strict=True)), batch.drafts, given, turns
             )
         self._write_masks(batch, lasts, masks, given)
         self._rows = ()  # until the steps are queued, device and host may differ
@@ -83,7 +86,15 @@ class StepQueue:
                 revise()
             self._steps.launch(part, self._stream)
         steps = 0 if is_drafted else shape.steps
-        self._rows = tuple((sequence, at + steps) for sequence, at in wanted)
+        self._rows, self._turns = tuple((sequence, at + steps) for sequence, at in wanted), turns
+        if turns is not None:
+            following, self._turns = turns.next(self._rows)
+            self._rows = tuple(following)
+
+    def _turns_of(self, batch: Batch, shape: StepShape) -> Turns[tuple[int, int]] | None:
+        """The turns that the device takes in a step by this shape."""
+        is_exact = shape.rows == len(batch.decode) and shape.output.is_token
+        return batch.turns if self._state.turns and is_exact else None
 
     def _write_masks(
         self,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from urdir.driver import execute
 from urdir.driver.context import close_all
 from urdir.driver.parallel import completed
-from urdir.model.engine.kept_graphs import KeptGraphs
+from urdir.model.engine.kept_graphs import EARLY_ROWS, KeptGraphs
 from urdir.model.engine.text_steps import EncodeShape
 from urdir.model.owner import Owner
 
@@ -18,10 +18,6 @@ if TYPE_CHECKING:
     from urdir.driver.plan import Plan
     from urdir.driver.stream import Stream
     from urdir.model.engine.runner import Observer
-
-#: The most rows whose launches start before the ones before are complete: longer ones fill the
-#: device by themselves.
-EARLY_ROWS = 512
 
 
 class TextGraphs(Owner):

@@ -71,6 +71,7 @@ class LayerAttention:
     ``exact`` keeps activations f32, and each row's sums those of its own keys alone. With ``cross``
     all rows attend to all keys of their sources. With ``halves`` q, k and v are f16 heads, for the
     kernel of short texts alone. Packed heads of few rows are left in that ``order``.
+    ``starts_next`` is that of `IncrementalAttention`.
     """
 
     label: str
@@ -88,6 +89,7 @@ class LayerAttention:
     cross: bool = False
     halves: bool = False
     order: Order = "units"
+    starts_next: bool = False
 
     def decode_kernel(
         self, token: OwnToken | None, packs: bool = False
@@ -100,6 +102,8 @@ class LayerAttention:
             packs=packs,
             run=1 if self.exact else 1 + self.rows.drafts,
         )
+        if self.starts_next and isinstance(kernel, IncrementalAttention):
+            kernel = replace(kernel, starts_next=True)
         return replace(kernel, order=self.order) if kernel.out.order else kernel
 
     def latent_kernel(self) -> LatentDecode | None:

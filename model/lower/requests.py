@@ -62,8 +62,13 @@ def packs(at: Lowering, rows: int, matrices: Sequence[Matrix]) -> bool:
 
 def takes_bytes(at: Lowering, rows: int, matrices: Sequence[Matrix]) -> bool:
     """Whether a product that ``packs`` takes bytes, made of packed activations."""
-    many = rows >= bytes_choice.LEAST_ROWS
-    return many and all(of.scales is not None or takes_e4m3(at, of) for of in matrices)
+
+    def takes(of: Matrix) -> bool:
+        if takes_e4m3(at, of):
+            return rows >= bytes_choice.LEAST_FLOATS
+        return of.scales is not None and rows >= bytes_choice.LEAST_ROWS
+
+    return all(map(takes, matrices))
 
 
 def adapts_packed(at: Lowering, of: Op) -> bool:

@@ -234,9 +234,13 @@ class _Bench:
         """A prompt and what follows it, a token at least."""
         before, tokens = (drawn_tokens(self.session, n) for n in (test.depth, test.prompt))
         chosen, count = max(1, test.generate), test.prompt + test.generate
-        end = test.depth + test.prompt
-        shapes = self.session.shapes.prompts(test.depth, end, Output.GREEDY)
-        self.session.steps.record([*shapes])  # or a step may run by a graph of more rows
+        start, end, shapes = test.depth, test.depth + test.prompt, self.session.shapes
+        needed = []
+        while start < end:
+            shape, stop = shapes.prompt(start, end, Output.GREEDY)
+            needed.append(shapes.fine(shape, stop - start))
+            start = stop
+        self.session.steps.record(needed)  # or a step may run by a graph of more rows
 
         def run() -> float:
             fill(self.session, before, 1)

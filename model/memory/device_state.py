@@ -16,6 +16,7 @@ import numpy.typing as npt
 from urdir.driver.context import close_all
 from urdir.model.memory.draft_settings import DraftSettings
 from urdir.model.memory.queued_writes import QueuedWrites
+from urdir.model.memory.turns import ALL_GO_ON, Turns
 from urdir.model.owner import Owner
 from urdir.ptxgen.kernels.advance import IDLE
 from urdir.ptxgen.kernels.sampling import SETTINGS_WORDS
@@ -64,6 +65,11 @@ class StateShape:
     sources: bool = False
 
     @property
+    def turns(self) -> bool:
+        """Whether sequences may take turns: more than a few, without drafts and sources."""
+        return self.drafts is None and not self.sources and self.rows > ALL_GO_ON
+
+    @property
     def slots(self) -> int:
         """How many tokens of a sequence the host may be late in reading: a power of two."""
         return mailbox_slots(self.drafts)
@@ -78,6 +84,7 @@ class StateShape:
             "position": 4 * self.rows,
             **({"source_last": 4 * self.rows} if self.sources else {}),
             **({"place": 4 * self.rows, "wanted": 4 * self.rows} if self.drafts else {}),
+            **({"turn": 4 * self.rows, "waiting": 4} if self.turns else {}),
             "output_row": 4 * self.rows,
             "segment": 8 * self.rows,
             "step_sequence": 4 * (self.rows + self.chunk),
@@ -141,6 +148,9 @@ class DecodeState(Owner):
     With ``sources`` each row has the last position of its sequence's source, ``source_last``
     (rows,) and ``step_source_last`` (rows + chunk,) u32.
 
+    With ``turns``, after the entries of a step's rows come those of ``waiting`` (1,) u32 sequences
+    that have none in it; ``turn`` (rows,) u32 says when a row takes one's place (`Advance`).
+
     Writes also go to the ``followers``: the states of other ranks, which then choose the same
     tokens.
     """
@@ -160,6 +170,7 @@ class DecodeState(Owner):
         self.drafts = shape.drafts
         self.adapters = shape.adapters
         self.sources = shape.sources
+        self.turns = shape.turns
         self._source_last = np.zeros(shape.sequences, np.uint32)
         #: Whether steps have drafts and layers with states.
         self.drafts_states = shape.drafts is not None and shape.states
@@ -284,11 +295,13 @@ class DecodeState(Owner):
         rows: Sequence[tuple[int, int]],
         drafts: Sequence[int] = (),
         given: Container[int] = (),
+        turns: Turns[tuple[int, int]] | None = None,
     ) -> None:
         """Make (sequence, position) pairs the rows that choose a token; the rest become padding
         rows. After each pair come as many rows as its sequence has ``drafts``, those of the
-        sequences ``given`` by the host."""
-        self._write(**self._choosing(rows, drafts, given))
+        sequences ``given`` by the host. Others take ``turns`` with them, in steps of as many
+        rows."""
+        self._write(**self._choosing(rows, drafts, given, turns))
 
     def write_step(self, rows: StepRows, chosen: Sequence[int]) -> None:
         """Make ``rows`` those of the next step, which has prompts; the rows numbered ``chosen``
@@ -322,8 +335,10 @@ class DecodeState(Owner):
         rows: Sequence[tuple[int, int]],
         drafts: Sequence[int] = (),
         given: Container[int] = (),
+        turns: Turns[tuple[int, int]] | None = None,
     ) -> dict[str, Words]:
-        pairs = np.asarray(rows, np.uint32).reshape(-1, 2)
+        waiting = () if turns is None else turns.waiting
+        pairs = np.asarray([*rows, *waiting], np.uint32).reshape(-1, 2)
         more: dict[str, Words] = {}
         if self.drafts is not None:
             counts = np.asarray(drafts or [0] * len(pairs), np.uint32)
@@ -334,6 +349,11 @@ class DecodeState(Owner):
             wanted = np.repeat(counts, 1 + counts) * np.array(of_device, np.uint32)
             more["place"] = _padded(place, self.rows, IDLE)
             more["wanted"] = _padded(wanted, self.rows, 0)
+        if self.turns:
+            first, count = (0, self.rows) if turns is None else (turns.first, len(rows))
+            turn = (np.arange(count) - first) % count
+            more["turn"] = _padded(turn.astype(np.uint32), self.rows, 0)
+            more["waiting"] = np.array([len(waiting)], np.uint32)
         return {
             "sequence": _padded(pairs[:, 0], self.rows, pairs[0, 0] if rows else 0),
             "position": _padded(pairs[:, 1], self.rows, IDLE),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from urdir.model.engine.requests.request import Piece
+from urdir.model.engine.requests.request import Piece, TokenChoice
 from urdir.model.serve.answer import Answer, Event, Kind, text_of
 from urdir.model.serve.asked import Asked, Text
 from urdir.model.serve.choices import ChoicesShape
@@ -13,7 +13,7 @@ from urdir.model.serve.fields import Fields
 from urdir.model.serve.formats import read_format
 from urdir.model.serve.interface import Json, ServedModel
 from urdir.model.serve.limits import Limits
-from urdir.model.serve.logprobs import text_logprobs
+from urdir.model.serve.logprobs import TextOffsets, text_logprobs
 from urdir.model.serve.parameters import MOST_LOGPROBS, Parameters, read_limit, read_parameters
 from urdir.model.serve.refusals import refuse_unsupported
 from urdir.model.serve.request_fields import TEXT
@@ -32,7 +32,7 @@ def read_completion(fields: Fields, model: ServedModel, limits: Limits) -> Asked
         fields.fail("echo", "cannot be combined with 'logprobs': prompts have no log-probabilities")
     limit: int | None = model.defaults.limit or DEFAULT_LIMIT
     if any(fields.raw(name) is not None for name in _LIMITS):
-        limit = read_limit(fields, model, *_LIMITS)
+        limit = read_limit(fields, model, *_LIMITS, least=0)
     parameters = read_parameters(fields, model, limits, limit, logprobs)
     prompts = read_prompts(fields, model, limits.answers // parameters.n)
     special = fields.raw("add_special_tokens") is None or fields.flag("add_special_tokens")
@@ -78,7 +78,7 @@ class CompletionShape(ChoicesShape):
         self, model: ServedModel, parameters: Parameters, answers: Sequence[Answer]
     ) -> None:
         super().__init__(model, parameters, answers)
-        self._offsets = [len(answer.echo) for answer in answers]  # characters before a token
+        self._offsets = [TextOffsets(model.tokenizer, len(answer.echo)) for answer in answers]
 
     def opening(self) -> list[Json]:
         """The prompts, if they are echoed."""
@@ -89,9 +89,7 @@ class CompletionShape(ChoicesShape):
         text = text_of(events, Kind.CONTENT)
         if not (self.has_logprobs and piece.choices):
             return {"text": text} if text else None
-        logprobs = text_logprobs(self.model.tokenizer, piece.choices, self._offsets[answer.index])
-        self._offsets[answer.index] += sum(map(len, logprobs["tokens"]))
-        return {"text": text, "logprobs": logprobs}
+        return {"text": text, "logprobs": self._logprobs(answer, piece.choices)}
 
     def last_delta(self) -> Json:
         """No text."""
@@ -99,7 +97,9 @@ class CompletionShape(ChoicesShape):
 
     def choice(self, answer: Answer) -> Json:
         """The text."""
-        logprobs = None
-        if self.has_logprobs:
-            logprobs = text_logprobs(self.model.tokenizer, answer.tokens, 0)
+        logprobs = self._logprobs(answer, answer.tokens) if self.has_logprobs else None
         return {"text": answer.text(Kind.CONTENT), "logprobs": logprobs}
+
+    def _logprobs(self, answer: Answer, tokens: Sequence[TokenChoice]) -> Json:
+        """The log-probabilities of the next tokens of an answer."""
+        return text_logprobs(self.model.tokenizer, tokens, self._offsets[answer.index])

@@ -43,14 +43,14 @@ class Defaults:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What is known of a model's file: its weights' bytes and number, their usual type, and whether
-    it says how texts are pooled."""
+    """What is known of a model: its weights' bytes and number, their usual type, and whether it is
+    served for embeddings or scores, in place of answers."""
 
     architecture: str = ""
     bytes: int = 0
     parameters: int = 0
     type: str = ""
-    pools: bool = False
+    embeds: bool = False
 
 
 class ServedModel(Protocol):
@@ -86,7 +86,7 @@ class ServedModel(Protocol):
 
     @property
     def facts(self) -> Facts:
-        """Of the model's file."""
+        """Of the model."""
 
     @property
     def fill(self) -> FillTokens | None:

@@ -56,7 +56,8 @@ def _asked(
     fields: Fields, model: ServedModel, limits: Limits, prompts: tuple[Mixed, ...] | None
 ) -> Asked:
     likely = fields.whole("n_probs", 0, MOST_LOGPROBS) or None
-    limit = read_limit(fields, model, "n_predict", "max_tokens", "max_completion_tokens")
+    names = ("n_predict", "max_tokens", "max_completion_tokens")
+    limit = read_limit(fields, model, *names, least=0)
     parameters = read_parameters(fields, model, limits, limit, likely)
     inputs = prompts or read_prompts(fields, model, limits.answers // parameters.n)
     shape = TokensShape if fields.flag("return_tokens") else NativeShape
@@ -123,7 +124,7 @@ class NativeShape(Shape):
             "model": self.model.names[0],
             "generation_settings": _settings(parameters.settings)
             | {
-                "n_predict": parameters.limit or -1,
+                "n_predict": -1 if parameters.limit is None else parameters.limit,
                 "stop": list(parameters.stops),
                 "stream": parameters.stream,
             },

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from urdir.model.engine.requests.request import TokenChoice
 from urdir.model.serve.interface import Json
+from urdir.model.text.text_stream import TextStream
 from urdir.model.text.tokenizer import Tokenizer
 
 _NEVER = -9999.0  # JSON has no minus infinity; OpenAI writes this
@@ -29,15 +30,31 @@ def _token(tokenizer: Tokenizer, token: int, logprob: float | None) -> Json:
     }
 
 
-def text_logprobs(tokenizer: Tokenizer, choices: Sequence[TokenChoice], offset: int) -> Json:
-    """The "logprobs" of a completion's choice whose tokens begin at character ``offset``.
+class TextOffsets:
+    """Where tokens of a completion begin in its text, the first one at character ``begin``; one
+    within a character, where that does."""
+
+    def __init__(self, tokenizer: Tokenizer, begin: int = 0) -> None:
+        self._stream = TextStream(tokenizer)
+        self._end = begin
+
+    def pushed(self, choices: Sequence[TokenChoice]) -> list[int]:
+        """Those of the next tokens."""
+        found = []
+        for choice in choices:
+            found.append(self._end)
+            self._end += len(self._stream.push(choice.token))
+        return found
+
+
+def text_logprobs(
+    tokenizer: Tokenizer, choices: Sequence[TokenChoice], offsets: TextOffsets
+) -> Json:
+    """The "logprobs" of the next tokens of a completion's choice.
 
     If two of the likeliest tokens have the same text, the likelier one is kept.
     """
     texts = [_bytes(tokenizer, choice.token).decode("utf-8", "replace") for choice in choices]
-    offsets = [offset]
-    for text in texts:
-        offsets.append(offsets[-1] + len(text))
     top: list[dict[str, float]] = []
     for choice in choices:
         likeliest: dict[str, float] = {}
@@ -49,7 +66,7 @@ def text_logprobs(tokenizer: Tokenizer, choices: Sequence[TokenChoice], offset: 
         "tokens": texts,
         "token_logprobs": [_finite(choice.logprob) for choice in choices],
         "top_logprobs": top,
-        "text_offset": offsets[:-1],
+        "text_offset": offsets.pushed(choices),
     }
 
 

@@ -37,11 +37,6 @@ def show(fields: Fields, model: ServedModel, limits: Limits) -> Json:
     check_model(named(fields) or named(fields.named({"model": "name"})), model)
     facts, source = model.facts, model.template.source if model.template else ""
     family = facts.architecture
-    can = ["embedding" if facts.pools else "completion"]
-    can += [*(["tools"] if source else []), *(["insert"] if model.fill else [])]
-    form = model.template.form if model.template else None
-    if form is not None and (form.is_harmony or form.thinks is not None):
-        can.append("thinking")
     return {
         "modelfile": "",
         "parameters": "",
@@ -53,9 +48,20 @@ def show(fields: Fields, model: ServedModel, limits: Limits) -> Json:
             "general.parameter_count": facts.parameters,
             f"{family}.context_length": model.context,
         },
-        "capabilities": can,
+        "capabilities": _capabilities(model),
         "modified_at": iso_time(model.created),
     }
+
+
+def _capabilities(model: ServedModel) -> list[str]:
+    if model.facts.embeds:
+        return ["embedding"]
+    template, form = model.template, model.template.form if model.template else None
+    can = ["completion", *(["tools"] if template and template.source else [])]
+    can += ["insert"] if model.fill else []
+    if form is not None and (form.is_harmony or form.thinks is not None):
+        can.append("thinking")
+    return can
 
 
 def _entry(model: ServedModel, name: str) -> Json:

@@ -249,14 +249,15 @@ def _listed_biases(fields: Fields, pairs: list[Any]) -> Fields:
     return Fields(found, "logit_bias.")
 
 
-def read_limit(fields: Fields, model: ServedModel, *names: str) -> int | None:
+def read_limit(fields: Fields, model: ServedModel, *names: str, least: int = 1) -> int | None:
     """The most tokens of an answer, by the first of the names that is given, or the server's.
 
-    -1 means no limit, as in llama.cpp, and so does -2, "until the context is full".
+    -1 means no limit, as in llama.cpp, and so does -2, "until the context is full". With a
+    ``least`` of 0 there may be no answer: the prompt is computed, and kept.
     """
     for name in names:
         value = fields.whole(name, -2)
-        if value == 0:
+        if value == 0 < least:
             fields.fail(name, "must be at least 1", "invalid_value")
         if value is not None:
             return None if value < 0 else min(value, MOST_COUNT)

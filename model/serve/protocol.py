@@ -4,15 +4,36 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from typing import TYPE_CHECKING
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from urdir.model.serve.connections import Connections
 from urdir.model.serve.limits import Limits
 
+if TYPE_CHECKING:
+    from uvicorn._types import ASGISendEvent
+
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _FIRST_PROBE_SECONDS = 0.5  # after a client has shut down its sending half
 _REFUSAL_SECONDS = 0.1  # after a probe, for a reset to arrive
+
+
+class _PlainCycle(RequestResponseCycle):
+    """uvicorn's class for a request by HTTP/1.0, which knows no chunks: a body of unknown length
+    ends with the connection, which uvicorn closes."""
+
+    _is_endless = False  # whether the length of the body is unknown
+
+    async def send(self, message: ASGISendEvent) -> None:
+        if message["type"] == "http.response.start":
+            names = [name.lower() for name, _ in message.get("headers", ())]
+            self._is_endless = b"content-length" not in names
+            if self._is_endless:
+                self.chunked_encoding = False
+        elif message["type"] == "http.response.body" and self._is_endless:
+            self.expected_content_length = len(message.get("body", b""))
+        await super().send(message)
 
 
 class _Protocol(HttpToolsProtocol):
@@ -55,6 +76,11 @@ class _Protocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         self._is_head = False  # what follows it is at most one part of what the system has received
         super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        super().on_headers_complete()
+        if self.cycle is not None and self.cycle.scope["http_version"] == "1.0":
+            self.cycle.__class__ = _PlainCycle  # its task has not begun
 
     def on_body(self, body: bytes) -> None:
         self._is_head = False

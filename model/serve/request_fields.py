@@ -138,7 +138,8 @@ _SERVED: tuple[_Row, ...] = (
     ("echo", (TEXT,), "OVL", "not with `logprobs`"),
     ("add_special_tokens", (TEXT,), "V", "false: no BOS before a text"),
     ("max_tokens max_completion_tokens n_predict", _BOTH, "OVL",
-     "default: 16 for completions, the rest of the context for chats. -1 and -2: no limit"),
+     "default: 16 for completions, the rest of the context for chats. -1 and -2: no limit. 0, not "
+     "for chats: the prompt is computed and kept, no token comes"),
     ("n", _BOTH, "OVL", "prompts times `n` are 128 at most"),
     ("n_cmpl", _BOTH, "L", "`n`"),
     ("best_of", _BOTH, "OV", "must be `n`: nothing is chosen"),
@@ -179,8 +180,9 @@ _SERVED: tuple[_Row, ...] = (
     ("return_tokens", (NATIVE, INFILL), "L", "true: `tokens` has the ids"),
     ("input_prefix input_suffix input_extra", (INFILL,), "L",
      "texts before and after the gap, and of other files, for models with such tokens"),
-    ("n_predict prompt", (INFILL,), "L", "`prompt` goes on from the text before the gap"),
-    ("temperature top_k top_p min_p seed stop stream", (INFILL,), "L", "as for /completion"),
+    ("prompt", (INFILL,), "L", "goes on from the text before the gap"),
+    ("n_predict temperature top_k top_p min_p seed stop stream", (INFILL,), "L",
+     "as for /completion"),
     ("input instructions", (RESPONSES,), "O",
      "a text, or items: `message`, `reasoning`, `function_call`, `function_call_output`, and "
      "`item_reference` to one of an answer that is kept"),

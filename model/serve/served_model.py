@@ -49,7 +49,8 @@ class NamedTexts(Protocol):
 
 class EngineModel:
     """See `ServedModel`. ``names`` are the model's names for clients, by default the file's name.
-    ``defaults`` apply to its requests; ``adapters`` are names, with scales.
+    ``defaults`` apply to its requests; ``adapters`` are names, with scales. It ``embeds`` where its
+    service makes embeddings or scores, in place of answers.
     """
 
     def __init__(
@@ -59,8 +60,11 @@ class EngineModel:
         context: int,
         defaults: Defaults,
         adapters: Iterable[tuple[str, float]] = (),
+        *,
+        embeds: bool = False,
     ) -> None:
         self.adapters = tuple(adapters)
+        self._embeds = embeds
         self._texts = texts
         self.names = tuple(dict.fromkeys(names)) or (texts.name,)
         self.defaults = defaults
@@ -80,7 +84,7 @@ class EngineModel:
             sum(tensor.nbytes for tensor in tensors),
             sum(math.prod(tensor.shape) for tensor in tensors),
             file_type(file) or "",
-            f"{file.architecture}.pooling_type" in file.metadata,
+            self._embeds,
         )
 
     @cached_property

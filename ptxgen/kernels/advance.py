@@ -39,6 +39,13 @@ class Advance(KernelSpec):
     (rows, slices), as left by Argmax; ``sampled`` is then written. Position, sequence, known and
     settings are read before ``griddepcontrol.wait``: earlier launches of the same graph may write
     them only if a plain edge in between ensures their completion.
+
+    ``turns``: sequences take turns. ``sequence`` and ``position`` have ``places`` entries; after
+    those of the rows come those of ``waiting[0]`` sequences without a row in this step, at most as
+    many as rows. In the end the row with ``turn[r]`` = i below that number exchanges its entries
+    with the i-th of these, and ``turn[r]`` falls by the number, modulo the rows. If row r of eight
+    has turn r, a ninth sequence has row 0 in the next step, and the one that had it row 1 in the
+    step after that.
     """
 
     max_len: int
@@ -47,6 +54,8 @@ class Advance(KernelSpec):
     sampling: bool = True
     slots: int = 0
     slices: int = 0
+    turns: bool = False
+    places: int = 0
 
     name = "advance"
     template = ("urdir.templates", "advance.ptx.j2")
@@ -69,14 +78,24 @@ class Advance(KernelSpec):
         most = self.most_slices if self.sampling else 0
         if not 0 <= self.slices <= most:
             raise PtxgenError(f"advance: slices must be in 0 ... {most}, not {self.slices}")
+        if self.turns and not self.sampling:
+            raise PtxgenError("advance: no turns without sampling")
+        least = self.rows if self.turns else 0
+        if self.places < least or (self.places and not self.turns):
+            raise PtxgenError(f"advance: places must be at least {least}, not {self.places}")
+
+    @property
+    def entries(self) -> int:
+        """Entries of ``sequence`` and ``position``."""
+        return self.places if self.turns else self.rows
 
     @property
     def params(self) -> tuple[Param, ...]:
-        position = Param("position", "u32", ("rows",), Access.INOUT)
+        position = Param("position", "u32", ("entries",), Access.INOUT)
         if not self.sampling:
             return (position,)
         return (
-            Param("sequence", "u32", ("rows",), Access.IN),
+            Param("sequence", "u32", ("entries",), Access.INOUT if self.turns else Access.IN),
             position,
             Param("tokens", "u32", ("sequences", "max_len"), Access.INOUT),
             Param("known", "u32", ("sequences",), Access.INOUT),
@@ -88,11 +107,19 @@ class Advance(KernelSpec):
                 if self.slots
                 else []
             ),
+            *(
+                [
+                    Param("turn", "u32", ("rows",), Access.INOUT),
+                    Param("waiting", "u32", (1,), Access.IN),
+                ]
+                if self.turns
+                else []
+            ),
         )
 
     @property
     def launch_fields(self) -> frozenset[str]:
-        return frozenset({"rows"} if self.sampling else ())
+        return frozenset({"rows", "places"} if self.sampling else ())
 
     @property
     def launch_shape(self) -> LaunchShape:
@@ -102,24 +129,31 @@ class Advance(KernelSpec):
 
     def reference(self, **inputs: Any) -> dict[str, Array]:
         state = {p.name: inputs[p.name].copy() for p in self.params if p.access is Access.INOUT}
-        position = state["position"]
+        position, sequence = state["position"], inputs.get("sequence", state["position"])
         sampled = inputs.get("sampled", np.zeros(0, np.uint32))
         if self.slices:
             sampled = state["sampled"] = indices(inputs["ranks"].max(axis=1))
-        for row in np.flatnonzero(position < self.max_len):
+        for row in np.flatnonzero(position[: self.rows] < self.max_len):
             if self.slots:
-                place = inputs["sequence"][row], position[row] % self.slots
+                place = sequence[row], position[row] % self.slots
                 state["mailbox"][place] = sampled[row]
             position[row] += 1
             if not self.sampling:
                 continue
-            at, s = position[row], inputs["sequence"][row]
+            at, s = position[row], sequence[row]
             if at == state["known"][s]:
                 if sampled[row] in end_ids_at(inputs["settings"][s], int(at)):
                     position[row] = IDLE
                 if at < self.max_len:
                     state["tokens"][s, at] = sampled[row]
                     state["known"][s] += 1
+        if self.turns:
+            waiting, turn = int(inputs["waiting"][0]), state["turn"]
+            rows = np.flatnonzero(turn < waiting)
+            others = self.rows + turn[rows]
+            for of in (state["sequence"], position):
+                of[rows], of[others] = of[others], of[rows]
+            turn[:] = (turn.astype(np.int64) - waiting) % self.rows
         return state
 
     @classmethod
@@ -135,6 +169,8 @@ class Advance(KernelSpec):
             "mailbox and slices": cls(max_len=50, slots=4, slices=126),
             "one slice each": cls(max_len=9, rows=5, sequences=5, slots=2, slices=1),
             "slices of a few rows": cls(max_len=9, rows=3, sequences=4, slices=32),
+            "turns": cls(max_len=9, rows=5, sequences=9, slots=2, slices=3, turns=True, places=8),
+            "turns of drawn tokens": cls(max_len=9, rows=5, sequences=9, turns=True, places=7),
         }
 
     def bytes_moved(self) -> int:
@@ -145,12 +181,12 @@ class Advance(KernelSpec):
     def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
         """Rows of different sequences: at the end of one, within a prompt, or padding. Some tokens
         are end ids or invalid."""
-        known = rng.integers(1, self.max_len, self.sequences, endpoint=True)
-        sequence = rng.permutation(max(self.sequences, self.rows))[: self.rows] % self.sequences
+        known, entries = rng.integers(1, self.max_len, self.sequences, endpoint=True), self.entries
+        sequence = rng.permutation(max(self.sequences, entries))[:entries] % self.sequences
         position = known[sequence] - 1
-        position -= np.where(rng.random(self.rows) < 0.3, rng.integers(0, position + 1), 0)
+        position -= np.where(rng.random(entries) < 0.3, rng.integers(0, position + 1), 0)
         if self.rows > 1:
-            position[rng.random(self.rows) < 0.2] = self.max_len + 2
+            position[rng.random(entries) < 0.2] = self.max_len + 2
         state = {
             "sequence": sequence,
             "position": position,
@@ -158,6 +194,8 @@ class Advance(KernelSpec):
             "known": known,
             "sampled": rng.integers(1000, 2000, self.rows),
             "mailbox": rng.integers(0, 1000, (self.sequences, self.slots)),
+            "turn": np.roll(np.arange(self.rows), rng.integers(0, self.rows)),
+            "waiting": rng.integers(0, min(entries - self.rows, self.rows) + 1, 1),
         }
         inputs = {name: values.astype(np.uint32) for name, values in state.items()}
         logits = rng.integers(-3, 3, (self.rows, self.slices)).astype(np.float32)

@@ -53,12 +53,14 @@ class Part:
 @dataclasses.dataclass(frozen=True, slots=True)
 class Plane:
     """One kind of data in the tiles of a repacked matrix: an item of ``nbytes`` bytes for every
-    ``units`` units."""
+    ``units`` units. ``running``: items of four bytes whose half bytes 0 to 6 are, once parts are
+    moved, the exclusive or of themselves and those below."""
 
     name: str
     units: int
     nbytes: int
     parts: tuple[Part, ...] = ()
+    running: bool = False
 
     @property
     def shares_bytes(self) -> bool:

@@ -41,7 +41,7 @@ def _signs(start: int, group: int, unit: int, others: Sequence[Part], seven: boo
             source = Field(1, start + first, (group, 2 * group, *inner, *_UNITS[unit]))
             yield _part("sign", 0, source, 4 * first, (1, 2, *(4 * s for s in inner)))
 
-    return Plane("signs", 1, 4, (*signs(), *others))
+    return Plane("signs", 1, 4, (*signs(), *others), running=seven)
 
 
 def _step(source: Field, start: int, strides: tuple[int, ...] = ()) -> Part:

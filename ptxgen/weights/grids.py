@@ -5,8 +5,11 @@ bits each, which `Grid.values` decodes), or for four (a byte each). Of a unit a 
 
 - the indices of its entries, their upper bits perhaps in a plane of their own;
 - a word of signs: bit 4k + g is the sign of weight k of the eight of group g. Where seven of eight
-  are stored, the number of minus signs is even, and nibble 7 has other bits. IQ1 has in their place
-  one bit for a unit or for eight weights: each is an eighth below its level, not above it;
+  are stored, the number of minus signs is even, and nibble 7 has other bits; nibble k then has
+  whether that of weights 0 to k is odd (`running_signs`), so that all eight signs are the word's
+  nibbles 0 to 6 and the same nibbles one place higher, exclusive or: two operations. IQ1 has in
+  their place one bit for a unit or for eight weights: each is an eighth below its level, not above
+  it;
 - the steps s of its groups: their scales are 2 s + 1.
 
 TQ1_0 has neither signs nor steps: of eight weights the first five are digits to base 3 of a byte,
@@ -147,14 +150,26 @@ def _words(name: str, width: int) -> tuple[int, ...]:
     return tuple(words.tolist())
 
 
+#: Half bytes of a word with seven signs of eight.
+SEVEN = 0x0FFFFFFF
+
+
+def running_signs(words: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
+    """Words whose nibbles 0 to 6 are each the exclusive or of itself and those below; as many."""
+    found = words & np.uint32(SEVEN)
+    for distance in (4, 8, 16):
+        found ^= found << np.uint32(distance)
+    running: npt.NDArray[np.uint32] = found & np.uint32(SEVEN) | words & np.uint32(0xF0000000)
+    return running
+
+
 def signs_of(words: npt.NDArray[np.uint32], signs: Signs) -> npt.NDArray[np.bool_]:
     """Whether weights have minus signs, (units, 32), from words (units,) of signs."""
-    places = 4 * np.arange(8, dtype=np.uint32) + np.arange(4, dtype=np.uint32)[:, None]
-    bits = words[:, None, None] >> places & np.uint32(1)
     if signs == "seven":
-        bits[:, :, 7] = bits[:, :, :7].sum(axis=2) & 1
-    minus: npt.NDArray[np.bool_] = bits.reshape(len(words), 32) != 0
-    return minus
+        words = words & np.uint32(SEVEN) ^ words << np.uint32(4)
+    places = 4 * np.arange(8, dtype=np.uint32) + np.arange(4, dtype=np.uint32)[:, None]
+    minus: npt.NDArray[np.bool_] = (words[:, None, None] >> places & np.uint32(1)) != 0
+    return minus.reshape(len(words), 32)
 
 
 @dataclass(frozen=True, slots=True)

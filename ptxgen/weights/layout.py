@@ -29,7 +29,7 @@ from urdir.ptxgen.spec import ceil_div
 from urdir.ptxgen.weights.e4m3 import e4m3
 from urdir.ptxgen.weights.fields import Part, Plane
 from urdir.ptxgen.weights.formats import UNIT, Bytes, Format, random_blocks
-from urdir.ptxgen.weights.grids import parts, recode, signs_of
+from urdir.ptxgen.weights.grids import parts, recode, running_signs, signs_of
 
 #: Rows of a tile, and units of one of its rows.
 TILE_ROWS, TILE_UNITS = 16, 8
@@ -349,6 +349,9 @@ def pack_plane(fmt: Format, plane: Plane, blocks: Bytes) -> Bytes:
                 if part.source.nan is not None:
                     field[field == part.source.nan] = 0
                 items[:, item, byte] |= field << to_shift
+    if plane.running:
+        words = items.view(np.uint32)
+        words[:] = running_signs(words)
     return items.reshape(-1, plane.nbytes)
 
 

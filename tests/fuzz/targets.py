@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from tests.fuzz import gguf_header, trees
+from tests.fuzz.adapters import AdapterTarget
 from tests.fuzz.http_requests import HttpTarget
 from tests.model.files.quantised_folders import KINDS, quantised
 from urdir.driver import bindings
@@ -417,6 +418,7 @@ def _put_up_with(use: Callable[[Any], object], argument: Any) -> None:
 TARGETS: dict[str, Callable[[Path], Target]] = {
     "gguf": GgufTarget,
     "safetensors": SafetensorsTarget,
+    "adapter": AdapterTarget,
     "tokenizer": TokenizerTarget,
     "template": TemplateTarget,
     "http": HttpTarget,

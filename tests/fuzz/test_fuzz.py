@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 #: Not `TARGETS` of `targets.py`: the tests of a package are not imported by pytest.
-TARGETS = ("gguf", "safetensors", "tokenizer", "template", "http", "ptx")
+TARGETS = ("gguf", "safetensors", "adapter", "tokenizer", "template", "http", "ptx")
 
 
 def fuzz(*argv: object) -> subprocess.CompletedProcess[str]:

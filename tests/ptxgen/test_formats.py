@@ -17,6 +17,7 @@ from urdir.ptxgen.weights.formats import (
     format_of,
     random_blocks,
 )
+from urdir.ptxgen.weights.grids import running_signs, signs_of
 from urdir.ptxgen.weights.halves import Halves
 from urdir.ptxgen.weights.layout import TILE_ROWS, TILE_UNITS, Layout, recoded
 
@@ -312,3 +313,17 @@ def test_the_digest_of_a_type_follows_its_description() -> None:
     names = {repr(f) for f in FORMATS.values()}
     assert len(names) == len(FORMATS)
     assert all(n.split("#")[0] in FORMATS for n in names)
+
+
+@pytest.mark.parametrize("group", range(4))
+def test_running_signs_give_all_eight(group: int) -> None:
+    """Of all combinations of seven signs; what else the word has stays."""
+    seven = np.arange(128, dtype=np.uint32)
+    bits = seven[:, None] >> np.arange(7, dtype=np.uint32) & np.uint32(1)
+    places = np.uint32(4) * np.arange(7, dtype=np.uint32) + np.uint32(group)
+    words = (bits << places).sum(axis=1, dtype=np.uint32) | np.uint32(0xA0000000)
+    running = running_signs(words)
+    assert (running >> np.uint32(28) == 0xA).all()
+    found = signs_of(running, "seven").reshape(128, 4, 8)[:, group]
+    expected = [[bool(n >> k & 1) for k in range(7)] + [n.bit_count() % 2 == 1] for n in range(128)]
+    np.testing.assert_array_equal(found, expected)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from urdir.model.engine.requests.answer import Answer
 from urdir.model.engine.requests.choices import Choices
 from urdir.model.engine.requests.open_answers import OpenAnswers
 from urdir.model.engine.requests.request import Finish, Piece, TokenChoice
@@ -38,7 +39,7 @@ class Reader:
                 self._fail(outcome.request, sequences[outcome.row])
                 continue
             try:  # `alone` would take longer than the rest
-                self._tell(outcome, self._choice(outcome, sequences[outcome.row]))
+                self._tell(outcome, sequences[outcome.row])
             except Exception as error:
                 self._answers.fail_alone(outcome.request, error)
 
@@ -47,23 +48,24 @@ class Reader:
         if (answer := self._answers.get(number)) is not None:
             self._answers.fail(answer, self._session.queue.no_choice(sequence))
 
-    def _choice(self, outcome: Outcome, sequence: int) -> TokenChoice:
-        """What is known of a token that was chosen."""
-        likely = self._answers[outcome.request].request.settings.logprobs
-        if likely is None:
-            return TokenChoice(outcome.token)
-        state = self._session.parts.state
-        known = state.log_probabilities(sequence, outcome.position, likely)
-        return TokenChoice(outcome.token, *known)
-
-    def _tell(self, outcome: Outcome, choice: TokenChoice) -> None:
+    def _tell(self, outcome: Outcome, sequence: int) -> None:
         """Collect a token, and the ending of an answer."""
-        answer, ending = self._answers[outcome.request], outcome.ending
-        if ending is None or ending.finish is not Finish.END:
-            answer.accept(choice.token)
+        answer, token, ending = self._answers[outcome.request], outcome.token, outcome.ending
+        if token is not None and (ending is None or ending.finish is not Finish.END):
+            choice = self._choice(answer, token, sequence, outcome.position)
+            answer.accept(token)
             if (free := answer.free) is not None:
                 self._scheduler.hold(answer.number, free)
             self._answers.tell(answer, Piece("", (choice,)))
         if ending is not None:
             self._answers.ended(answer)
             self._answers.tell(answer, ending)
+
+    def _choice(self, answer: Answer, token: int, sequence: int, position: int) -> TokenChoice:
+        """What is known of a token that was chosen after the one at ``position``."""
+        likely = answer.request.settings.logprobs
+        if likely is None:
+            return TokenChoice(token)
+        return TokenChoice(
+            token, *self._session.parts.state.log_probabilities(sequence, position, likely)
+        )

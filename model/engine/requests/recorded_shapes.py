@@ -38,7 +38,7 @@ class RecordedShapes:
             elif plan.batch.segments and len(plan.members) > 1:
                 found = self._with_less_padding(plan, each)
             elif shape.prompt:
-                found = self._with_more_rows(each)
+                found = self._of_one_prompt(plan, each)
             if self._session.steps.is_recorded(found):
                 if each is not shape:
                     self._wish(shape)
@@ -61,6 +61,18 @@ class RecordedShapes:
         shape = self._session.shapes.decode(rows, length, output)
         found = [self.recorded(of) if _is_fine(of) else of for of in _including(shape)]
         return next((of for of in found if self._session.steps.is_recorded(of)), found[0])
+
+    def _of_one_prompt(self, plan: StepPlan, coarse: StepShape) -> StepShape:
+        """The shape of a step with one prompt alone: with little padding, if its graph is recorded.
+        One that comes often will be."""
+        segments = plan.batch.segments
+        if len(segments) == 1 and not plan.batch.decode:
+            fine = self._session.shapes.fine(coarse, segments[0].end - segments[0].start)
+            if fine.rows < coarse.rows and self._session.steps.is_recorded(fine):
+                return fine
+            if coarse.rows > fine.rows * (1 + _PADDING):
+                self._wish(fine)
+        return self._with_more_rows(coarse)
 
     def _with_more_rows(self, shape: StepShape) -> StepShape:
         """The shape of a step with one prompt alone, or until its graph is recorded the next one

@@ -14,7 +14,7 @@ from urdir.model.errors import ModelError, SettingsError
 from urdir.model.text.constraints import Constraint
 from urdir.model.text.thought_limit import ThoughtLimit
 
-_LIMIT = Bounds(1, math.inf, "1 or more", is_whole=True)
+_LIMIT = Bounds(0, math.inf, "0 or more", is_whole=True)
 
 
 class Finish(Enum):
@@ -31,8 +31,9 @@ class Finish(Enum):
 class Request:
     """One answer that is wanted to ``prompt``, its token ids.
 
-    It ends after ``limit`` tokens (None: when the context is full), at an end token of the model
-    (never with ``ignore_end``), or where its text has one of ``stops``. The text has those control
+    It ends after ``limit`` tokens (None: when the context is full; 0: once the prompt is computed,
+    of which later ones find their beginning), at an end token of the model (never with
+    ``ignore_end``), or where its text has one of ``stops``. The text has those control
     tokens that are ``shown``. A ``constraint`` says which tokens may come next, from those before:
     each step waits for the token of the last one then. With a limit of ``thoughts`` steps do so
     while the reasoning is ended. Settings without a seed get a new one here:

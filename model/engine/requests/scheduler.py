@@ -34,6 +34,7 @@ from urdir.model.engine.requests.task import Task
 from urdir.model.engine.requests.tasks import Counts, Tasks
 from urdir.model.engine.speculation.drafting import Drafting
 from urdir.model.errors import ModelError
+from urdir.model.memory.turns import Turns
 
 
 class Scheduler:
@@ -63,7 +64,7 @@ class Scheduler:
         self.context = min(context, storage.most_tokens)
         self.drafting = drafting
         self.paced: PacedRows | None = None
-        self._turn = 0  # of the answers that have no row in a step, the first one's place
+        self._in_turn: tuple[list[int], Turns[int]] = ([], Turns(()))  # of the last such step
         self._rest = None if drafting is None else drafting.rest
         shares = limits.share_prefixes
         self.tasks = Tasks(storage, slots, share_prefixes=shares, rest=self._rest)
@@ -153,7 +154,7 @@ class Scheduler:
         0.12 ms (medians on one core of a cloud Xeon, CPython 3.11).
         """
         self._publish()
-        rows = self._decode_rows()
+        rows, turns = self._decode_rows()
         budget = self.limits.mixed_rows if rows else self.limits.prompt_rows
         segments: dict[int, Segment] = {}
         planned = {task.number for task in rows}
@@ -171,8 +172,9 @@ class Scheduler:
         self.counts.steps += 1
         positions = tuple([task.stored - 1 for task in rows])
         drafts = () if segments else self._drafts(rows)
+        turns = None if segments else turns
         return StepPlan(
-            Batch(tuple([task.slot for task in rows]), tuple(segments.values()), drafts),
+            Batch(tuple([task.slot for task in rows]), tuple(segments.values()), drafts, turns),
             tuple([task.number for task in rows]),
             positions,
             tuple(segments),
@@ -247,6 +249,10 @@ class Scheduler:
             for token in of.tokens:
                 if (task := self.tasks.by_number.get(number)) is None:
                     break
+                if task.request.limit == 0:
+                    alone = self.tasks.end(task, Finish.LENGTH)
+                    yield Outcome(number, row, len(task.tokens) - 1, None, alone)
+                    break
                 task.tokens.append(token)
                 finish = task.finish(self._end_ids, self.context)
                 ending = None if finish is None else self.tasks.end(task, finish)
@@ -261,10 +267,12 @@ class Scheduler:
         if self.drafting is not None and task.acceptance is not None:
             self.drafting.learn(task.acceptance, wanted, chosen.tokens)
 
-    def _decode_rows(self) -> list[Task]:
-        """The answers that go on, each with room for its next token."""
+    def _decode_rows(self) -> tuple[list[Task], Turns[tuple[int, int]] | None]:
+        """The answers that go on, each with room for its next token, and what takes turns with
+        them."""
+        chosen, waiting, first = self._taking_turns()
         rows = []
-        for task in self._in_turn([*filter(_goes_on, self.tasks.running.values())]):
+        for task in chosen:
             if task.slot < 0:  # preempted for one before it
                 continue
             if task.stored == task.room and not self._room.grow(task):
@@ -272,17 +280,30 @@ class Scheduler:
             task.stored += 1
             task.in_flight += 1
             rows.append(task)
-        return rows
+        if not waiting or len(rows) < len(chosen) or any(task.slot < 0 for task in waiting):
+            return rows, None
+        return rows, Turns(tuple([(task.slot, task.stored) for task in waiting]), first)
 
-    def _in_turn(self, tasks: Sequence[Task]) -> Sequence[Task]:
-        """Those of the answers that could go on that have a row in the next step."""
-        is_alone = len(tasks) == len(self.tasks.running) and not self.tasks.waiting
+    def _taking_turns(self) -> tuple[list[Task], list[Task], int]:
+        """Of the answers that could go on, those that have a row in the next step, those that do
+        not, and the row from which on these come after it."""
+        running = self.tasks.running
+        tasks = [*filter(_goes_on, running.values())]
+        is_alone = len(tasks) == len(running) and not self.tasks.waiting
         if self.paced is None or not is_alone:
-            return tasks
-        count = len(tasks)
-        left_out = count - self.paced.choose(count)
-        first, self._turn = self._turn, (self._turn + left_out) % max(1, count)
-        return [task for at, task in enumerate(tasks) if (at - first) % count >= left_out]
+            return tasks, [], 0
+        if (count := self.paced.choose(len(tasks))) == len(tasks):
+            return tasks, [], 0
+        rows, turns = self._in_turn
+        if len(rows) == count and {*rows, *turns.waiting} == running.keys():
+            rows, turns = turns.next(rows)
+        else:
+            known = [number for number in turns.in_order(rows) if number in running]
+            rows, turns = Turns.of([*dict.fromkeys([*known, *running])], count)
+        self._in_turn = rows, turns
+        by_number = self.tasks.by_number
+        waiting = [by_number[number] for number in turns.waiting]
+        return [by_number[number] for number in rows], waiting, turns.first
 
     def _drafts(self, rows: Sequence[Task]) -> tuple[int, ...]:
         """Drafts for the rows of a step, where there is room without preempting others; empty where

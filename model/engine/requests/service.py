@@ -225,9 +225,10 @@ class Service(Owner):
         return False
 
     def _look(self, look: Callable[[], bool]) -> None:
-        """Look for a request that is being read, until another thread has it or it takes long."""
-        end = time.perf_counter() + _EXPECT_SECONDS
-        while self._inbox.empty() and not look() and time.perf_counter() < end:
+        """Look for a request that is being read, until another thread has it or it takes long; not
+        if others have come."""
+        loop, end = self._loop, time.perf_counter() + _EXPECT_SECONDS
+        while loop.is_idle and self._inbox.empty() and not look() and time.perf_counter() < end:
             pass
 
     def _wait(self) -> Callable[[], None] | None:

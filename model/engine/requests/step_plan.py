@@ -91,11 +91,11 @@ class Chosen(NamedTuple):
 
 class Outcome(NamedTuple):
     """A token that a step chose for a request, the ``row``-th of its choosers, after the one at
-    ``position``. ``ending`` is given if the token ends the answer; an end token does not belong to
-    the answer."""
+    ``position``; None for an answer that has no tokens. ``ending`` is given if the answer ends; an
+    end token does not belong to it."""
 
     request: int
     row: int
     position: int
-    token: int
+    token: int | None
     ending: Ending | None

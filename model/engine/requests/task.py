@@ -51,7 +51,8 @@ class Task:
         self.request = request
         self.arrived = arrived
         self.tokens = list(request.prompt)
-        most = context if request.limit is None else len(self.tokens) + request.limit - 1
+        given = len(self.tokens)
+        most = context if request.limit is None else max(given, given + request.limit - 1)
         self.end = min(context, most)
         self.waits = request.constraint is not None or bool(request.processors)
         self.free = sys.maxsize

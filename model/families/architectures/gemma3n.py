@@ -39,6 +39,8 @@ DEVIATIONS = 1.6448533535003662
 def gemma3n(file: Reader) -> Description:
     """Gemma 3n, its text."""
     norm, key_dim = rms_norm(file), head_dims(file)[0]
+    if file.of_folder:
+        file.has_key("own.tokens")  # of their embeddings in layers, which have as many rows
     window, windowed = file.size("attention.sliding_window"), windowed_layers(file, 5)
     if len(windowed) > CACHED and windowed[CACHED - 2 : CACHED] != [True, False]:
         raise ConfigError(
@@ -66,7 +68,9 @@ def gemma3n(file: Reader) -> Description:
     def layer(index: int) -> LayerConfig:
         network = dense(file, index, GELU, bias="absent")
         if index < SPARSE:
-            network = replace(network, deviations=DEVIATIONS)
+            # kernels take the deviation of a sample, as llama.cpp; transformers that of the values
+            share = (network.width - 1) / network.width if file.of_folder else 1.0
+            network = replace(network, deviations=DEVIATIONS * math.sqrt(share))
 
         def block(of: Attention | Dense, before: str, after: str) -> Block:
             norms = file.norm(before, index, norm), file.norm(after, index, norm)

@@ -62,7 +62,8 @@ def bitnet(file: Reader) -> Description:
 def chameleon(file: Reader) -> Description:
     """Chameleon (arXiv 2405.09818), its text: a LayerNorm for every head; tokens of pictures are
     never chosen. Larger models have ``swin_norm``: norms after the networks. Their FFN reads what
-    attention adds, without the stream, in llama.cpp."""
+    attention adds, without the stream, in llama.cpp; in a folder it reads the stream, as in
+    transformers."""
     rope, (key_dim, _) = shared_rope(file, "interleaved"), head_dims(file)
     norm, swin = rms_norm(file), file.optional("swin_norm", bool, False)
 
@@ -78,6 +79,8 @@ def chameleon(file: Reader) -> Description:
         norms = file.norm("attn_norm", index, norm), file.norm("ffn_norm", index, norm)
         if not swin:
             return sequential(*networks, norms)
+        if file.of_folder:
+            return sequential(*networks, (None, None), norms)
         first = Branch(networks[0], post_norm=norms[0])
         second = Branch(networks[1], post_norm=norms[1], reads_sibling=True)
         return LayerConfig((Block((first, second)),))

@@ -119,7 +119,7 @@ IGNORED = frozenset(
         "residual_in_fp32", "rescale_prenorm_residual", "time_step_floor", "time_step_init_scheme",
         "time_step_max", "time_step_min", "time_step_scale", "mamba_chunk_size", "chunk_size",
         "use_long_context", "for_llm_compressor", "moe_router_dtype", "mamba_ssm_dtype",
-        "use_associative_scan", "use_mambapy", "mamba_ssm_cache_dtype",
+        "use_associative_scan", "use_mambapy", "use_falcon_mambapy", "mamba_ssm_cache_dtype",
     }
 )  # fmt: skip
 #: Those of the outer object alone, which transformers wrote into every configuration: settings of

@@ -16,7 +16,7 @@ _WHOLE = frozenset(
     {"rope_parameters", "rope_scaling", "quantization_config", "compression_config", "id2label"}
     | {"label2id", "pruned_heads", "task_specific_params", "auto_map", "vision_config"}
     | {"audio_config", "text_config", "eagle_config", "sub_configs", "per_layer_config"}
-    | {"perceiver_config", "transformers.js_config"}
+    | {"perceiver_config", "transformers.js_config", "vq_config", "vocabulary_map"}
 )
 #: Types of values, for messages.
 _NAMES: Mapping[type, str] = {

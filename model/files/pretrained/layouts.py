@@ -93,6 +93,12 @@ def padding_last(keys: Keys, rows: int) -> Rows:
     return np.append(np.arange(padding + 1, rows), padding)
 
 
+def tokens_or_first(keys: Keys, rows: int) -> Rows:
+    """A row for every token; tokens without one have the first one."""
+    tokens = np.arange(int(keys["own.tokens"]))
+    return np.where(tokens < rows, tokens, 0)
+
+
 def negated_exp(values: Floats) -> Floats:
     """-exp(x): the decay that a logarithm stands for."""
     return -np.exp(values)

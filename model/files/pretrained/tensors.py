@@ -34,7 +34,7 @@ _F32 = re.compile(
     r"_norm\.weight$|\.bias$|\.ffn_gate_inp\.weight$|\.ssm_(a|d|conv1d\w*)(\.weight)?$"
     r"|(^|\.)(output_)?hc_\w+\.weight$|_compressor_ape\.weight$"
     r"|\.xielu\.|\.shortconv\.conv\.weight$|\.ffn_norm$|attn_sinks\.weight$|\.scale$|layer_output_scale"
-    r"|attn_rel_b\.weight$"
+    r"|attn_rel_b\.weight$|\.altup_(router|\w+_coef)\.weight$"
 )
 
 

@@ -78,6 +78,8 @@ class PerRow(ExpertProducts):
             *([Residual()] if call.residual is not None else []),
             batch=self.rows,
             early=True,  # the products before it have waited for the router
+            # On an H200 a step of one row of qwen3-30b-a3b takes 952 us so, else 958.
+            starts_next=self.rows == 1 and mixture.cache is None,
             selection=call.selection,
             logit_parts=call.logit_parts,
             held=mixture.cache,

@@ -27,10 +27,12 @@ class IncrementalAttention(DecodeAttention):
 
     See DecodeAttention for the computation. Grouped-query attention (Ainslie et al. 2023, arXiv
     2305.13245), online softmax (Milakov & Gimelshein 2018, arXiv 1805.02867). A position from
-    ``max_len`` on marks a padding row: zeros.
+    ``max_len`` on marks a padding row: zeros. ``starts_next``: the next launch may start before
+    this one waits, as it may where there are five to eight rows.
     """
 
     warps: int = WARPS
+    starts_next: bool = False
 
     name = "incremental_attention"
     template = ("urdir.templates", "attention/incremental_attention.ptx.j2")

@@ -155,7 +155,11 @@ def _examples_with_a_token(cls: Callable[..., S]) -> Mapping[str, S]:
         "rope of 6": cls(
             1, KvLayout(1, 1, 1, 8, "f32"), token=OwnToken(Rotation(6, "interleaved"))
         ),
-        "rope half": cls(4, KvLayout(1, 2, 70, 80, "f16"), token=OwnToken(Rotation(32, "half"))),
+        "rope half": cls(
+            *(4, KvLayout(1, 2, 70, 80, "f16")),
+            token=OwnToken(Rotation(32, "half")),
+            starts_next=True,
+        ),
         "rope rows": cls(4, KvLayout(2, 1, 131, 128, "f16"), rows=3, token=whole),
         "rope four warps": cls(
             8, KvLayout(8, 2, 48, 128, "f16", 16, 27), rows=8, token=whole, packs=True, warps=4

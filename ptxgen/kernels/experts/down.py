@@ -24,10 +24,12 @@ class ExpertsDown(ExpertsSpec):
 
     The experts' matrices stand side by side: one product with ``used`` times ``cols`` columns.
     ``early``: the experts were chosen before the launch before this one, which waited for that. The
-    first weights are then loaded while that launch runs.
+    first weights are then loaded while that launch runs. ``starts_next``: the launch after this one
+    may start before it waits.
     """
 
     early: bool = False
+    starts_next: bool = False
 
     epilogues = (Bias, Weighted, Residual)
     name = "experts_down"

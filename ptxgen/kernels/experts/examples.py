@@ -132,6 +132,7 @@ def down_examples(cls: type[S]) -> dict[str, S]:
         "chooses, bias": cls.of(
             *(q8, 70, 4, 48, 288, Bias(), weighted, adds),
             **{"early": True, "selection": Selection(70, 4, "softmax_selected", scale=2.5)},
+            starts_next=True,
             **i16,
         ),
         "slots": cls.of(

@@ -51,7 +51,7 @@ class ExpertsSpec(ExpertsProduct):
 
     # Read by the macros of linear kernels.
     alone = True
-    loads_late = False
+    loads_late = starts_next = False
 
     @classmethod
     def of(cls, *fields: Any, **named: Any) -> Self:

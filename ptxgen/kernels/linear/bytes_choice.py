@@ -24,6 +24,10 @@ TARGETS = ("sm_90a",)
 #: From this many rows of activations on they are multiplied as bytes: with fewer, tiles of 128
 #: vectors are less full. 512 tokens of an 8B Q4_K_M model: 47,997 tokens/s, 43,460 in f16.
 LEAST_ROWS = 449
+#: The same of floats of eight bits, of which none are made. An 8B FP8 model, as they are / in f16,
+#: tokens/s: prompts of 128, 256, 384 tokens 25,205 / 26,119, 42,036 / 35,475, 51,816 / 39,430,
+#: 256 sequences 41,880 / 36,486 (an H200, 2026-11-30).
+LEAST_FLOATS = 129
 #: Row groups of a CTA, and vectors, or all there are: registers allow as many.
 ROW_GROUPS, VECTORS = 2, (64, 96, 128, 160, 192, 208)
 #: CTAs that share activations, and that divide the columns.

@@ -85,8 +85,8 @@ class Footprint:
     ``tile``: a slot of a ring; ``sums``: a warp's sums of a tile; ``activations`` of the CTA and
     ``warp_activations`` of each warp; ``warp_squares``: a warp's sums of squares; ``shared``: what
     all threads read, a multiple of 16, after these; ``tables``: beside all of them, entries of
-    codebooks; ``warps``: the most. ``partials``: the most for sums of all warps; None: all that two
-    slots a warp leave; ``least_partials``: what warps leave for them.
+    codebooks; ``warps`` and ``slots`` of a ring: the most. ``partials``: the most for sums of all
+    warps; None: all that two slots a warp leave; ``least_partials``: what warps leave for them.
     """
 
     tile: int
@@ -97,6 +97,7 @@ class Footprint:
     shared: int = 0
     tables: int = 0
     warps: int = WARPS
+    slots: int = MAX_SLOTS
     partials: int | None = PARTIALS_NBYTES
     least_partials: int = PARTIALS_NBYTES
 
@@ -292,7 +293,7 @@ def cut_launch(
     sizes = (footprint.activations_of(warps), footprint.squares_of(warps), sums)
     room = (shared - sum(sizes)) // (warps * footprint.tile)
     warp_tiles = columns.warp_blocks * rows.tiles * pair // row_warps
-    slots = min(options.stages or MAX_SLOTS, room, max(warp_tiles, MIN_SLOTS))
+    slots = min(options.stages or footprint.slots, room, max(warp_tiles, MIN_SLOTS))
     pace = max(1, PACE_NBYTES // (warps * footprint.tile))
     ring = Ring(footprint.tile, slots, slots, pace)
     return Cut(columns, rows, ring, _lay_out(warps * slots * footprint.tile, *sizes))

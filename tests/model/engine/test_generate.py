@@ -121,6 +121,20 @@ def test_the_next_turn_goes_on_from_the_last(session: Session, singly: list[int]
     assert last.tokens == singly[2:7]
 
 
+def test_a_prompt_alone_is_kept_for_the_next_answer(session: Session, singly: list[int]) -> None:
+    """No token is delivered, not even one that would end the answer."""
+    forget(session)
+    prompt = (*PROMPT, *singly[:2])
+    alone = generation(session, singly[2], prompt=prompt, limit=0)
+    assert [*alone.pieces()] == []
+    statistics = alone.statistics
+    assert (statistics.finish, statistics.generated_tokens) == (Finish.LENGTH, 0)
+    last = generation(session, prompt=(*prompt, singly[2]), limit=3)
+    "".join(last.text())
+    assert last.statistics.cached_tokens == len(prompt)
+    assert last.tokens == singly[3:6]
+
+
 def test_one_answer_is_open_at_a_time(session: Session, singly: list[int]) -> None:
     with closing(generation(session).text()) as text:
         next(text)

@@ -72,7 +72,7 @@ def test_prompts_of_fp8_matrices_are_multiplied_as_fp8(
     tokens = [*range(5, 205, 10)]
     wanted = _last_logits(path, device_name, tokens, exact=True)
     assert relative_rms(_last_logits(path, device_name, tokens), wanted) < 2e-3
-    monkeypatch.setattr("urdir.ptxgen.kernels.linear.bytes_choice.LEAST_ROWS", len(tokens))
+    monkeypatch.setattr("urdir.ptxgen.kernels.linear.bytes_choice.LEAST_FLOATS", len(tokens))
     assert 3e-3 < relative_rms(_last_logits(path, device_name, tokens), wanted) < 0.08
 
 
@@ -90,7 +90,7 @@ def test_rounded_activations_are_off_as_their_scheme_says(
     with np.load(folder / "golden.npz") as file:
         tokens, rows = file["tokens"].tolist(), [length - 1 for length in LENGTHS]
         wanted, rounded = file["logits"][rows], file["logits_w8a8"][rows]
-    monkeypatch.setattr("urdir.ptxgen.kernels.linear.bytes_choice.LEAST_ROWS", LENGTHS[0])
+    monkeypatch.setattr("urdir.ptxgen.kernels.linear.bytes_choice.LEAST_FLOATS", LENGTHS[0])
     with Engine.open(folder, device=device_name, context=64, cache_folder=None) as engine:
         found = np.array([next(logits_after(engine.session, tokens[:n])) for n in LENGTHS])
         rounds = any(of.type_name == "E4M3R256" for of in engine.file.tensors.values())

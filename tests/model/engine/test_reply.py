@@ -75,8 +75,7 @@ BAD: list[tuple[Any, dict[str, Any], type[ModelError], str]] = [
     ([QUESTION, Message("usr", "x")], {}, TemplateError, "message 1 has the role 'usr'"),
     ([QUESTION], {"tools": [{}]}, TemplateError, "are no tools: give a list of descriptions"),
     ([QUESTION], {"variables": 5}, TemplateError, "variables are 5: expected names with values"),
-    ([QUESTION], {"limit": 0}, SettingsError, "a limit of 0 tokens: expected 1 or more"),
-    ([QUESTION], {"limit": -1}, SettingsError, "a limit of -1 tokens"),
+    ([QUESTION], {"limit": -1}, SettingsError, "a limit of -1 tokens: expected 0 or more"),
     ([QUESTION], {"stops": ""}, SettingsError, "stops are .*: expected texts, none empty"),
     ([QUESTION], {"stops": ["a", ""]}, SettingsError, "stops are"),
 ]

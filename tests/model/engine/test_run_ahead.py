@@ -7,6 +7,7 @@ from contextlib import closing
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -111,16 +112,26 @@ def test_sequences_together_equal_each_alone(device: Device, weights: Weights) -
 def test_answers_that_take_turns_equal_each_alone(
     device: Device, weights: Weights, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nine of them, in steps of eight: each has no row now and then."""
+    """Nine of them, in steps of eight: each has no row now and then, and the device goes on to
+    the next one by itself until one ends."""
     prompts = [[3 + number, 1, 4 * number] for number in range(9)]
     monkeypatch.setattr(PacedRows, "choose", lambda self, answers: min(answers, 8))
-    with Session(device, weights, SessionSettings(8, sequences=9)) as session:
+    with Session(device, weights, SessionSettings(24, sequences=9)) as session:
         session.paced = PacedRows()  # on the emulator, too
         alone = [answer(session, prompt) for prompt in prompts]
-        launched = watch(session)
+        launched, written = watch(session), list[int]()
+        write = session.parts.state.write_rows
+
+        def watched(rows: Sequence[tuple[int, int]], *more: Any) -> None:
+            written.append(len(rows))
+            write(rows, *more)
+
+        monkeypatch.setattr(session.parts.state, "write_rows", watched)
         requests = [Request(prompt=tuple(of), settings=GREEDY) for of in prompts]
         assert together(session, requests) == alone
-        assert len(launched) > 6  # the first step and five of nine rows would do
+        assert len(launched) > 22  # the first step and 21 of nine rows would do
+        assert written[:2] == [8, 8]  # those of the turns, and those that are left in the end
+        assert written.count(8) == 2
 
 
 @pytest.mark.slow

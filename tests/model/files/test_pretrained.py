@@ -25,15 +25,23 @@ from urdir.model.errors import (
     UnsupportedError,
 )
 from urdir.model.files.metadata import Metadata
-from urdir.model.files.pretrained.config import read_config
+from urdir.model.files.pretrained.config import read_config, text_config
 from urdir.model.files.pretrained.family import Family
 from urdir.model.files.pretrained.fields import Fields
-from urdir.model.files.pretrained.layouts import Layout, groups, halves, taps, turned_experts
+from urdir.model.files.pretrained.layouts import (
+    Layout,
+    groups,
+    halves,
+    taps,
+    tokens_or_first,
+    turned_experts,
+)
 from urdir.model.files.pretrained.model import SafetensorsModel
 from urdir.model.files.pretrained.names import ENDS, LAYER
 from urdir.model.files.pretrained.places import Place
 from urdir.model.files.pretrained.rows import RowBytes, Rows
 from urdir.model.files.pretrained.tables import FAMILIES
+from urdir.model.files.pretrained.tables.text_defaults import TEXT_DEFAULTS
 from urdir.model.files.pretrained.tensors import make_tensors
 from urdir.model.files.safetensors import StoredTensor, read_folder
 from urdir.model.files.source import open_model
@@ -71,7 +79,7 @@ _OF_FOLDERS = {
 #: Beginnings of names that the installed gguf package does not have.
 _NEWER = (
     *("xielu.", "ffn_", "indexer_compressor_", "attn_compressor_"),
-    *("attn_kv", "attn_output_"),
+    *("attn_kv", "attn_output_", "indexer.q_", "indexer.k_"),
 )
 
 
@@ -335,6 +343,35 @@ def test_a_llama_configuration() -> None:
              "layer_types": ["full_attention", "sliding_attention"]},
             {"own.windows": [0, 7]},
         ),
+        (
+            {"model_type": "muse_glimmer_text", "num_hidden_layers": 6, "head_dim": 4},
+            {"attention.sliding_window": 2048, "logit_scale": 0.19611613513818404,
+             "attention.sliding_window_pattern": [True, False, True, True, True, False],
+             "blk.5.attn_q_norm.weight": [float(np.float32(3.87))] * 4,
+             "blk.5.attn_k_norm.weight": [1.0] * 4},
+        ),
+        (
+            {"model_type": "muse_glimmer_text", "rope_scaling": {"type": "linear", "factor": 4}},
+            {"rope.freq_base": 10000.0, "rope_freqs_swa.weight": [4.0] * 64,
+             "rope_freqs.weight": None},
+        ),
+        (
+            {"model_type": "gemma3n_text", "num_kv_shared_layers": 0, "vocab_size": 5,
+             "activation_sparsity_pattern": [0.95], "hidden_act": "absent"},
+            {"rope.freq_base": 10000.0, "rope.freq_base_swa": 10000.0, "own.tokens": 5,
+             "attention.sliding_window": 512},
+        ),
+        (
+            {"model_type": "chameleon", "swin_norm": True, "vq_config": {"embed_dim": 8},
+             "vocabulary_map": {f"IMGIMG{n}": n for n in range(8195, 3, -1)}},
+            {"swin_norm": True, "attention.layer_norm_rms_epsilon": 1e-5},
+        ),
+        (
+            {"model_type": "minimax_m3_vl_text", "mlp_layer_types": ["sparse"],
+             "shared_intermediate_size": 32},
+            {"attention.indexer.top_k": 1, "attention.indexer.block_size": 128,
+             "expert_shared_count": 2, "leading_dense_block_count": 0},
+        ),
         *(
             ({"model_type": of, "sliding_window": 16, "use_sliding_window": used},
              {"own.windows": [16] if used is True else None})
@@ -492,6 +529,36 @@ def test_yarn_is_that_of_its_paper() -> None:
         ({"model_type": "minimax", "layer_types": ["x" * 100]}, "'layer_types' is"),
         ({"model_type": "granitemoehybrid", "layer_types": ["odd"]}, "mamba, linear_attention are"),
         ({"model_type": "lfm2", "layer_types": ["odd"]}, "conv, full_attention are supported"),
+        *(
+            ({"model_type": "gemma3n_text", "num_hidden_layers": 35, "hidden_act": "absent",
+              **changed}, message)
+            for changed, message in (
+                ({"num_kv_shared_layers": 10}, "'num_kv_shared_layers' is 10; 15 is supported"),
+                ({"num_hidden_layers": 30}, "'num_kv_shared_layers' is 15; 10 is supported"),
+                ({"activation_sparsity_pattern": [0.9] * 35}, "0.95 in 10 layers is supported"),
+                ({"num_hidden_layers": 5, "num_kv_shared_layers": 0}, "0.95 in 10 layers"),
+                ({"final_logit_softcapping": 20.0}, "'final_logit_softcapping' is 20.0"),
+                ({"vocab_size": 1 << 30}, "tokens of a vocabulary"),
+            )
+        ),
+        *(
+            ({"model_type": "chameleon", "vocabulary_map": {"<s>": 0, **names}},
+             "'vocabulary_map' is .*; names IMGIMG... of 4 to 8195 are supported")
+            for names in ({}, {"IMGIMGAZ": 4}, {"IMGIMGAZ": "4"})
+        ),
+        (
+            {"model_type": "muse_glimmer_text", "layer_rope_theta": [10000.0]},
+            r"'layer_rope_theta' is \[10000.0\]; RoPE in all layers with a window",
+        ),
+        (
+            {"model_type": "minimax_m3_vl_text", "head_dim": 64, "rotary_dim": 32,
+             "shared_intermediate_size": 16},
+            "'rotary_dim' is 32; 1.0 of a head is supported",
+        ),
+        (
+            {"model_type": "minimax_m3_vl_text", "shared_intermediate_size": 24},
+            "'shared_intermediate_size' is 24; a multiple of 16",
+        ),
         ({"model_type": "lfm2", "layer_types": ["conv"] * 2}, "2 kinds for 1 layers"),
         ({"model_type": "gemma4_text", "layer_types": ["odd"]}, "full_attention, sliding"),
         ({"head_dim": 65, "rope_scaling": LLAMA3_SCALING}, "RoPE of 65 values, expected an even"),
@@ -563,6 +630,11 @@ def _asked_fields(config: dict[str, Any], family: Family) -> set[str]:
     return asked
 
 
+def test_tokens_without_embeddings_of_layers_have_those_of_the_first() -> None:
+    assert tokens_or_first({"own.tokens": 5}, 3).tolist() == [0, 1, 2, 0, 0]
+    assert tokens_or_first({"own.tokens": 2}, 3).tolist() == [0, 1]
+
+
 @pytest.mark.turns(3)
 @pytest.mark.parametrize("model_type", FAMILIES)
 @pytest.mark.filterwarnings("ignore:overflow")
@@ -579,6 +651,8 @@ def test_odd_values_are_refused_or_read(model_type: str) -> None:
         needed |= {"layer_types": ["sliding_attention"], "qk_rope_head_dim": 4}
     if family.architecture == "dots3note":
         needed |= {"q_lora_rank": 4, "swa_q_lora_rank": 4, "swa_qk_rope_head_dim": 4}
+    if family.architecture == "gemma3n":
+        needed |= {"num_kv_shared_layers": 0, "activation_sparsity_pattern": [0.95]}
     base = {"hidden_act": "absent", **needed}
     names = {*CONFIG, *family.keys, *family.fixed, *asked, "rope_scaling", "rope_parameters"}
     cases = [{name: odd} for name in sorted(names - {"model_type"}) for odd in _ODD]
@@ -628,6 +702,48 @@ def test_what_older_versions_of_transformers_write_changes_nothing(model_type: s
     expected, found = _keys(**given), _keys(**given, **written)
     assert found.keys() == expected.keys()
     assert all(np.array_equal(found[key], expected[key]) for key in found)
+
+
+def _text_keys(inner: dict[str, Any]) -> dict[str, Any]:
+    """Keys of the decoder of a multi-modal model."""
+    config = text_config({"model_type": "llava", "text_config": inner})
+    return dict(read_config(config, FAMILIES[inner["model_type"]], Path("config.json")).keys)
+
+
+def test_an_inner_configuration_leaves_out_what_its_class_has() -> None:
+    """That of llava-1.5-7b-hf, and of a Qwen3-VL that was saved again."""
+    llava = {
+        "_name_or_path": "lmsys/vicuna-7b-v1.5", "architectures": ["LlamaForCausalLM"],
+        "max_position_embeddings": 4096, "model_type": "llama", "rms_norm_eps": 1e-05,
+        "torch_dtype": "float16", "vocab_size": 32064,
+    }  # fmt: skip
+    found = _text_keys(llava)
+    assert (found["embedding_length"], found["block_count"], found["context_length"]) == (
+        4096, 32, 4096,
+    )  # fmt: skip
+    assert (found["feed_forward_length"], found["attention.head_count"]) == (11008, 32)
+    found = _text_keys({"model_type": "qwen3_vl_text", "intermediate_size": 12288})
+    assert (found["rope.freq_base"], found["feed_forward_length"]) == (5e6, 12288)
+    assert (found["attention.key_length"], found["attention.head_count_kv"]) == (128, 32)
+    assert "own.windows" not in _text_keys({"model_type": "mistral", "sliding_window": None})
+    with pytest.raises(ConfigError, match="'num_hidden_layers' is None"):  # of a decoder alone
+        _keys(num_hidden_layers="absent")
+
+
+@pytest.mark.parametrize("model_type", TEXT_DEFAULTS)
+def test_defaults_of_inner_configurations_are_those_of_transformers(model_type: str) -> None:
+    assert _text_keys({"model_type": model_type})["block_count"] > 1
+    configurations = pytest.importorskip("transformers").AutoConfig
+    expected = configurations.for_model(model_type).to_dict()
+    if model_type.startswith("qwen3_vl"):  # 5e5 in 5.0.0, which writes it: 4.57 left out 5e6
+        expected["rope_theta"] = 5e6
+        expected.setdefault("norm_topk_prob", True)  # without the field, and always so
+    for name, value in TEXT_DEFAULTS[model_type].items():
+        found = expected.get(name, (expected.get("rope_parameters") or {}).get(name))
+        if isinstance(value, dict):
+            assert found.items() >= (value.items() - {("rope_type", "yarn")})
+        else:
+            assert found == value, name
 
 
 def test_integers_may_be_floats() -> None:

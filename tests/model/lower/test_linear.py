@@ -11,9 +11,11 @@ import pytest
 
 from urdir.driver import execute
 from urdir.driver.device import Device
+from urdir.driver.graph import RecordedGraph
 from urdir.driver.memory import Slice
 from urdir.driver.operation import Launch
 from urdir.driver.plan import Plan
+from urdir.model.engine import runner
 from urdir.model.engine.batch import Output, StepShape
 from urdir.model.engine.engine import Engine
 from urdir.model.engine.realizar import EagerSteps
@@ -298,3 +300,15 @@ def test_every_edge_of_a_step_is_programmatic(engine: Engine) -> None:
         lines = [line for line in graph.dot().splitlines() if "->" in line]
     assert len(lines) >= len(plan) - 1
     assert all("style=dashed" in line for line in lines)
+
+
+def test_launches_of_prompts_of_few_rows_begin_early(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Longer ones fill the device: each begins when the one before is complete."""
+    monkeypatch.setattr(runner, "EARLY_ROWS", 16)
+    for rows in (16, 32):
+        graph = engine.session.steps.graph(StepShape(rows, KEYS, Output.GREEDY, prompt=rows))
+        assert isinstance(graph, RecordedGraph)
+        assert all(edge.programmatic is (rows == 16) for edge in graph.edges)
+        assert len(graph.edges) >= graph.node_count - 1

@@ -131,7 +131,7 @@ class ToyService:
         self.running += 1
         self.requests.append(request)
         try:
-            for token in ids:
+            for token in ids if request.limit != 0 else ():
                 if error is not None and count >= good:
                     raise error
                 await gate.passed(count)
@@ -145,7 +145,10 @@ class ToyService:
                 if count == request.limit:
                     finish = Finish.LENGTH
                     break
-            yield Piece(stream.finish(), ())
+            if request.limit == 0:
+                finish = Finish.LENGTH
+            else:
+                yield Piece(stream.finish(), ())
             yield Ending(finish, len(request.prompt), 4, count, stream.stopped_by, *drafts)
         except (GeneratorExit, asyncio.CancelledError):
             self.cancelled += 1

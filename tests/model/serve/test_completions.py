@@ -78,6 +78,20 @@ def test_log_probabilities(server: Any) -> None:
     assert [top for part in parts for top in part.top_logprobs] == whole.top_logprobs
 
 
+def test_offsets_of_tokens_within_a_character(server: Any) -> None:
+    """They are where the character begins, and count what of the text has come."""
+    server.service.answer = answer = "é 🦆 and ü."
+    tokenizer = server.service.model.tokenizer
+    ids = tokenizer.encode(answer)
+    known = [b"".join(map(tokenizer.token_bytes, ids[:count])) for count in range(len(ids))]
+    wanted = [len(before.decode(errors="ignore")) for before in known]
+    assert len(set(wanted)) < len(wanted)  # there are such tokens
+    whole = ask(server, logprobs=0).choices[0]
+    assert (whole.text, whole.logprobs.text_offset) == (answer, wanted)
+    chunks = [c.choices[0].logprobs for c in ask(server, logprobs=0, stream=True)]
+    assert [offset for part in chunks if part for offset in part.text_offset] == wanted
+
+
 @pytest.mark.parametrize(
     ("body", "param"),
     [
@@ -124,6 +138,18 @@ def test_a_limit_by_any_name_and_answers_by_any(server: Any) -> None:
         assert server.service.requests[-1].limit == 3
     assert len(ask(server, extra_body={"n_cmpl": 3}).choices) == 3
     assert len(ask(server, n=2, extra_body={"best_of": 2}).choices) == 2
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_prompt_without_an_answer(server: Any, stream: bool) -> None:
+    for more, text in (({}, ""), ({"echo": True}, "2 plus"), ({"logprobs": 1}, "")):
+        asked = ask(server, prompt="2 plus", max_tokens=0, stream=stream, **more)
+        parts = list(asked) if stream else [asked]
+        assert "".join(part.choices[0].text for part in parts) == text
+        assert parts[-1].choices[0].finish_reason == "length"
+        assert server.service.requests[-1].limit == 0
+    usage = ask(server, max_tokens=0).usage
+    assert (usage.completion_tokens, usage.prompt_tokens > 0) == (0, True)
 
 
 def test_bos_is_left_out_where_asked(server: Any) -> None:

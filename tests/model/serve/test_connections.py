@@ -227,6 +227,46 @@ class _Greeter(asyncio.Protocol):
         transport.close()
 
 
+# ---- HTTP/1.0 ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_kept", [False, True])
+def test_a_client_of_http_1_0_reads_to_the_end(start: Any, is_kept: bool) -> None:
+    """It knows no chunks: the end of a stream is that of the connection, even if it asks for
+    more."""
+    server = start()
+    asked = request("1.0", stream=True)
+    if is_kept:
+        asked = asked.replace(b"\r\n", b"\r\nConnection: keep-alive\r\n", 1)
+    with connect(server) as connection:
+        connection.sendall(asked)
+        head, _, body = all_of(connection).partition(b"\r\n\r\n")
+    assert b"\r\nconnection: close" in head
+    assert b"transfer-encoding" not in head
+    *events, end = body.split(b"\n\n")
+    assert end == b""
+    assert [event[:6] for event in events] == [b"data: "] * len(events)
+    assert events.pop() == b"data: [DONE]"
+    deltas = [json.loads(event[6:])["choices"][0]["delta"] for event in events]
+    assert "".join(delta.get("content", "") for delta in deltas) == "2 plus 3 is 5."
+
+
+def test_a_client_of_http_1_0_gets_errors_and_whole_answers(start: Any) -> None:
+    server = start()
+    for asked, status in (
+        (request("1.0"), b"200 OK"),
+        (request("1.0", n=0), b"400 Bad Request"),
+        (HEALTH.replace(b"HTTP/1.1", b"HTTP/1.0"), b"200 OK"),
+        (HEALTH.replace(b"HTTP/1.1", b"HTTP/1.0").replace(b"GET", b"HEAD"), b"200 OK"),
+    ):
+        with connect(server) as connection:
+            connection.sendall(asked)
+            head, _, body = all_of(connection).partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 " + status)
+        assert b"transfer-encoding" not in head
+        assert body == b"" if asked.startswith(b"HEAD") else json.loads(body)
+
+
 # ---- one half closed -----------------------------------------------------------------------------
 
 
@@ -248,11 +288,9 @@ def test_who_only_listens_is_answered(start: Any, version: str, stream: bool, de
     if version == "1.1":  # which has others before it on a busy machine
         reply = reply.replace(b"HTTP/1.1 100 Continue\r\n\r\n", b"")
     assert reply.startswith(b"HTTP/1.1 200 OK\r\n")
-    if stream:
-        assert b"data: [DONE]" in reply
-    else:
-        assert b'"content":"2 plus 3 is 5."' in reply
-        assert b"transfer-encoding" not in reply  # which HTTP/1.0 does not know
+    assert (b"data: [DONE]" if stream else b'"content":"2 plus 3 is 5."') in reply
+    if version == "1.0" or not stream:
+        assert b"transfer-encoding" not in reply
     assert server.service.cancelled == 0
 
 

@@ -15,15 +15,19 @@ import pytest
 
 from tests.model.tiny_encoder import BEGIN, CONTEXT, END, HIDDEN, write_encoder
 from tests.patience import PATIENCE
+from urdir.model.cli import build_parser
+from urdir.model.commands.serve_opening import open_service
 from urdir.model.engine.engine import Engine
 from urdir.model.errors import BusyError
 from urdir.model.serve.access import Access
 from urdir.model.serve.app import make_app
 from urdir.model.serve.embedding_service import EmbeddingService
 from urdir.model.serve.embeddings import Embeds
+from urdir.model.serve.fields import Fields
 from urdir.model.serve.interface import Defaults
 from urdir.model.serve.limits import Limits
 from urdir.model.serve.metrics import ServerMetrics
+from urdir.model.serve.ollama_model import show
 from urdir.model.serve.request_fields import (
     EMBEDDINGS,
     FIELDS,
@@ -40,7 +44,7 @@ LONG = "a " * (CONTEXT + 1)
 
 def _served(path: Path) -> Iterator[tuple[Post, Engine]]:
     engine = Engine.open(path, device="emulator", chunk=64, cache_folder=None)
-    model = EngineModel(engine, ["tiny"], engine.encoder.context, Defaults())
+    model = EngineModel(engine, ["tiny"], engine.encoder.context, Defaults(), embeds=True)
     service = EmbeddingService(engine, model)
     app = make_app(service, Access(), Limits(), ServerMetrics())
     loop = asyncio.new_event_loop()
@@ -139,6 +143,19 @@ def test_ollama_cuts_texts_that_are_too_long(embeds: tuple[Post, Engine]) -> Non
     assert len(post("/api/embed", {"input": long}).json()["embeddings"]) == 1
     assert post("/api/embed", {"input": long, "truncate": False}).status_code == 400
     assert post("/api/show", {"model": "tiny"}).json()["capabilities"] == ["embedding"]
+
+
+def test_a_decoder_for_embeddings_says_that_it_makes_them(demo_file: Path) -> None:
+    """And no answers, whatever its template can."""
+    words = ["serve", str(demo_file), "--device", "emulator", "--embeddings"]
+    args = build_parser("serve").parse([*words, "--pooling", "mean"])
+    service = open_service(args, None)
+    try:
+        shown = show(Fields({"model": service.model.names[0]}), service.model, Limits())
+    finally:
+        asyncio.run(service.close())
+    assert shown["template"]
+    assert shown["capabilities"] == ["embedding"]
 
 
 def test_documents_are_ranked(ranks: tuple[Post, Engine]) -> None:

@@ -55,6 +55,28 @@ def test_why_a_completion_ends(server: Any, body: Any, end: tuple[str, str]) -> 
         assert (last["stop_type"], last["stopping_word"]) == end
 
 
+@pytest.mark.parametrize(("path", "more"), [("/completion", {}), ("/infill", {"samplers": []})])
+def test_a_prompt_alone(server: Any, path: str, more: dict[str, Any]) -> None:
+    """As llama.vim and llama.vscode fill the cache ahead."""
+    server.model.fill = FillTokens(10, 11, 12)
+    body = {
+        **{"input_prefix": "", "input_suffix": "", "n_predict": 0, "t_max_prompt_ms": 1},
+        **{"input_extra": [{"text": "f = 1", "filename": "f.py", "time": [1, 2]}]},
+        **{"temperature": 0.0, "cache_prompt": True, "response_fields": [""], **more},
+    }
+    (last,) = events(server, path, **body)
+    for answer in (post(server, path, **body, n_probs=2).json(), last):
+        assert (answer["content"], answer["tokens_predicted"]) == ("", 0)
+        assert (answer["stop"], answer["stop_type"]) == (True, "limit")
+        assert answer["generation_settings"]["n_predict"] == 0
+        assert answer["tokens_evaluated"] == len(server.service.requests[-1].prompt)
+    assert [request.limit for request in server.service.requests] == [0, 0]
+    assert post(server, path, **body | {"n_predict": -1}).json()["tokens_predicted"] == 8
+    assert server.service.requests[-1].limit is None
+    refused = post(server, path, **body, min_tokens=1)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "min_tokens")
+
+
 def test_several_prompts_and_probabilities(server: Any) -> None:
     first, second = post(server, prompt=["Hi", [5, 6]], n_probs=2).json()
     assert (first["index"], second["index"], second["prompt"]) == (

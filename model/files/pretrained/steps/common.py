@@ -5,12 +5,13 @@ from __future__ import annotations
 import numpy as np
 
 from urdir.model.errors import ConfigError
-from urdir.model.files.limits import HEADS, LAYERS
+from urdir.model.files.limits import HEADS, LAYERS, TOKENS
 from urdir.model.files.pretrained.family import Found, Step
 from urdir.model.files.pretrained.fields import Fields
 
 #: The kind of a layer whose attention has no window.
 FULL = "full_attention"
+_WINDOW = "sliding_attention"
 
 
 def number(found: Found, key: str) -> int:
@@ -105,6 +106,37 @@ def one_base(fields: Fields, found: Found) -> None:
         raise fields.refused("layer_rope_theta", "the base of 'rope_parameters' is supported")
 
 
+def muse_layers(fields: Fields, found: Found) -> None:
+    """Muse Glimmer's layers, of which every fourth from the last one has neither a window nor RoPE,
+    and its norms of heads: of queries with a factor, of keys without."""
+    layers, theta = layers_of(fields, found), "layer_rope_theta"
+    usual = [FULL if (layers - 1 - layer) % 4 == 0 else _WINDOW for layer in range(layers)]
+    kinds = layer_kinds(fields, found, FULL, _WINDOW) or usual
+    fields.put("layer_types", kinds)
+    bases = fields.items(theta, float)
+    if bases is not None and [base != 0 for base in bases] != [kind != FULL for kind in kinds]:
+        raise fields.refused(
+            theta, "RoPE in all layers with a window, and only there, is supported"
+        )
+    rope = fields.given("rope_parameters", dict, {}) | fields.given("rope_scaling", dict, {})
+    fields.drop("rope_scaling")
+    fields.put("rope_parameters", {_WINDOW: rope})
+    factor = fields.require("qk_scale_factor", float)
+    for name, value in (("q", factor), ("k", 1.0)):
+        weights = np.full(number(found, "attention.key_length"), value, np.float32)
+        found |= {f"blk.{layer}.attn_{name}_norm.weight": weights for layer in range(layers)}
+
+
+def chameleon_pictures(fields: Fields, found: Found) -> None:
+    """Chameleon's tokens of pictures, which are never chosen, must be those of the published
+    models."""
+    names = fields.given("vocabulary_map", dict, {})
+    pictures = [token for name, token in names.items() if str(name).startswith("IMGIMG")]
+    known = all(type(token) is int for token in pictures)
+    if names and not (known and sorted(pictures) == list(range(4, 8196))):
+        raise fields.refused("vocabulary_map", "names IMGIMG... of 4 to 8195 are supported")
+
+
 def has_windows(fields: Fields, found: Found) -> None:
     """Whether some layers have sliding windows, whatever the number of layers."""
     found["own.has_windows"] = fields.has("sliding_window")
@@ -156,6 +188,19 @@ def other_layers(fields: Fields, others: list[bool]) -> Fields | None:
     if not isinstance(objects[0], dict):
         raise fields.wrong("per_layer_config", objects[0])
     return Fields(objects[0], fields.path)
+
+
+def gemma3n_layers(fields: Fields, found: Found) -> None:
+    """Gemma 3n's layers with keys and values of their own, and those with sparse gates, which must
+    be as many as in the published models, as GGUF has them."""
+    layers, shared = layers_of(fields, found), "num_kv_shared_layers"
+    fields.fix(shared, (max(layers - 20, 0),))
+    found["own.tokens"] = tokens = fields.size("vocab_size")
+    TOKENS.check(tokens, f"{fields.path}: 'vocab_size'", ConfigError)
+    gates = fields.items("activation_sparsity_pattern", float)
+    usual = [0.95 if layer < 10 else 0.0 for layer in range(layers)]
+    if (gates or (usual if layers > 10 else None)) != usual:
+        raise fields.refused("activation_sparsity_pattern", "0.95 in 10 layers is supported")
 
 
 def gemma4_layers(fields: Fields, found: Found) -> None:

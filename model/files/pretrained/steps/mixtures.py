@@ -215,6 +215,48 @@ def _rope_by_kind(fields: Fields, kinds: list[str]) -> dict[str, dict[str, float
     return rope
 
 
+_SPARSE = "minimax_m3_sparse"
+
+
+def minimax_layers(fields: Fields, found: Found) -> None:
+    """MiniMax M3's sparse attention, shared experts and share of heads that rotates, which the
+    class reads as ``partial_rotary_factor`` alone; with the fields that the class makes others of
+    (``sparse_attention_config``, a flag for each layer in ``moe_layer_freq``)."""
+    old = "sparse_attention_config"
+
+    def either(name: str, usual: int) -> int:
+        older = f"{old}.sparse_{name}"
+        return fields.size(older if fields.has(older) else f"index_{name}", usual)
+
+    blocks, size = either("topk_blocks", 16), either("block_size", 128)
+    flags = fields.items(f"{old}.sparse_attention_freq", int)
+    if flags is not None and not fields.has("layer_types"):
+        fields.put("layer_types", [_SPARSE if flag else FULL for flag in flags])
+    kinds = layer_kinds(fields, found, FULL, _SPARSE)
+    fields.drop("layer_types")
+    if _SPARSE not in (kinds or ()):  # every layer attends to everything
+        blocks = -(-number(found, "context_length") // size)
+    found["attention.indexer.top_k"], found["attention.indexer.block_size"] = blocks, size
+    if isinstance(fields.peek("moe_layer_freq"), list):
+        sparse = fields.items("moe_layer_freq", int) or []
+        if not fields.has("mlp_layer_types"):
+            fields.put("mlp_layer_types", ["sparse" if flag else "dense" for flag in sparse])
+        fields.drop("moe_layer_freq")
+    width, shared = number(found, "expert_feed_forward_length"), "shared_intermediate_size"
+    beside = fields.size(shared, 3072)
+    if width < 1 or beside % width:
+        raise fields.refused(shared, f"a multiple of {width} is supported")
+    found["expert_shared_count"] = beside // width
+    rope = Fields(fields.given("rope_parameters", dict, {}), fields.path)
+    share = rope.take("partial_rotary_factor", float)
+    share = fields.given("partial_rotary_factor", float, 1.0) if share is None else share
+    if not 0.0 < share <= 1.0:
+        raise fields.wrong("partial_rotary_factor", share)
+    turning = fields.take("rotary_dim", int)
+    if turning not in (None, int(share * number(found, "attention.key_length"))):
+        raise fields.refused("rotary_dim", f"{share} of a head is supported, as the class rotates")
+
+
 def cohere_experts(fields: Fields, found: Found) -> None:
     """Command A+'s scores of experts, and the width of its dense layers."""
     kind = fields.given("expert_selection_fn", str, "softmax")

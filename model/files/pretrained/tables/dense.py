@@ -8,12 +8,16 @@ from dataclasses import replace
 import numpy as np
 
 from urdir.model.files.pretrained.family import KEYS, Family
-from urdir.model.files.pretrained.layouts import Keys, Layout, Rows, plus_one
+from urdir.model.files.pretrained.layouts import Keys, Layout, Rows, plus_one, tokens_or_first
 from urdir.model.files.pretrained.names import NORMS_AROUND
 from urdir.model.files.pretrained.steps.common import (
+    chameleon_pictures,
+    flag,
+    gemma3n_layers,
     gemma4_layers,
     has_windows,
     hrm_stacks,
+    muse_layers,
     one_base,
     rotates,
     square_root,
@@ -100,6 +104,53 @@ GEMMA3 = replace(
         fixed={"use_bidirectional_attention": (True,)},
     ),
 )
+#: Token embeddings of layers.
+PER_LAYER_NAMES = {
+    **{"per_layer_input_gate": "inp_gate", "per_layer_projection": "proj"},
+    "post_per_layer_input_norm": "post_norm",
+}
+PER_LAYER_ENDS = {
+    "embed_tokens_per_layer": "per_layer_token_embd",
+    "per_layer_model_projection": "per_layer_model_proj",
+    "per_layer_projection_norm": "per_layer_proj_norm",
+}
+GEMMA3N = Family(
+    "gemma3n",
+    names={
+        **NORMS_AROUND,
+        **{"altup.modality_router": "altup_router", "altup.router_norm": "altup_router_norm"},
+        "altup.prediction_coefs": "altup_predict_coef",
+        "altup.correction_coefs": "altup_correct_coef",
+        "altup.correct_output_scale": "altup_correct_scale.weight",
+        **{"laurel.linear_left": "laurel_l", "laurel.linear_right": "laurel_r"},
+        "laurel.post_laurel_norm": "laurel_post_norm",
+        **PER_LAYER_NAMES,
+    },
+    ends={
+        **PER_LAYER_ENDS,
+        "altup_projections.{}": "altup_proj",
+        "altup_unembed_projections.{}": "altup_unembd_proj",
+    },
+    defaults={
+        **{"vocab_size": 262400, "hidden_size": 2048, "intermediate_size": 16384},
+        **{"num_hidden_layers": 35, "num_attention_heads": 8, "num_key_value_heads": 2},
+        **{"head_dim": 256, "max_position_embeddings": 32768, "rms_norm_eps": 1e-6},
+        **{"sliding_window": 512, "num_kv_shared_layers": 15},
+        **{"rope_theta": 1e6, "rope_local_base_freq": 1e4},
+    },
+    steps=(gemma3n_layers,),
+    # sizes that GGUF has no keys for
+    fixed={
+        **{"altup_num_inputs": (4,), "altup_active_idx": (0,), "altup_correct_scale": (True,)},
+        **{"hidden_size_per_layer_input": (256,), "laurel_rank": (64,)},
+        "final_logit_softcapping": (30, 30.0),
+    },
+    ignored=frozenset({"altup_coef_clip", "vocab_size_per_layer_input"}),
+    layouts={"per_layer_token_embd.weight": Layout(rows=tokens_or_first)},
+    windows="pattern",
+    tied=True,
+    activations=GELU_TANH,
+)
 GEMMA4 = Family(
     "gemma4",
     names={
@@ -111,14 +162,9 @@ GEMMA4 = Family(
         "pre_feedforward_layernorm_2": "pre_ffw_norm_2",
         "post_feedforward_layernorm_1": "post_ffw_norm_1",
         "post_feedforward_layernorm_2": "post_ffw_norm_2",
-        **{"per_layer_input_gate": "inp_gate", "per_layer_projection": "proj"},
-        "post_per_layer_input_norm": "post_norm",
+        **PER_LAYER_NAMES,
     },
-    ends={
-        "embed_tokens_per_layer": "per_layer_token_embd",
-        "per_layer_model_projection": "per_layer_model_proj",
-        "per_layer_projection_norm": "per_layer_proj_norm",
-    },
+    ends=PER_LAYER_ENDS,
     keys={
         "head_dim": "attention.key_length_swa",
         "final_logit_softcapping": "final_logit_softcapping",
@@ -151,6 +197,9 @@ _GLM4 = Family(
     },
     rope="interleaved",
 )
+
+#: Muse Glimmer's norms with weights as they are.
+_MUSE_PLAIN = ("output_norm.weight", "attn_q_norm.weight", "attn_k_norm.weight")
 
 
 def _gates(keys: Keys, rows: int) -> Rows:
@@ -210,8 +259,35 @@ FAMILIES: Mapping[str, Family] = {
     "gemma": _GEMMA,
     "gemma2": _GEMMA2,
     "gemma3_text": GEMMA3,
+    "gemma3n_text": GEMMA3N,
     "gemma4_text": GEMMA4,
     "gemma4_unified_text": GEMMA4,
+    "muse_glimmer_text": Family(
+        "muse-glimmer",
+        names=NORMS_AROUND,
+        keys={
+            "output_multiplier": "logit_scale",
+            "final_logit_softcapping": "final_logit_softcapping",
+        },
+        defaults={
+            "head_dim": 128,
+            "sliding_window": 2048,
+            "final_logit_softcapping": 20.0,
+            "output_multiplier": 0.19611613513818404,
+            "qk_scale_factor": 3.87,
+        },
+        steps=(muse_layers,),
+        fixed={"post_norm_eps": (1e-8,)},
+        unused=("vision_adapter.", "vision_projection."),
+        layouts={name: of for name, of in ONE_MORE.items() if name not in _MUSE_PLAIN},
+        windows="pattern",
+    ),
+    "chameleon": Family(
+        "chameleon",
+        steps=(chameleon_pictures, flag("swin_norm", "swin_norm")),
+        ignored=frozenset({"vq_config", "model_parallel_size", "image_token_id"}),
+        unused=("vqmodel.",),
+    ),
     "phi3": Family("phi3"),
     "olmo2": Family("olmo2", names=_POST_NORMS),
     "olmo3": Family("olmo2", names=_POST_NORMS, windows="pattern"),

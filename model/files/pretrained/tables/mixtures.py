@@ -16,6 +16,7 @@ from urdir.model.files.pretrained.steps.mixtures import (
     ernie_text_width,
     llama4_attention,
     mimo_heads,
+    minimax_layers,
     mlp_layers,
     own_weights_norm,
     shared_experts,
@@ -147,6 +148,41 @@ FAMILIES: Mapping[str, Family] = {
         ignored=frozenset(
             {"attn_type_list", "use_mtp", "num_mtp_modules", "mtp_transformer_layers"}
         ),
+    ),
+    # as published, and as transformers writes it: gates and ups of an FFN in one matrix
+    "minimax_m3_vl_text": Family(
+        "minimax-m3",
+        names={
+            **{
+                f"self_attn.{prefix}{name}": f"indexer.{name}.weight"
+                for prefix in ("indexer.", "index_")
+                for name in ("q_proj", "k_proj", "q_norm", "k_norm")
+            },
+            "mlp.shared_experts.gate_up_proj": "ffn_up_shexp",
+        },
+        keys={
+            "intermediate_size": "expert_feed_forward_length",
+            "dense_intermediate_size": "feed_forward_length",
+        },
+        implied={"expert_weights_norm": True, **_SIGMOID},
+        # every token attends to all blocks, whatever scores them
+        ignored=frozenset(
+            {
+                *("index_n_heads", "index_head_dim", "index_local_blocks"),
+                *("sparse_num_index_heads", "sparse_index_dim", "sparse_local_block"),
+            }
+        ),
+        defaults={"head_dim": 128, "routed_scaling_factor": 2.0, "rope_theta": 5e6},
+        steps=(minimax_layers, mlp_layers),
+        fixed={
+            **_SCORED,
+            **{"swiglu_alpha": (1.702,), "swiglu_limit": (7, 7.0)},
+            **{"use_routing_bias": (True,), "use_gemma_norm": (True,)},
+            "qk_norm_type": ("per_head",),
+        },
+        unused=("patch_merge_mlp.",),
+        layouts=ONE_MORE,
+        activations=("silu", "swish", "swigluoai"),
     ),
     "hunyuan_v1_moe": Family(
         "hunyuan-moe",

@@ -23,6 +23,7 @@ from urdir.ptxgen.kernels.linear.epilogue.then import Continued
 from urdir.ptxgen.kernels.linear.products.gemv_examples import gemv_examples
 from urdir.ptxgen.kernels.linear.products.gemv_loads import GemvLoads
 from urdir.ptxgen.kernels.linear.products.gemv_room import (
+    GRID_SLOTS,
     RECORD_NBYTES,
     Activations,
     codebooks,
@@ -109,6 +110,8 @@ class Gemv(TiledSpec):
         sums = 1 + sum(step.warp_sums for step in self.prologue)
         shared = sum(step.shared_nbytes for step in self.epilogue)
         room = replace(room, warp_squares=4 * sums, shared=shared)
+        if self.activations == "i16" and all(fmt.grid for fmt in self.formats):
+            room = replace(room, slots=GRID_SLOTS)
         tiles = even_tiles(self.options, self.layouts)
         return cut_launch(self.options, self.layouts, room, tiles, self.steps.pair, even=True)
 

@@ -1,4 +1,4 @@
-"""When a `Gemv` loads tiles, and makes weights of them."""
+"""When a `Gemv` loads tiles."""
 
 from __future__ import annotations
 
@@ -12,14 +12,13 @@ from urdir.ptxgen.spec import ceil_div
 from urdir.ptxgen.weights.grids import SharedGrids
 
 #: Types of which a warp holds the tile that it multiplies next in registers (`GemvLoads.refill`).
-HELD = frozenset({"Q8_0", "IQ2_XS"})
+HELD = frozenset({"Q8_0", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"})
 
 
 @dataclass(frozen=True, slots=True)
 class GemvLoads:
-    """When a CTA loads the tiles of a `Gemv`, whose fields these are, and makes weights of them.
-    ``pair``: matrices that are multiplied together; ``continues``: what consumes the product
-    follows in the same launch."""
+    """When a CTA loads the tiles of a `Gemv`, whose fields these are. ``pair``: matrices that are
+    multiplied together; ``continues``: what consumes the product follows in the same launch."""
 
     activations: Activations
     alone: bool
@@ -47,42 +46,32 @@ class GemvLoads:
         e4m3 = self.activations == "i16" and all(fmt.has_e4m3_factors for fmt in formats)
         return 1 if e4m3 and not self.alone else 0
 
-    def makes_ahead(self, part: TilePart) -> bool:
-        """Whether warps make weights of a tile of ``part`` beside the products of the one before:
-        of types with signs and 32 copies of their codebook's entries. With fewer look-ups wait for
-        each other, and are faster between products. On an H200 an 8B model of IQ3_XXS decodes at
-        825 tokens/s so, else at 783; of IQ2_XXS at 982 and 945; with 16 copies of IQ2_XS at 878 and
-        873, of IQ3_S at 674 and 751.
-        """
-        grid = part.layout.format.grid
-        if grid is None or grid.signs == "none" or not self.grids.formats:
-            return False
-        return grid.copies(self.grids.entries) == 32
-
-    def makes_first(self, part: TilePart) -> bool:
-        """Whether they make those of their first tile before they wait for earlier launches:
-        registers have room beside the activations."""
-        if self.alone or self.cut.rows.passes > 1 or not self.makes_ahead(part):
-            return False
-        return has_room_ahead(self.cols, self.cut, self.prologue)
-
     def refill(self, part: TilePart) -> Literal["multiplied", "fetched", "held"]:
         """When the slot of a tile of ``part`` is filled again: once the tile was multiplied; once
         it is in registers; or the tile multiplied next is held in registers, the first one from
         before the wait for earlier launches, and its slot is filled again meanwhile.
 
         Tokens/s of 8B models, an H200: NVFP4 792.9, 798.7 and 791.4; Q4_K_M 776.3, 777.6 and 770.9;
-        Q8_0 488.3, 492.0 and 500.0, IQ2_XS 872.8, 863.5 and 880.3, IQ1_S with `Grid.fields` 995.8,
-        986.2 and 1,003.9. Tiles are held only where registers have room and all warps have tiles
-        for all slots: they read one more than they have.
+        Q8_0 488.3, 492.0 and 500.0, IQ1_S with `Grid.fields` 995.8, 986.2 and 1,003.9; IQ3_XXS
+        828.5 with the second and 866.2 with the third, IQ2_XS 919.3 and 953.8. Tiles are held only
+        where registers have room and all warps have tiles for all slots: they read one more than
+        they have.
         """
         if self.activations != "i16":
             return "multiplied"
         if part.layout.format.has_e4m3_factors:
             return "fetched"
         name = part.layout.format.name
-        held = name in HELD or (name == "IQ1_S" and self.grids.has_fields)
+        held = name in HELD or self.grids.has_fields
         return "held" if held and self._can_hold(part) else "multiplied"
+
+    def is_beside(self, part: TilePart) -> bool:
+        """Whether sums of a tile of ``part`` meet, and its slot is filled again, beside the next
+        tile's products, without branches: where instructions bind more than memory. On an H200 8B
+        models of Q8_0 decode at 504.5 tokens/s so, else at 506.7, of Q4_K_M at 781.0 and 784.0, of
+        NVFP4 at 817.0 and 812.5.
+        """
+        return self.refill(part) != "multiplied" and part.layout.format.name != "Q8_0"
 
     def _can_hold(self, part: TilePart) -> bool:
         if self.alone or self.continues:
@@ -92,6 +81,4 @@ class GemvLoads:
         if blocks * part.warp_tiles * self.pair * rows.passes < self.cut.ring.slots:
             return False
         tile = ceil_div(part.layout.tile_nbytes, 4 * 32)
-        return not self.makes_ahead(part) and has_room_ahead(
-            self.cols, self.cut, self.prologue, tile
-        )
+        return has_room_ahead(self.cols, self.cut, self.prologue, tile)

@@ -25,6 +25,8 @@ class TiledSpec(LinearSpec):
     #: start; if they started earlier, their loads would delay those of this launch. Measured on an
     #: H200, 8B Q4_K_M.
     tiles_left = 1
+    #: Whether it does so before its own wait.
+    starts_next = False
 
     #: CTAs that an SM has registers for, where options do not say otherwise.
     resident: ClassVar[int] = 2

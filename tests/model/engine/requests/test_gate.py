@@ -207,6 +207,28 @@ def test_a_service_looks_for_a_request_that_is_being_read(session: Session) -> N
     assert not any(busy)
 
 
+def test_a_service_that_others_came_to_does_not_look(session: Session) -> None:
+    """What it expected comes while it is busy."""
+    engine: Any = SimpleNamespace(session=session, tokenizer=None)
+    looked: list[bool] = []
+    items: list[Item] = []
+
+    def look() -> bool:
+        looked.append(True)
+        return True
+
+    with Service(engine, None) as service:
+        answer = service.answer_to(REQUEST, items.append)
+
+        def come() -> None:
+            service._loop.add(answer)
+            service._look(look)
+
+        service._inbox.put(come)
+        wait_for(lambda: items and isinstance(items[-1], Ending))
+    assert not looked
+
+
 def test_a_service_goes_on_where_a_request_is_late(session: Session) -> None:
     """Or where another thread has read it."""
     engine: Any = SimpleNamespace(session=session, tokenizer=None)

@@ -143,6 +143,31 @@ def test_prompts_are_padded_to_a_graph_until_theirs_is_recorded() -> None:
     assert prompts[-1] == 32
 
 
+def test_prompts_alone_get_finer_graphs_where_they_come_often() -> None:
+    """Those of 129 tokens one of 144 rows in place of 192; those of 190 none."""
+    for tokens, rows in ((129, 144), (190, 192)):
+        shapes = ShapeBuckets.of(chunks_of(exact=False), CONTEXT, 4, 16)
+        ready: set[int] = {*shapes.chunks}
+
+        def prepare(shape: StepShape, ready: set[int] = ready) -> bool:
+            ready.add(shape.prompt)
+            return False
+
+        def is_recorded(shape: StepShape, ready: set[int] = ready) -> bool:
+            return not shape.prompt or shape.prompt in ready
+
+        session = PaperSession(shapes, CONTEXT, 4, is_recorded)
+        session.steps.prepare = prepare
+        request = Request(prompt=(1,) * tokens, settings=GREEDY, limit=4, ignore_end=True)
+        with session.answers() as loop:
+            for _ in range(6):
+                run(loop, [(request, 0)])
+        prompts = [shape.prompt for shape in session.launched if shape.prompt]
+        assert prompts[:4] == [192] * 4
+        assert prompts[-1] == rows
+        assert (ready - {0} == {*shapes.chunks}) == (rows == 192)
+
+
 def test_a_graph_of_many_more_rows_serves_one_prompt() -> None:
     """Four times as long a step is worth a graph at once: so is 1,024 rows for 20 tokens."""
     shapes = ShapeBuckets.of(chunks_of(exact=False), 2048, 4, 16)

@@ -20,6 +20,7 @@ from urdir.model.memory.walk import Walk
 pytestmark = pytest.mark.usefixtures("short_prompts_are_worth_a_state")
 
 PROMPTS = st.lists(st.integers(1, 2), min_size=1, max_size=14).map(tuple)
+SCOPES = st.sampled_from([b"", b"", b"a", b"b"])
 REQUESTS = st.builds(
     Request,
     prompt=PROMPTS,
@@ -27,9 +28,9 @@ REQUESTS = st.builds(
     settings=st.integers(0, 4).map(lambda n: replace(GREEDY, min_tokens=n)),
     ignore_end=st.booleans(),
     constraint=st.sampled_from([None, None, object()]),
-    scope=st.sampled_from([b"", b"", b"a", b"b"]),
+    scope=SCOPES,
     drafts=st.sampled_from([True, True, False]),
-)
+) | st.builds(Request, prompt=PROMPTS, limit=st.just(0), scope=SCOPES)
 
 
 class AnyUse(RuleBasedStateMachine):

@@ -8,7 +8,7 @@ import pytest
 
 from tests.model.engine.requests.toy_server import Server, ask, serve, small_limits
 from tests.model.engine.requests.toy_storage import ToyPlaces, ToyRecurrent, ToyStorage
-from urdir.model.engine.requests.request import Request
+from urdir.model.engine.requests.request import Ending, Finish, Request
 
 pytestmark = pytest.mark.usefixtures("short_prompts_are_worth_a_state")
 
@@ -32,6 +32,18 @@ def test_the_next_question_of_a_conversation_finds_its_beginning() -> None:
     assert (
         server.endings[number].cached_tokens == len(conversation) - 1
     )  # the last was not computed
+
+
+def test_a_prompt_alone_is_computed_for_later_ones() -> None:
+    """Beside others, in parts, and again, where its last token alone is new."""
+    server = serve([ask(*PROMPT, *PROMPT, 2, limit=0), ask(2, 1, limit=3)])
+    assert server.answers[1] == []
+    assert server.endings[1] == Ending(Finish.LENGTH, 23, 0, 0)
+    assert server.scheduler.counts.generated_tokens == 3
+    more = [server.add(ask(*PROMPT, *PROMPT, 2, *end, limit=n)) for end, n in (((1,), 2), ((), 0))]
+    server.run()
+    server.check()
+    assert [server.endings[number].cached_tokens for number in more] == [23, 22]
 
 
 def test_nothing_is_shared_where_it_is_not_wanted() -> None:

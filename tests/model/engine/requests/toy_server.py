@@ -42,6 +42,8 @@ def answer_to(request: Request, context: int) -> tuple[list[int], Finish]:
     for token in request.prompt:
         state = advance(state, token)
     answer: list[int] = []
+    if request.limit == 0:
+        return answer, Finish.LENGTH
     while True:
         token = next_token(state)
         if token == END and not request.ignore_end and len(answer) >= request.settings.min_tokens:
@@ -214,9 +216,12 @@ class Server:
             assert plan.choosers[outcome.row] == outcome.request
             last = lasts[outcome.row]
             assert last is not None
-            assert chosen[outcome.row].tokens[outcome.position - last] == outcome.token
-            if outcome.ending is None or outcome.ending.finish is not Finish.END:
-                self.answers[outcome.request].append(outcome.token)
+            if outcome.token is None:
+                assert outcome.ending is not None
+            else:
+                assert chosen[outcome.row].tokens[outcome.position - last] == outcome.token
+                if outcome.ending is None or outcome.ending.finish is not Finish.END:
+                    self.answers[outcome.request].append(outcome.token)
             if outcome.ending is not None:
                 self.endings[outcome.request] = outcome.ending
 
