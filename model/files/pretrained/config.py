@@ -70,11 +70,13 @@ def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     outer = ("quantization_config", "tie_word_embeddings", "eos_token_id", "bos_token_id")
     # the output matrix is the outer model's
     inner = {name: value for name, value in inner.items() if name != "tie_word_embeddings"}
-    defaults = TEXT_DEFAULTS.get(str(inner.get("model_type")), {})
+    said = {KEYS.get(name, name) for name in inner}  # by any name of a size
+    usual = TEXT_DEFAULTS.get(str(inner.get("model_type")), {})
+    defaults = {name: of for name, of in usual.items() if KEYS.get(name, name) not in said}
     fixed = SET_BY_WHOLE.get(str(config.get("model_type")), {})
     absent = {name: value for name, value in fixed.items() if inner.get(name) is None}
     given = {name: config[name] for name in outer if name in config}
-    return given | dict(defaults) | inner | absent
+    return given | defaults | inner | absent
 
 
 def family_of(config: Mapping[str, Any], path: Path) -> Family:

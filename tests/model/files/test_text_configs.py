@@ -51,6 +51,11 @@ def test_fields_that_are_left_out_are_those_of_the_class(
         _keys(fields | {"num_hidden_layers": None})
 
 
+def test_sizes_by_another_name_are_those_of_the_text_config() -> None:
+    text = {**_SIZES, "model_type": "qwen3_vl_moe_text", "num_local_experts": 4}
+    assert _keys({"model_type": "a", "text_config": text})["expert_count"] == 4
+
+
 def test_prompts_of_paligemma_are_no_causal_text() -> None:
     for given in ({}, {"use_bidirectional_attention": None}):
         text = {**_SIZES, **given, "model_type": "gemma"}

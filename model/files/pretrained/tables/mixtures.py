@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 import numpy as np
 
 from urdir.model.files.pretrained.family import Family
-from urdir.model.files.pretrained.layouts import Floats, Keys, Layout, Rows, halves, turned_experts
+from urdir.model.files.pretrained.layouts import (
+    Floats,
+    Keys,
+    Layout,
+    halves,
+    turned_experts,
+)
 from urdir.model.files.pretrained.steps.common import square_root
 from urdir.model.files.pretrained.steps.mixtures import (
     cohere_experts,
-    ernie_layers,
-    ernie_text_width,
     llama4_attention,
     mimo_heads,
     minimax_layers,
@@ -63,22 +66,7 @@ def _by_expert(keys: Keys) -> tuple[int, ...]:
     return (int(keys["expert_count"]), -1, int(keys["embedding_length"]))
 
 
-def _first_row(keys: Keys, rows: int) -> Rows:
-    return np.arange(min(rows, 1))
-
-
 _NO_WINDOW = {"use_sliding_window": False}
-_ERNIE = Family(
-    "ernie4_5-moe",
-    keys={
-        "moe_layer_start_index": "leading_dense_block_count",
-        "moe_layer_interval": "interleave_moe_layer_step",
-    },
-    steps=(shared_experts("moe_num_shared_experts"), ernie_layers),
-    ignored=frozenset({"moe_capacity", "moe_gate", "moe_use_aux_free", "moe_norm_min"}),
-    rope="interleaved",
-    tied=True,
-)
 
 FAMILIES: Mapping[str, Family] = {
     "mixtral": Family("llama"),
@@ -121,18 +109,6 @@ FAMILIES: Mapping[str, Family] = {
         keys={"n_shared_experts": "expert_shared_count"},
         implied=_SIGMOID,
         steps=(mlp_layers, weights_norm),
-    ),
-    "ernie4_5_moe": _ERNIE,
-    # experts of pictures follow those of text; tokens of text have equal positions on all axes, so
-    # that M-RoPE, whose axes take turns, is RoPE
-    "ernie4_5_vl_moe_text": replace(
-        _ERNIE,
-        names={"mlp.gate.weight_1": ()},
-        keys={**_ERNIE.keys, "moe_intermediate_size": ""},
-        implied={"interleave_moe_layer_step": 1},
-        steps=(ernie_text_width, mlp_layers, *_ERNIE.steps),
-        layouts={"ffn_gate_inp.weight": _TURNED, "exp_probs_b.bias": Layout(rows=_first_row)},
-        other_experts=True,
     ),
     "minimax_m2": Family(
         "minimax-m2",
