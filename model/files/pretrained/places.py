@@ -37,6 +37,7 @@ _OTHER_PARTS = (
     *("image_tower.", "video_tower.", "vision_encoder.", "high_res_vision_", "resampler_model."),
     *("aligner.", "merger.", "projector.", "mlp1.", "vision_projection.", "vision_projector."),
     *("vit_large_projector.", "visual_embeddings_table.", "talker.", "token2wav.", "code2wav."),
+    *("acoustic_tokenizer_encoder.", "semantic_tokenizer_encoder.", "vqmodel.", "generation_"),
 )
 #: Buffers of checkpoints that follow from the configuration.
 _BUFFERS = (

@@ -72,6 +72,7 @@ def test_prompts_of_paligemma_are_no_causal_text() -> None:
         ("granite", "language_model.model", ("encoder.layers.0.a", "projector.qformer.layer.0.a")),
         ("qwen3", "model.language_model", ("model.vision_encoder.a", "model.vision_projection.a")),
         ("llama", "language_model.model", ("image_tower.a", "video_tower.a")),
+        ("llama", "model.language_model", ("model.vqmodel.a", "model.generation_head.proj_out.a")),
         ("llama", "model.language_model", ("model.aligner.a", "model.high_res_vision_alpha")),
         ("llama", "model.language_model", ("model.merger.mlp.0.a", "model.vision_tower.a")),
         ("nemotron_h", "language_model.model", ("mlp1.0.weight", "vision_model.a")),
