@@ -30,7 +30,8 @@ class Family:
     """
 
     architecture: str  # the family's name in `families`
-    #: Modules of a layer and the tensors they are, before those of `names.LAYER`; several: parts.
+    #: Modules of a layer and the tensors they are, before those of `names.LAYER`; several: parts;
+    #: (): none, without effect.
     names: Mapping[str, str | tuple[str, ...]] = field(default_factory=dict)
     #: Fields and their keys, before those of `KEYS`; "" is a field without effect.
     keys: Mapping[str, str] = field(default_factory=dict)
@@ -50,6 +51,7 @@ class Family:
     #: Prefixes of stored names, removed in this order, and those of tensors without effect.
     outer: tuple[str, ...] = ()
     unused: tuple[str, ...] = ()
+    other_experts: bool = False  # those of other modalities follow `expert_count` of text
     rope: RopeStyle | None = "half"  # None: no RoPE
     windows: Literal["each", "pattern", "none"] = "each"
     without_experts: Family | None = None  # if num_local_experts is 0 or absent

@@ -85,6 +85,11 @@ def after(first: int) -> Callable[[Keys, int], Rows]:
     return rows_after
 
 
+def first_row(keys: Keys, rows: int) -> Rows:
+    """The first row, if there is one."""
+    return np.arange(min(rows, 1))
+
+
 def padding_last(keys: Keys, rows: int) -> Rows:
     """The rows after that of padding, then this one."""
     padding = int(keys["own.padding"])

@@ -15,7 +15,7 @@ from urdir.model.files.metadata import REORDERED, Metadata, Value
 from urdir.model.files.pretrained.config import family_of, is_class, read_config, text_config
 from urdir.model.files.pretrained.drafts import EAGLE3, is_draft, split_fields, take_token_map
 from urdir.model.files.pretrained.fields import shown
-from urdir.model.files.pretrained.places import find_places, is_unused, stored_layers
+from urdir.model.files.pretrained.places import find_places, first_experts, is_unused, stored_layers
 from urdir.model.files.pretrained.quantised.experts import without_orders
 from urdir.model.files.pretrained.quantised.modules import merge_parts
 from urdir.model.files.pretrained.quantised.scheme import read_scheme
@@ -70,7 +70,7 @@ class SafetensorsModel(Owner):
         token_map = take_token_map(stored, config, self.path) if family is EAGLE3 else {}
         layers = values["block_count"]
         assert isinstance(layers, int)
-        places = find_places(stored, family, count, self.path)
+        places = first_experts(find_places(stored, family, count, self.path), family, values)
         self.unused_tensors = places.unused
         dense, more = dense_after_pooling(self.path)
         found, stored = {**places.found, **dense}, stored | more

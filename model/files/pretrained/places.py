@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,9 @@ from urdir.model.files.pretrained.names import ENDS, LAYER
 #: The key of the number of layers in each of `Family.stacks`.
 LAYERS_PER_STACK = "hrm.layers_per_stack"
 #: Outer modules, any number of them, and the list of layers.
-_OUTER = re.compile(r"^(model|transformer|backbone|gpt_neox|decoder|language_model|text_model)\.")
+_OUTER = re.compile(
+    r"^(model|transformer|backbone|gpt_neox|decoder|language_model|text_model|thinker)\."
+)
 _LAYERS = re.compile(r"^(?:layers?|h|blocks)\.(\d{1,9})\.(.+)$")
 #: The only layer of EAGLE-3 heads.
 _MIDLAYER = re.compile(r"^midlayer\.")
@@ -32,6 +34,10 @@ _OTHER_PARTS = (
     *("vision_tower.", "visual.", "vision_model.", "embed_vision.", "vision_embed_tokens."),
     *("vit.", "mlp_AR.", "multi_modal_projector.", "mm_projector.", "connector."),
     *("image_newline", "audio_tower.", "embed_audio.", "mtp."),
+    *("image_tower.", "video_tower.", "vision_encoder.", "high_res_vision_", "resampler_model."),
+    *("aligner.", "merger.", "projector.", "mlp1.", "vision_projection.", "vision_projector."),
+    *("vit_large_projector.", "visual_embeddings_table.", "talker.", "token2wav.", "code2wav."),
+    *("acoustic_tokenizer_encoder.", "semantic_tokenizer_encoder.", "vqmodel.", "generation_"),
 )
 #: Buffers of checkpoints that follow from the configuration.
 _BUFFERS = (
@@ -90,6 +96,19 @@ def find_places(names: Iterable[str], family: Family, layers: int, path: Path) -
     return Places(found, tuple(unused))
 
 
+def first_experts(places: Places, family: Family, keys: Mapping[str, Any]) -> Places:
+    """The experts of text alone; those of other modalities are unused."""
+    if not family.other_experts:
+        return places
+    count = int(keys.get("expert_count", 0))
+    found, others = {}, list(places.unused)
+    for name, place in places.found.items():
+        kept = count if "_exps." in name else len(place.parts)
+        found[name] = replace(place, parts=place.parts[:kept])
+        others += place.parts[kept:]
+    return Places(found, tuple(others))
+
+
 def is_unused(stored: str, family: Family, layers: int) -> bool:
     """Whether a stored tensor belongs to no part of the description, as `Places.unused`."""
     if family.place is not None:
@@ -139,7 +158,7 @@ def _tensors_of(stored: str, family: Family, layers: int) -> list[tuple[str, int
     pattern = _NUMBERS.sub("{}", module)
     whole = table.get(pattern)
     if whole is not None:  # a parameter without a module
-        return [(_joined(prefix, of, "weight"), number) for of in _each(whole)]
+        return [(_joined(prefix, of, "weight"), number) for of in _each(whole)] or None
     base, _, suffix = pattern.rpartition(".")
     known = table.get(base)
     if known is None or suffix not in ("weight", "bias"):

@@ -9,7 +9,7 @@ grouped by key head, and vectors that the converter computes.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +67,17 @@ def _half_style(values: Values, queries: int = 2, keys: int = 1) -> Values:
         name: _halves(of, heads[base]) if (base := name.split(".")[-2]) in heads else of
         for name, of in values.items()
     }
+
+
+def _by_pairs(values: Values) -> Values:
+    """Rows that rotate together are neighbours: before a converter of M-RoPE sorts them."""
+    heads = {"attn_q": 2, "attn_k": 1}
+    found = {}
+    for name, of in values.items():
+        count = heads.get(name.split(".")[-2], 0)
+        rows = of.reshape(count, 2, -1, *of.shape[1:]) if count else of
+        found[name] = rows.swapaxes(1, 2).reshape(of.shape) if count else of
+    return found
 
 
 def _less_one(values: Values) -> Values:
@@ -361,6 +372,28 @@ def _last_halves(values: Values) -> Values:
     return _sparse(found)
 
 
+def _beside_pictures(values: Values) -> Values:
+    """ERNIE 4.5 VL: experts of pictures, which are narrower, follow those of text. The network
+    beside them is as wide as these: padded."""
+    random = np.random.default_rng(4)
+    found = {}
+    for name, of in _apart(values).items():
+        of = of.T.copy() if name.endswith("ffn_gate_inp.weight") else of
+        if "_shexp" in name:
+            of = np.pad(of, ((0, 0), (0, 96)) if "ffn_down" in name else ((0, 96), (0, 0)))
+        if "exp_probs_b" in name:
+            of = np.stack([of, random.standard_normal(of.shape)])
+        found[name] = of
+        if ".experts." in name:
+            base, _, rest = name.partition(".experts.")
+            number, _, kind = rest.partition(".")
+            other = of[:, :40] if kind.startswith("down") else of[:40]
+            found[f"{base}.experts.{int(number) + 4}.{kind}"] = other + 1
+        if "ffn_gate_inp" in name:
+            found[name.replace("ffn_gate_inp.weight", "ffn_gate_inp.weight_1")] = of + 1
+    return found
+
+
 def _neighbours(values: Values) -> Values:
     """dots.note 3: the first 32 values of heads of indexers rotate as neighbours, and latent
     vectors are scaled after their norms."""
@@ -399,6 +432,41 @@ CASES = [
         {**_SPARSE_KEYS, "hc_magnitude": "hyper_connection.magnitude"},
         qk_nope_head_dim=64, indexer_types=["full", "shared", "full"],
         tolerance=3e-5),
+    _case("hy_v4", "hy_v4_vl_text", _names(
+        **{**_SPARSE_MODULES, "ffn_gate_shexp": "mlp.shared_experts.linear_gate"},
+        attn_gate="self_attn.linear_gate", attn_sinks="self_attn.sinks",
+        **{f"hc_attn_{n}": f"hc_pre.hc_attn_layer.hc_{n}" for n in ("fn", "base", "scale")},
+        **{f"hc_ffn_{n}": f"hc_pre.hc_mlp_layer.hc_{n}" for n in ("fn", "base", "scale")},
+        **{f"output_hc_{n}": f"model.hc_head.hc_pre.hc_head_{n}" for n in ("fn", "base", "scale")}),
+        _sparse, {**_SPARSE_KEYS, "hc_magnitude": "hyper_connection.magnitude"},
+        qk_nope_head_dim=64, indexer_types=["full", "shared", "full"]),
+    *(_case("glm4-dense", name, _names(
+        post_attention_norm="post_self_attn_layernorm", post_ffw_norm="post_mlp_layernorm"),
+        _by_pairs) for name in ("glm4v_text", "glm_ocr_text")),
+    _case("glm4moe-moe", "glm4v_moe_text", _names(
+        post_attention_norm="post_attention_layernorm", experts="mlp.experts",
+        exp_probs_b="mlp.gate.e_score_correction_bias",
+        **{f"ffn_{n}_shexp": f"mlp.shared_experts.{n}_proj" for n in ("gate", "up", "down")}),
+        _apart, {**_RMS, **_EXPERTS, **{name: _SPARSE_KEYS[name] for name in (
+            "n_shared_experts", "moe_intermediate_size", "first_k_dense_replace",
+            "norm_topk_prob", "routed_scaling_factor")}}, partial_rotary_factor=1.0),
+    _case("ernie4_5-moe-moe", "ernie4_5_vl_moe_text", _names(
+        experts="mlp.experts", exp_probs_b="mlp.moe_statics.e_score_correction_bias",
+        **{f"ffn_{n}_shexp": f"mlp.shared_experts.{n}_proj" for n in ("gate", "up", "down")}),
+        _beside_pictures, {**_RMS, "moe_num_experts": "expert_count",
+                           "moe_k": "expert_used_count"}, moe_intermediate_size=[192, 40],
+        moe_num_shared_experts=1, mlp_layer_types=["dense", "sparse"]),
+    # DeepSeek 1 computes the same
+    _case("deepseek-moe", "deepseek_ocr2_text", _names(
+        experts="mlp.experts",
+        **{f"ffn_{n}_shexp": f"mlp.shared_experts.{n}_proj" for n in ("gate", "up", "down")}),
+        lambda values: _apart(_half_style(values)),
+        {**_RMS, "n_routed_experts": "expert_count", "num_experts_per_tok": "expert_used_count",
+         **{name: _SPARSE_KEYS[name] for name in ("n_shared_experts", "moe_intermediate_size",
+            "first_k_dense_replace", "routed_scaling_factor")}}),
+    _case("qwen2vl-dense", "qwen2_5_omni_text", _names(), lambda values: values),
+    _case("qwen3moe-moe", "qwen3_omni_moe_text", _names(experts="mlp.experts"), _apart,
+          {**_RMS, **_EXPERTS, "moe_intermediate_size": "expert_feed_forward_length"}),
     _case("step35-moe", "step3p5", _names(
         attn_gate="self_attn.g_proj", ffn_gate_inp="moe.gate", exp_probs_b="moe.router_bias",
         **{f"ffn_{n}_exps": f"moe.{n}_proj" for n in ("gate", "up", "down")},
@@ -499,8 +567,8 @@ def _published(values: Values, names: Callable[[str], str]) -> Iterator[tuple[st
         "dt_bias",
         "correction_bias",
         "sinks",
-        "gate_up_proj",
-        "down_proj",
+        "experts.gate_up_proj",
+        "experts.down_proj",
     )
     for name, of in values.items():
         stored = names(name)
@@ -643,35 +711,41 @@ _EXAONE = _names(
 )  # fmt: skip
 
 
+def _exaone(names: Callable[[str], str], eps: str, layers: str, activation: str) -> Case:
+    keys = {**_SIZES, eps: "attention.layer_norm_rms_epsilon", layers: "block_count"}
+    keys = {name: key for name, key in keys.items() if key != "block_count" or name == layers}
+    return Case("exaone-dense", "exaone", names, dict, keys, {activation: "silu"}, TOLERANCE)
+
+
+_GRANITE = Case("granite-dense", "granite_docling_text", _names(), _half_style, {
+    **_SIZES, **_RMS, "embedding_multiplier": "embedding_scale", "residual_multiplier":
+    "residual_scale", "logits_scaling": "logit_scale", "attention_multiplier": "attention.scale",
+}, {}, TOLERANCE)  # fmt: skip
+
+
 @pytest.mark.parametrize(
-    ("names", "eps", "layers", "activation"),
+    "case",
     [
-        (_EXAONE, "layer_norm_epsilon", "num_layers", "activation_function"),
-        (_names(), "rms_norm_eps", "num_hidden_layers", "hidden_act"),
+        _exaone(_EXAONE, "layer_norm_epsilon", "num_layers", "activation_function"),
+        _exaone(_names(), "rms_norm_eps", "num_hidden_layers", "hidden_act"),
+        _GRANITE,
     ],
-    ids=["published", "by transformers"],
+    ids=["exaone as published", "exaone by transformers", "granite_docling_text"],
 )
-def test_exaone_has_names_of_its_own_or_llama_s(
-    names: Callable[[str], str],
-    eps: str,
-    layers: str,
-    activation: str,
+def test_divisors_of_frequencies_are_said_as_those_of_longrope(
+    case: Case,
     reference_file: Callable[[str], Path],
     make_folder: Callable[..., Path],
     reference_model: Any,
     data: Path,
 ) -> None:
-    """The golden's divisors of frequencies are said as those of LongRoPE."""
     divisors: list[float] = []
 
     def change(values: Values) -> Values:
         divisors.extend(values.pop("rope_freqs.weight").tolist())
-        return values
+        return case.change(values)
 
-    keys = {**_SIZES, eps: "attention.layer_norm_rms_epsilon", layers: "block_count"}
-    keys = {name: key for name, key in keys.items() if key != "block_count" or name == layers}
-    case = Case("exaone-dense", "exaone", names, change, keys, {activation: "silu"}, TOLERANCE)
-    said, tensors = _folder_of(case, reference_file(case.golden))
+    said, tensors = _folder_of(replace(case, change=change), reference_file(case.golden))
     factors = dict.fromkeys(("long_factor", "short_factor"), divisors)
     said["rope_scaling"] = {"rope_type": "longrope", "attention_factor": 1.0, **factors}
     said["original_max_position_embeddings"] = said["max_position_embeddings"]

@@ -42,6 +42,20 @@ _MAMBA = {"mamba_n_heads": 4, "mamba_d_head": 32, "mamba_d_state": 32, "mamba_n_
 _VISION = {
     "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2
 }  # fmt: skip
+_SPARSE = {
+    **_LATENT, **_ROUTED, "first_k_dense_replace": None, "index_n_heads": 16, "index_head_dim": 32,
+    "index_topk": 16, "hc_mult": 4,
+}  # fmt: skip
+_HYBRID = {
+    "head_dim": 32, "mamba_head_dim": 16, "mamba_num_heads": 8, "n_groups": 2,
+    "ssm_state_size": 32, "time_step_min": 1e-9,
+}  # fmt: skip
+_PATCHES = {
+    "depth": 1, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "out_hidden_size": 64
+}  # fmt: skip
+#: Of positions on three axes; those of text are equal.
+_SECTIONS = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [6, 5, 5]}
+_SHORT = {**_SECTIONS, "mrope_section": [3, 3, 2]}
 #: Prefixes of classes, and the fields that differ from `_BASE` (None: absent).
 DECODERS: dict[str, dict[str, Any]] = {
     "Afmoe": {**_MOE, **_WINDOWS, "num_experts": 4, "num_dense_layers": 1, "num_shared_experts": 1,
@@ -68,6 +82,7 @@ DECODERS: dict[str, dict[str, Any]] = {
                          "shared_intermediate_size": 48},
     "GraniteSWA": {**_WINDOWS, **_SCALED},
     "HYV3": {**_MOE, "num_experts": 4, "head_dim": 32},
+    "HYV4": _SPARSE,
     "Jais2": {"hidden_act": "relu2"},
     "Laguna": {**_MOE, **_WINDOWS, "num_experts": 4, "shared_expert_intermediate_size": 32,
                "head_dim": 32},
@@ -77,6 +92,8 @@ DECODERS: dict[str, dict[str, Any]] = {
     "MiniCPM3": _LATENT,
     "Mistral4": {**_LATENT, **_ROUTED},
     "Mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    # the class alone has a least time step of 0.001
+    "NemotronH": {**_HYBRID, "layers_block_type": ["mamba", "attention", "mamba", "mlp"]},
     "Olmo2": {},
     "Qwen2": {"use_sliding_window": True, "sliding_window": 20, "max_window_layers": 2},
     "Qwen3Moe": {**_MOE, "num_experts": 4, "head_dim": 32},
@@ -84,7 +101,25 @@ DECODERS: dict[str, dict[str, Any]] = {
     "StableLm": {},
 }  # fmt: skip
 #: Multi-modal models: fields of the text decoder, and of the vision tower.
-WRAPPERS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+WRAPPERS: dict[str, tuple[dict[str, Any], dict[str, Any] | None]] = {
+    "Ernie4_5_VLMoe": ({"moe_intermediate_size": [48, 32], "moe_k": 2, "moe_num_experts": 4,
+                        "rope_parameters": {**_SECTIONS, "mrope_section": [5, 5, 6]}},
+                       {**_PATCHES, "hidden_size": 64}),
+    "Gemma4": ({"head_dim": 32, "per_layer_config": {1: {"head_dim": 64}, 3: {"head_dim": 64}},
+                "layer_types": ["sliding_attention", "full_attention"] * 2, "sliding_window": 20,
+                "hidden_size_per_layer_input": 16, "vocab_size_per_layer_input": 320,
+                "pad_token_id": 0, "rope_parameters": None}, None),
+    "Gemma4Unified": ({"head_dim": 32, "per_layer_config": {1: {"head_dim": 64},
+                       3: {"head_dim": 64}}, "pad_token_id": 0, "sliding_window": 20,
+                       "layer_types": ["sliding_attention", "full_attention"] * 2,
+                       "rope_parameters": None}, None),
+    "Glm4v": ({}, _PATCHES),
+    "Glm4vMoe": ({**_ROUTED, "head_dim": 32,
+                  "rope_parameters": {**_SHORT, "partial_rotary_factor": 0.5}}, _PATCHES),
+    "GlmOcr": ({"head_dim": 32}, _PATCHES),
+    "GraniteDocling": ({**_SCALED, "rope_parameters": None}, {**_VISION, "out_hidden_size": 64,
+                       "deepstack_visual_indexes": [0], "image_size": 64}),
+    "HYV4VL": ({**_SPARSE, "rope_parameters": _SHORT}, {**_VISION, "out_hidden_size": 64}),
     "HunYuanVL": ({"head_dim": 32}, {**_VISION, "text_hidden_size": 64, "out_hidden_size": 64}),
     "MuseGlimmer": (
         {"head_dim": 32, "sliding_window": 20, "num_hidden_layers": 6, "qk_scale_factor": 2.5,
@@ -93,11 +128,13 @@ WRAPPERS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {**_VISION, "pos_emb_height": 4, "pos_emb_width": 4},
     ),
     "PaddleOCRVL": ({"head_dim": 32}, _VISION),
-    "Qwen3VLMoe": (
-        {**_MOE, "num_experts": 4, "head_dim": 32},
-        {"depth": 1, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2,
-         "out_hidden_size": 64, "deepstack_visual_indexes": [0]},
-    ),
+    "Qwen3VLMoe": ({**_MOE, "num_experts": 4, "head_dim": 32},
+                   {**_PATCHES, "deepstack_visual_indexes": [0]}),
+    "Step3p7": ({**_MOE, "head_dim": 32, "n_routed_experts": 4, "share_expert_dim": 48,
+                 "sliding_window": 20, "layer_types": ["full_attention", "sliding_attention"] * 2,
+                 "num_sliding_attention_heads": 4, "pad_token_id": 1, "rope_parameters": None,
+                 "mlp_layer_types": ["dense", "sparse", "sparse", "sparse"]},
+                {**_VISION, "image_size": 56}),
 }  # fmt: skip
 _VQ = {
     "embed_dim": 8, "latent_channels": 8, "resolution": 16, "base_channels": 32,
@@ -137,7 +174,6 @@ OTHERS: dict[str, tuple[str, str, dict[str, Any]]] = {
                              "partial_rotary_factor": 0.5}},
     ),
 }  # fmt: skip
-_SECTIONS = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [6, 5, 5]}
 
 
 #: Weights that are that many times as small: many layers of larger ones make differences grow, also
@@ -192,7 +228,7 @@ def test_text_decoders_of_multi_modal_models(
     prefix: str, tmp_path: Path, reference_model: Any
 ) -> None:
     text, vision = WRAPPERS[prefix]
-    text = {"rope_parameters": _SECTIONS, **_fields(text)}
+    text = _fields({"rope_parameters": _SECTIONS, **text})
     config = getattr(transformers, f"{prefix}Config")(text_config=text, vision_config=vision)
     made = getattr(transformers, f"{prefix}ForConditionalGeneration")
     _check(made, config, tmp_path, reference_model)

@@ -175,6 +175,21 @@ def alibi(fields: Fields, found: Found) -> None:
         raise fields.refused("attn_config.alibi", "only ALiBi is supported")
 
 
+def other_layers(fields: Fields, others: list[bool]) -> Fields | None:
+    """The fields of ``per_layer_config``, by which all those layers differ from the rest that
+    ``others`` says, each in the same way; None if absent."""
+    given = fields.given("per_layer_config", dict, {})
+    if not given:
+        return None
+    objects = list(given.values())
+    numbers = {str(layer) for layer, other in enumerate(others) if other}
+    if {*map(str, given)} != numbers or any(of != objects[0] for of in objects):
+        raise fields.refused("per_layer_config", "equal layers of one kind are supported")
+    if not isinstance(objects[0], dict):
+        raise fields.wrong("per_layer_config", objects[0])
+    return Fields(objects[0], fields.path)
+
+
 def gemma3n_layers(fields: Fields, found: Found) -> None:
     """Gemma 3n's layers with keys and values of their own, and those with sparse gates, which must
     be as many as in the published models, as GGUF has them."""
@@ -195,16 +210,19 @@ def gemma4_layers(fields: Fields, found: Found) -> None:
     if kinds is None:
         raise fields.wrong("layer_types", kinds)
     dim = fields.size("head_dim", 256)
-    wide = fields.size("global_head_dim", dim)
+    heads = number(found, "attention.head_count_kv")
+    if (own := other_layers(fields, [kind == FULL for kind in kinds])) is not None:
+        wide = own.size("head_dim", dim)
+        full = own.size("num_key_value_heads", heads)
+        HEADS.check(full, f"{fields.path}: 'per_layer_config'", ConfigError)
+        own.finish()
+    else:
+        wide = fields.size("global_head_dim", dim)
+        full = _full_heads(fields, heads)
     for kind in ("key", "value"):
         found[f"attention.{kind}_length"] = wide
         found[f"attention.{kind}_length_swa"] = dim
-    heads = number(found, "attention.head_count_kv")
-    full = fields.take("num_global_key_value_heads", int)
-    if full is not None and not 0 < full <= HEADS.most:
-        raise fields.wrong("num_global_key_value_heads", full)
-    if not fields.given("attention_k_eq_v", bool, False) or full is None:
-        full = heads
+    fields.take("attention_k_eq_v", bool)
     counts = [full if kind == FULL else heads for kind in kinds]
     found["attention.head_count_kv"] = np.array(counts, np.int32)
     width = number(found, "feed_forward_length")
@@ -212,3 +230,12 @@ def gemma4_layers(fields: Fields, found: Found) -> None:
     twice = fields.given("use_double_wide_mlp", bool, False)
     widths = [2 * width if twice and layer >= shared else width for layer in range(layers)]
     found["feed_forward_length"] = np.array(widths, np.int32)
+
+
+def _full_heads(fields: Fields, heads: int) -> int:
+    """KV heads of full-attention layers: a number of their own if keys are values."""
+    full = fields.take("num_global_key_value_heads", int)
+    if full is not None and not 0 < full <= HEADS.most:
+        raise fields.wrong("num_global_key_value_heads", full)
+    same = fields.given("attention_k_eq_v", bool, False)
+    return heads if full is None or not same else full

@@ -6,14 +6,18 @@ vLLM's ``dots3_note``.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from urdir.model.files.pretrained.family import Found
 from urdir.model.files.pretrained.fields import Fields
 from urdir.model.files.pretrained.layouts import Keys
-from urdir.model.files.pretrained.steps.common import FULL, layer_kinds, layers_of, number
+from urdir.model.files.pretrained.steps.common import (
+    FULL,
+    layer_kinds,
+    layers_of,
+    number,
+    other_layers,
+)
 
 _SPARSE, _LOCAL = "deepseek_sparse_attention", "sliding_attention"
 #: Sizes of layers with a window, as the class has them where a folder does not say.
@@ -63,21 +67,14 @@ def latent_scale(keys: Keys, rank: int) -> float:
 def _local_sizes(fields: Fields, windowed: list[bool]) -> dict[str, int]:
     """Sizes of layers with a window, which all have the same: fields "swa_NAME", or an object for
     each of these layers."""
-    inner = fields.given("per_layer_config", dict, {})
-    objects = list(inner.values())
-    numbers = {str(number) for number, short in enumerate(windowed) if short}
-    if inner and ({*map(str, inner)} != numbers or any(of != objects[0] for of in objects)):
-        raise fields.refused("per_layer_config", "equal layers with a window are supported")
-    if inner and not isinstance(objects[0], dict):
-        raise fields.wrong("per_layer_config", objects[0])
-    given: dict[str, Any] = objects[0] if inner else {}
-    own = Fields({f"swa_{name}": value for name, value in given.items()}, fields.path)
-    of = own if inner else fields
-    sizes = {name: of.size(f"swa_{name}", usual) for name, usual in _SIZES.items()}
-    rest = of.size("swa_head_dim", 256) - sizes["qk_nope_head_dim"]
-    sizes["qk_rope_head_dim"] = of.size("swa_qk_rope_head_dim", max(rest, 1))
-    of.fix("swa_num_key_value_heads", (sizes["num_attention_heads"],))
-    own.finish()
+    own = other_layers(fields, windowed)
+    of, prefix = (fields, "swa_") if own is None else (own, "")
+    sizes = {name: of.size(f"{prefix}{name}", usual) for name, usual in _SIZES.items()}
+    rest = of.size(f"{prefix}head_dim", 256) - sizes["qk_nope_head_dim"]
+    sizes["qk_rope_head_dim"] = of.size(f"{prefix}qk_rope_head_dim", max(rest, 1))
+    of.fix(f"{prefix}num_key_value_heads", (sizes["num_attention_heads"],))
+    if own is not None:
+        own.finish()
     return sizes
 
 

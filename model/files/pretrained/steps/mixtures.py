@@ -55,6 +55,14 @@ def ernie_layers(fields: Fields, found: Found) -> None:
         raise fields.refused("moe_layer_end_index", "experts up to the last layer are supported")
 
 
+def ernie_text_width(fields: Fields, found: Found) -> None:
+    """The width of experts of text, which precedes that of experts of pictures."""
+    widths = fields.items("moe_intermediate_size", int)
+    if widths is None or len(widths) != 2 or not all(0 < of < 1 << 31 for of in widths):
+        raise fields.wrong("moe_intermediate_size", widths)
+    found["expert_feed_forward_length"] = widths[0]
+
+
 def llama4_attention(fields: Fields, found: Found) -> None:
     """Chunks and RoPE by layer, temperature of the layers without, and QK norms."""
     rotates(fields, found)
@@ -96,6 +104,11 @@ def latent_heads(fields: Fields, found: Found) -> None:
             raise scaling.wrong("mscale_all_dim", every)
         scale = magnitude(factor, every) ** 2 / math.sqrt(still + turning)
         found["own.score_scale"] = scale
+
+
+def usual_latent_eps(fields: Fields, found: Found) -> None:
+    """Latent vectors are normed with the epsilon of other norms."""
+    found.pop("own.latent_eps", None)
 
 
 def scored(fields: Fields, found: Found) -> None:

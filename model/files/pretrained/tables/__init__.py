@@ -8,6 +8,7 @@ from urdir.model.files.pretrained.family import Family
 from urdir.model.files.pretrained.tables import (
     dense,
     encoders,
+    ernie,
     gpt,
     latent,
     mixtures,
@@ -19,6 +20,7 @@ FAMILIES: Mapping[str, Family] = {
     **dense.FAMILIES,
     **gpt.FAMILIES,
     **mixtures.FAMILIES,
+    **ernie.FAMILIES,
     **latent.FAMILIES,
     **recurrent.FAMILIES,
     **encoders.FAMILIES,

@@ -40,6 +40,12 @@ GRANITE_KEYS = {
     "residual_multiplier": "residual_scale",
     "logits_scaling": "logit_scale",
 }
+_GRANITE = Family(
+    "granite",
+    keys=GRANITE_KEYS,
+    implied={"logit_scale": 1.0},
+    unused=("encoder.",),  # of speech
+)
 GRANITE_SWA = Family(
     "granite_swa",
     keys={**GRANITE_KEYS, "shared_intermediate_size": "expert_shared_feed_forward_length"},
@@ -181,6 +187,16 @@ _QWEN_VL = Family(
         {f"{of}_token_id" for of in ("vision_start", "vision_end", "vision", "image", "video")}
     ),
 )
+#: Tokens of text have equal positions on all axes, so that M-RoPE is RoPE: of all pairs of a head,
+#: unless their share is given.
+_GLM4 = Family(
+    "glm4",
+    names={
+        "post_self_attn_layernorm": "post_attention_norm",
+        "post_mlp_layernorm": "post_ffw_norm",
+    },
+    rope="interleaved",
+)
 
 #: Muse Glimmer's norms with weights as they are.
 _MUSE_PLAIN = ("output_norm.weight", "attn_q_norm.weight", "attn_k_norm.weight")
@@ -217,10 +233,13 @@ FAMILIES: Mapping[str, Family] = {
     "internlm3": LLAMA,
     "cwm": LLAMA,
     "qwen2": Family("qwen2", defaults={"use_sliding_window": False}),
-    "qwen3": Family("qwen3", defaults={"use_sliding_window": False}),
+    # "encoder.layers": in Qianfan OCR, as transformers writes it
+    "qwen3": Family("qwen3", defaults={"use_sliding_window": False}, outer=("encoder.",)),
     **dict.fromkeys(("qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text"), _QWEN_VL),
+    "qwen2_5_omni_text": _QWEN_VL,
     "qwen3_vl_text": Family("qwen3vl"),
-    "granite": Family("granite", keys=GRANITE_KEYS, implied={"logit_scale": 1.0}),
+    "granite": _GRANITE,
+    "granite_docling_text": replace(_GRANITE, tied=True),
     "granite_swa": GRANITE_SWA,
     "granitemoe_swa": GRANITE_SWA,
     "paddleocr_vl_text": Family("paddleocr", tied=True),
@@ -242,6 +261,7 @@ FAMILIES: Mapping[str, Family] = {
     "gemma3_text": GEMMA3,
     "gemma3n_text": GEMMA3N,
     "gemma4_text": GEMMA4,
+    "gemma4_unified_text": GEMMA4,
     "muse_glimmer_text": Family(
         "muse-glimmer",
         names=NORMS_AROUND,
@@ -284,15 +304,8 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "exaone4": Family("exaone4", names=_POST_NORMS, windows="pattern", steps=(has_windows,)),
     "glm": Family("chatglm", rope="interleaved", defaults={"partial_rotary_factor": 0.5}),
-    "glm4": Family(
-        "glm4",
-        names={
-            "post_self_attn_layernorm": "post_attention_norm",
-            "post_mlp_layernorm": "post_ffw_norm",
-        },
-        rope="interleaved",
-        defaults={"partial_rotary_factor": 0.5},
-    ),
+    "glm4": replace(_GLM4, defaults={"partial_rotary_factor": 0.5}),
+    **dict.fromkeys(("glm4v_text", "glm_ocr_text"), _GLM4),
     "ernie4_5": Family("ernie4_5", rope="interleaved", tied=True),
     "seed_oss": Family("seed_oss", names={"post_attention_layernorm": "post_attention_norm"}),
     "hunyuan_vl_text": Family("hunyuan_vl", tied=True),

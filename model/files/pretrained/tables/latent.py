@@ -17,6 +17,7 @@ from urdir.model.files.pretrained.steps.mixtures import (
     minicpm_scales,
     mlp_layers,
     scored,
+    usual_latent_eps,
     weights_norm,
 )
 from urdir.model.files.pretrained.steps.recurrent import every_last_is_full, kimi_layers
@@ -66,8 +67,11 @@ _STREAMS = {
     for of in ("fn", "base", "scale")
 }
 _JOIN = {
-    f"hc_head.{hc}{of}": f"output_hc_{of}.weight"
-    for hc in ("hc_", "hc_head_")
+    f"{hc}{of}": f"output_hc_{of}.weight"
+    for hc in (
+        *("hc_head.hc_", "hc_head.hc_head_", "hc_head.hc_pre.hc_head_"),
+        "hc_pre.hc_head.hc_head_",
+    )
     for of in ("fn", "base", "scale")
 }
 _COMPRESSOR = {"wkv": "kv", "wgate": "gate", "norm": "norm", "ape": "ape.weight"}
@@ -119,6 +123,34 @@ _DOTS = replace(
     unused=("vision_encoder.", "audio_encoder."),
     windows="pattern",
 )  # fmt: skip
+_HY_V4 = replace(
+    _SPARSE,
+    architecture="hy_v4",
+    names={
+        **_INDEXER,
+        **_STREAMS,
+        "self_attn.linear_gate": "attn_gate",
+        "mlp.linear_gate": "ffn_gate",
+        "mlp.shared_experts.linear_gate": "ffn_gate_shexp",
+        "self_attn.learnable_sink_param": "attn_sinks",
+    },
+    ends=_JOIN,
+    keys={
+        **_SPARSE.keys,
+        "hc_mult": "hyper_connection.count",
+        "hc_eps": "hyper_connection.epsilon",
+        "hc_magnitude": "hyper_connection.magnitude",
+        "swiglu_limit": "swiglu_clamp_exp",
+    },
+    implied={"expert_gating_func": 2, "leading_dense_block_count": 1},
+    defaults={
+        **{"hc_mult": 4, "hc_eps": 1e-6, "hc_magnitude": 2.0, "swiglu_limit": 10.0},
+        **{"index_topk_freq": 4, "norm_topk_prob": True},
+    },
+    steps=(latent_heads, mlp_layers, weights_norm, indexer_kinds),
+    ignored=frozenset({"learnable_sink_init", "layer_types"}),
+    rope="half",
+)
 FAMILIES: Mapping[str, Family] = {
     **dict.fromkeys(("dots3_note", "dots3_note_text"), _DOTS),
     "deepseek_v2": Family(
@@ -130,6 +162,14 @@ FAMILIES: Mapping[str, Family] = {
         defaults={"topk_method": "greedy"},
         rope="interleaved",
     ),
+    # without latent vectors
+    "deepseek_ocr2_text": Family(
+        "deepseek2-ocr",
+        keys=_EXPERTS,
+        steps=(mlp_layers, grouped),
+        defaults={"topk_method": "greedy"},
+        unused=("qwen2_model.", "sam_model.", "view_seperator"),
+    ),
     "deepseek_v3": DEEPSEEK_V3,
     "deepseek_v32": _SPARSE,
     "glm_moe_dsa": replace(
@@ -139,32 +179,9 @@ FAMILIES: Mapping[str, Family] = {
         fixed={"indexer_rope_interleave": (True,)},
         ignored=frozenset({"layer_types"}),
     ),
-    "hy_v4": replace(
-        _SPARSE,
-        architecture="hy_v4",
-        names={
-            **_INDEXER,
-            **_STREAMS,
-            "self_attn.linear_gate": "attn_gate",
-            "self_attn.learnable_sink_param": "attn_sinks",
-        },
-        ends=_JOIN,
-        keys={
-            **_SPARSE.keys,
-            "hc_mult": "hyper_connection.count",
-            "hc_eps": "hyper_connection.epsilon",
-            "hc_magnitude": "hyper_connection.magnitude",
-            "swiglu_limit": "swiglu_clamp_exp",
-        },
-        implied={"expert_gating_func": 2, "leading_dense_block_count": 1},
-        defaults={
-            **{"hc_mult": 4, "hc_eps": 1e-6, "hc_magnitude": 2.0, "swiglu_limit": 10.0},
-            **{"index_topk_freq": 4, "norm_topk_prob": True},
-        },
-        steps=(latent_heads, mlp_layers, weights_norm, indexer_kinds),
-        ignored=frozenset({"learnable_sink_init", "layer_types"}),
-        rope="half",
-    ),
+    "hy_v4": _HY_V4,
+    # tokens of text have equal positions on all axes, so that M-RoPE is RoPE
+    "hy_v4_vl_text": replace(_HY_V4, steps=(*_HY_V4.steps, usual_latent_eps), rope="interleaved"),
     "deepseek_v4": Family(
         "deepseek4",
         names=_DEEPSEEK_V4,

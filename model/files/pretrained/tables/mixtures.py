@@ -7,11 +7,16 @@ from collections.abc import Mapping
 import numpy as np
 
 from urdir.model.files.pretrained.family import Family
-from urdir.model.files.pretrained.layouts import Floats, Keys, Layout, halves, turned_experts
+from urdir.model.files.pretrained.layouts import (
+    Floats,
+    Keys,
+    Layout,
+    halves,
+    turned_experts,
+)
 from urdir.model.files.pretrained.steps.common import square_root
 from urdir.model.files.pretrained.steps.mixtures import (
     cohere_experts,
-    ernie_layers,
     llama4_attention,
     mimo_heads,
     minimax_layers,
@@ -42,6 +47,15 @@ GRANITE_MOE = Family(
     {**GRANITE_KEYS, "shared_intermediate_size": "expert_shared_feed_forward_length"},
     implied={"logit_scale": 1.0},
 )
+_GLM4 = Family(
+    "glm4moe",
+    names={"post_attention_layernorm": "post_attention_norm"},
+    keys={"n_shared_experts": "expert_shared_count"},
+    implied=_SIGMOID,
+    fixed={**_SCORED, "use_qk_norm": (True, False)},
+    steps=(mlp_layers, weights_norm),
+    defaults={"partial_rotary_factor": 0.5},
+)
 
 
 def _even_first(values: Floats) -> Floats:
@@ -59,8 +73,9 @@ FAMILIES: Mapping[str, Family] = {
     "qwen2_moe": Family(
         "qwen2moe", defaults=_NO_WINDOW, fixed=_ALL_LAYERS, steps=(own_weights_norm,)
     ),
-    "qwen3_moe": Family(
-        "qwen3moe", defaults=_NO_WINDOW, fixed=_ALL_LAYERS, steps=(own_weights_norm,)
+    **dict.fromkeys(
+        ("qwen3_moe", "qwen3_omni_moe_text"),
+        Family("qwen3moe", defaults=_NO_WINDOW, fixed=_ALL_LAYERS, steps=(own_weights_norm,)),
     ),
     "qwen3_vl_moe_text": Family(
         "qwen3vlmoe",
@@ -86,32 +101,14 @@ FAMILIES: Mapping[str, Family] = {
         fixed=_SCORED,
         steps=(mlp_layers, weights_norm),
     ),
-    "glm4_moe": Family(
-        "glm4moe",
-        names={"post_attention_layernorm": "post_attention_norm"},
-        keys={"n_shared_experts": "expert_shared_count"},
-        implied=_SIGMOID,
-        fixed={**_SCORED, "use_qk_norm": (True, False)},
-        steps=(mlp_layers, weights_norm),
-        defaults={"partial_rotary_factor": 0.5},
-    ),
+    # tokens of text have equal positions on all axes, so that M-RoPE is RoPE
+    **dict.fromkeys(("glm4_moe", "glm4v_moe_text"), _GLM4),
     "solar_open": Family(
         "glm4moe",
         names={"post_attention_layernorm": "post_attention_norm"},
         keys={"n_shared_experts": "expert_shared_count"},
         implied=_SIGMOID,
         steps=(mlp_layers, weights_norm),
-    ),
-    "ernie4_5_moe": Family(
-        "ernie4_5-moe",
-        keys={
-            "moe_layer_start_index": "leading_dense_block_count",
-            "moe_layer_interval": "interleave_moe_layer_step",
-        },
-        steps=(shared_experts("moe_num_shared_experts"), ernie_layers),
-        ignored=frozenset({"moe_capacity", "moe_gate", "moe_use_aux_free", "moe_norm_min"}),
-        rope="interleaved",
-        tied=True,
     ),
     "minimax_m2": Family(
         "minimax-m2",

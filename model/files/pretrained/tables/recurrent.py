@@ -305,7 +305,7 @@ FAMILIES: Mapping[str, Family] = {
             "rms_norm_eps": "attention.layer_norm_rms_epsilon",
             "n_shared_experts": "",
         },
-        steps=(inner_size, nemotron_layers, weights_norm),
+        steps=(inner_size, weights_norm, nemotron_layers),
         fixed={
             "use_bias": (False,),
             "use_conv_bias": (True,),

@@ -79,3 +79,7 @@ TEXT_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     ),
     "cohere2": _sizes(8192, 22528, 40, 64, 8192, layer_norm_eps=1e-5),
 }  # fmt: skip
+#: Fields that the class of a whole model sets in its text decoder, by ``model_type`` of the whole.
+SET_BY_WHOLE: Mapping[str, Mapping[str, Any]] = {
+    "paligemma": {"use_bidirectional_attention": True},  # prompts are not causal
+}
