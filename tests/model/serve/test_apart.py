@@ -23,6 +23,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, suppress
 from dataclasses import MISSING, fields, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import httpx
@@ -812,8 +813,11 @@ class Looking:
 def test_the_service_itself_reads_a_request_that_it_expects(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Others are read by a thread of their own."""
-    monkeypatch.setattr(apart_desks, "_LEFT_SECONDS", 0.5)  # on a busy machine, too
+    """Others are read by a thread of their own, which leaves the first one to it."""
+    is_read = threading.Event()
+    leaves = SimpleNamespace(sleep=lambda _: is_read.wait(PATIENCE))  # however busy the machine is
+    monkeypatch.setattr(apart_desks, "time", leaves)
+    monkeypatch.setattr(apart_desks, "_TURN_SECONDS", PATIENCE)
     engine: Any = Looking()
     ours, theirs = socket.socketpair()
     with theirs, Desks(Store(0, 0.0)) as desks:
@@ -827,6 +831,7 @@ def test_the_service_itself_reads_a_request_that_it_expects(
             while len(engine.read_by) == number:
                 assert time.monotonic() < deadline
                 time.sleep(0.001)
+            is_read.set()
     assert engine.read_by[0] == "service"
     assert engine.read_by[1] != "service"
 
