@@ -10,7 +10,7 @@ from urdir.model.graph.op import Op
 from urdir.model.graph.ops import Add, Gate, Norm, Product, Scale, ScaleBy
 from urdir.model.graph.tensor import Tensor
 from urdir.model.lower.lowering import Lowering
-from urdir.model.lower.requests import packs, takes_bytes, takes_few_normed
+from urdir.model.lower.requests import packs, takes_bytes, takes_few_normed, takes_halves
 from urdir.model.lower.rule import Rule, alone, variants
 from urdir.model.lower.stream import append_scale_by
 from urdir.ptxgen.kernels import normalise
@@ -46,7 +46,7 @@ def append_shared_norm(at: Lowering, of: Norm) -> None:
     products = [op for op in at.readers(y) if isinstance(op, Product)]
     matrices = [at.matrix(op.of) for op in products]
     whole = cols == y.width and not _weight_rows(of) and pack.Pack.can_norm(cols)
-    takes = [packs(at, y.rows, [m]) and not takes_bytes(at, y.rows, [m]) for m in matrices]
+    takes = [takes_halves(at, y.rows, [matrix]) for matrix in matrices]
     if not whole or not takes or not all(takes):
         append_norm(at, of.label, of, at.work["normed"])
         return

@@ -10,7 +10,7 @@ from urdir.model.graph.ops import Product
 from urdir.model.graph.recurrent import Convolve, GatedNorm, Recur, Scan
 from urdir.model.graph.tensor import Tensor
 from urdir.model.lower.lowering import Lowering
-from urdir.model.lower.requests import next_matrix, packs, takes_bytes
+from urdir.model.lower.requests import is_read_packed, packs
 from urdir.model.lower.rule import Rule, alone
 from urdir.model.lower.states import convolution, launch_heads, scan
 from urdir.ptxgen.kernels.recurrent.gated_norm import GatedNorm as GatedNormKernel
@@ -65,15 +65,9 @@ def lower_recur(at: Lowering, of: Recur) -> None:
 def lower_gated_norm(at: Lowering, of: GatedNorm) -> None:
     """The norm of heads with a gate, left packed for the product that follows where only that reads
     it."""
-    heads, matrix = of.x.width // of.cols, next_matrix(at, of.y)
+    heads = of.x.width // of.cols
     rows = of.x.rows * heads
-    packed = (
-        matrix is not None
-        and len(at.readers(of.y)) == 1
-        and packs(at, of.y.rows, [matrix])
-        and not takes_bytes(at, of.y.rows, [matrix])
-        and GatedNormKernel.can_pack(rows, of.cols, heads)
-    )
+    packed = is_read_packed(at, of.y) and GatedNormKernel.can_pack(rows, of.cols, heads)
     if packed:
         at.packed[of.y] = at.work["packed"]
     kernel = GatedNormKernel(

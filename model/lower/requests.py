@@ -71,6 +71,11 @@ def takes_bytes(at: Lowering, rows: int, matrices: Sequence[Matrix]) -> bool:
     return all(map(takes, matrices))
 
 
+def takes_halves(at: Lowering, rows: int, matrices: Sequence[Matrix]) -> bool:
+    """Whether the product of many rows with such matrices takes packed activations in f16."""
+    return packs(at, rows, matrices) and not takes_bytes(at, rows, matrices)
+
+
 def adapts_packed(at: Lowering, of: Op) -> bool:
     """Whether an operation is an `Adapt` of the packed activations that its products take."""
     if not isinstance(of, Adapt) or of.room.element != "f16":
@@ -89,6 +94,14 @@ def next_matrix(at: Lowering, y: Tensor) -> Matrix | None:
     if op is not None and adapts_packed(at, op):
         op = at.following(1)
     return at.matrix(op.of) if isinstance(op, Product) and op.x is y else None
+
+
+def is_read_packed(at: Lowering, y: Tensor) -> bool:
+    """Whether the product that follows takes y packed in f16, and nothing else reads y."""
+    matrix = next_matrix(at, y)
+    if matrix is None or len(at.readers(y)) > 1:
+        return False
+    return takes_halves(at, y.rows, [matrix])
 
 
 def takes_e4m3(at: Lowering, matrix: Matrix) -> bool:

@@ -24,7 +24,7 @@ from urdir.model.graph.pooling import Pool
 from urdir.model.graph.tensor import Tensor
 from urdir.model.lower.lowering import Lowering
 from urdir.model.lower.parts import StepParts
-from urdir.model.lower.requests import next_matrix, packs, takes_bytes
+from urdir.model.lower.requests import is_read_packed
 from urdir.model.lower.rule import Rule, alone, launched, variants
 from urdir.ptxgen.kernels import activate, add, embedding, gather, hide, pool_rows, recall, rescale
 from urdir.ptxgen.kernels.join import Join
@@ -141,10 +141,8 @@ def lower_gate(at: Lowering, ops: Sequence[Op]) -> bool:
 def _gates_packed(at: Lowering, of: Gate) -> bool:
     """Append a gate of many rows that are left packed for the one product that reads them; False
     where none does."""
-    matrix, y = next_matrix(at, of.y), of.y
-    if matrix is None or of.group > 1 or len(at.readers(y)) > 1 or y.width % 4:
-        return False
-    if not packs(at, y.rows, [matrix]) or takes_bytes(at, y.rows, [matrix]):
+    y = of.y
+    if of.group > 1 or y.width % 4 or not is_read_packed(at, y):
         return False
     kernel = _pack(y.rows, y.width, gated=of.f)
     at.packed[y] = at.work["packed"]

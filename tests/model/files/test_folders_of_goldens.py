@@ -596,6 +596,15 @@ def _folder_of(case: Case, path: Path) -> tuple[dict[str, Any], Values]:
     return said, dict(_published(case.change(stored), case.names))
 
 
+def _error(folder: Path, case: Case, reference_model: Any, data: Path) -> float:
+    """How far the logits of a folder are from those of the golden, of their deviation."""
+    with np.load(data / "families" / f"{case.golden}.npz") as golden:
+        saved = dict(golden)
+    with SafetensorsModel(folder) as model:
+        logits = reference_model(model, Config.of(model), CONTEXT).logits(saved["tokens"])
+    return relative_rms(logits, saved["logits"])
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_logits_are_llama_cpp_s(
     case: Case,
@@ -605,12 +614,7 @@ def test_logits_are_llama_cpp_s(
     data: Path,
 ) -> None:
     folder = make_folder(*_folder_of(case, reference_file(case.golden)))
-    with np.load(data / "families" / f"{case.golden}.npz") as golden:
-        saved = dict(golden)
-    with SafetensorsModel(folder) as model:
-        logits = reference_model(model, Config.of(model), CONTEXT).logits(saved["tokens"])
-    error = np.sqrt(np.mean((logits - saved["logits"]) ** 2)) / saved["logits"].std()
-    assert error < case.tolerance
+    assert _error(folder, case, reference_model, data) < case.tolerance
 
 
 _M3 = _names(
@@ -749,12 +753,8 @@ def test_divisors_of_frequencies_are_said_as_those_of_longrope(
     factors = dict.fromkeys(("long_factor", "short_factor"), divisors)
     said["rope_scaling"] = {"rope_type": "longrope", "attention_factor": 1.0, **factors}
     said["original_max_position_embeddings"] = said["max_position_embeddings"]
-    with np.load(data / "families" / f"{case.golden}.npz") as golden:
-        saved = dict(golden)
-    with SafetensorsModel(make_folder(said, tensors)) as model:
-        logits = reference_model(model, Config.of(model), CONTEXT).logits(saved["tokens"])
-    error = np.sqrt(np.mean((logits - saved["logits"]) ** 2)) / saved["logits"].std()
-    assert error < TOLERANCE
+    folder = make_folder(said, tensors)
+    assert _error(folder, case, reference_model, data) < TOLERANCE
 
 
 def test_gates_of_gemma3n_are_rare_by_the_deviation_of_all_values(
@@ -771,17 +771,9 @@ def test_gates_of_gemma3n_are_rare_by_the_deviation_of_all_values(
     fields = {"num_kv_shared_layers": 2, "vocab_size": 128}
     case = Case("gemma3n-dense", "gemma3n_text", _of_gemma3n, _apart_altup, keys, fields, TOLERANCE)
     folder = make_folder(*_folder_of(case, reference_file(case.golden)))
-    with np.load(data / "families" / f"{case.golden}.npz") as golden:
-        saved = dict(golden)
-
-    def error() -> float:
-        with SafetensorsModel(folder) as model:
-            found = reference_model(model, Config.of(model), CONTEXT).logits(saved["tokens"])
-        return float(relative_rms(found, saved["logits"]))
-
-    assert 1e-4 < error() < 1e-3
+    assert 1e-4 < _error(folder, case, reference_model, data) < 1e-3
     monkeypatch.setattr(gemma3n, "DEVIATIONS", gemma3n.DEVIATIONS * (768 / 767) ** 0.5)
-    assert error() < TOLERANCE
+    assert _error(folder, case, reference_model, data) < TOLERANCE
 
 
 def test_deepseek_v4_has_experts_by_token_and_two_rotations(

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from urdir.model.errors import ConstraintError
-from urdir.model.files.gguf import Gguf
 from urdir.model.text.closed_objects import closed
 from urdir.model.text.constraints import Constraint
 from urdir.model.text.matcher import ConstraintCompiler
@@ -66,11 +64,6 @@ def test_objects_that_are_closed(schema: Any, expected: Any) -> None:
 )
 def test_objects_that_stay_open(schema: Any) -> None:
     assert closed(schema) == schema
-
-
-@pytest.fixture(scope="module")
-def tokenizer(demo_file: Path) -> Tokenizer:
-    return Tokenizer.of(Gguf(demo_file))
 
 
 @pytest.mark.parametrize(

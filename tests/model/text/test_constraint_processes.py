@@ -21,7 +21,6 @@ import pytest
 
 from tests.patience import PATIENCE, wait_for
 from urdir.model.errors import BusyError, ConstraintError, ModelError
-from urdir.model.files.gguf import Gguf
 from urdir.model.text import constraint_starter, constraint_worker
 from urdir.model.text import matcher as matcher_module
 from urdir.model.text.constraint_process import LIMITS, ProcessGoneError
@@ -41,11 +40,6 @@ LATE = Constraint.lark(
     'start: A\nA: /x{10}/ ("ok" | B)\nB: '
     + " & ".join(f"/.*[^{chr(97 + i)}].{{5}}/" for i in range(24))
 )
-
-
-@pytest.fixture(scope="module")
-def tokenizer(demo_file: Path) -> Tokenizer:
-    return Tokenizer.of(Gguf(demo_file))
 
 
 @pytest.fixture(scope="module")

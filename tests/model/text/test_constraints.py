@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,17 +26,6 @@ LANGUAGE = [
     "yes", "yes please", "ye", "", " yes", "Größe: 12\n", '{"a": [1, 2]}', "🦙🦙 llama",
     "<|im_end|> is text", "tab\t and \\ \"quotes\"", "日本語", "\n\n\n", "</s>",
 ]  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def tokenizer(demo_file: Path) -> Tokenizer:
-    return Tokenizer.of(Gguf(demo_file))
-
-
-@pytest.fixture(scope="module")
-def compiler(tokenizer: Tokenizer) -> Iterator[ConstraintCompiler]:
-    with ConstraintCompiler(tokenizer) as opened:
-        yield opened
 
 
 def allowed(matcher: Matcher, tokenizer: Tokenizer, spare: int = 0) -> set[int]:

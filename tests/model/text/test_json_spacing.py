@@ -5,15 +5,13 @@ text can consist of blanks for ever.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
 from urdir.model.errors import ConstraintError
-from urdir.model.files.gguf import Gguf
 from urdir.model.text.constraints import Constraint
 from urdir.model.text.json_spacing import MOST_BLANKS
 from urdir.model.text.matcher import ConstraintCompiler
@@ -27,17 +25,6 @@ SCHEMA = {
 }
 VALUE = {"a": 1, "b": [1, 2]}
 BLANKS = " \t\r\n"
-
-
-@pytest.fixture(scope="module")
-def tokenizer(demo_file: Path) -> Tokenizer:
-    return Tokenizer.of(Gguf(demo_file))
-
-
-@pytest.fixture(scope="module")
-def compiler(tokenizer: Tokenizer) -> Iterator[ConstraintCompiler]:
-    with ConstraintCompiler(tokenizer) as opened:
-        yield opened
 
 
 class Reader:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 
 from urdir.model.errors import TemplateError
-from urdir.model.files.gguf import Gguf
 from urdir.model.text.chat import ChatTemplate, Message, Prompt
 from urdir.model.text.named_templates import named_template, template_names
 from urdir.model.text.tokenizer import Tokenizer
@@ -28,11 +26,6 @@ THINKS = """\
 {% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
 {% endif %}"""
 USER = Message("user", "Count.")
-
-
-@pytest.fixture(scope="module")
-def tokenizer(demo_file: Path) -> Tokenizer:
-    return Tokenizer.of(Gguf(demo_file))
 
 
 @pytest.fixture(scope="module")

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from urdir.model.errors import ConstraintError
-from urdir.model.files.gguf import Gguf
 from urdir.model.text.constraints import Constraint
 from urdir.model.text.matcher import ConstraintCompiler
 from urdir.model.text.string_formats import KNOWN, known_formats
@@ -43,17 +40,6 @@ STRING = {"type": "string"}
 )
 def test_formats_that_are_left_out(schema: Any, expected: Any) -> None:
     assert known_formats(schema) == expected
-
-
-@pytest.fixture(scope="module")
-def tokenizer(demo_file: Path) -> Tokenizer:
-    return Tokenizer.of(Gguf(demo_file))
-
-
-@pytest.fixture(scope="module")
-def compiler(tokenizer: Tokenizer) -> Iterator[ConstraintCompiler]:
-    with ConstraintCompiler(tokenizer) as opened:
-        yield opened
 
 
 @pytest.mark.parametrize("name", [*sorted(KNOWN), "password", "path", "binary", "regex", "Date"])

@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from pathlib import Path
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from urdir.model.errors import SettingsError
-from urdir.model.files.gguf import Gguf
 from urdir.model.text.text_stream import TextStream
 from urdir.model.text.tokenizer import Tokenizer
-
-
-@pytest.fixture(scope="module")
-def tokenizer(demo_file: Path) -> Tokenizer:
-    return Tokenizer.of(Gguf(demo_file))
 
 
 class Chunks:
