@@ -278,7 +278,9 @@ class Parser(argparse.ArgumentParser):
             takes = bool(rest) and rest[0] in action.choices
             if not takes and isinstance(action.const, str):
                 return f"{word}={action.const}"  # alone, argparse takes a positional word for it
-        return f"{word}={rest.popleft()}" if takes and rest else word
+        if takes and not rest:  # argparse would take a positional word for it
+            self.error(f"argument {'/'.join(action.option_strings)}: expected one argument")
+        return f"{word}={rest.popleft()}" if takes else word
 
     def _unknown_flag(self, name: str) -> str:
         commands = [word for word, parser in self.subcommands.items() if name in parser.flags]

@@ -40,6 +40,8 @@ Cli = Callable[..., tuple[int, str, str]]
         (("run", "-kvu", "-p", "x"), "unknown flag -kvu (see"),  # not -kvo, which changes nothing
         (("serve", "--kv-cache-dtype", "fp8"), "-ctk TYPE and -ctv TYPE"),
         (("run", "demo", "x", "-p", "y"), "two prompts"),
+        (("run", "demo", "-p"), "-p/--prompt: expected one argument"),
+        (("run", "demo", "x", "--temp"), "--temp/--temperature: expected one argument"),
         (("run", "--chat-template", "lama", "-p", "x"), "--chat-template-file"),
         (("show",), "MODEL"),
         (("show", "demo", "-m", "demo"), "two models"),
