@@ -28,8 +28,10 @@ def lower_attention(at: Lowering, ops: Sequence[Op]) -> bool:
     """(norm | rope)* attend."""
     prepared = Prepared.of(ops)
     token = None if prepared is None else prepared.token
-    if prepared is None or token is None:
+    if prepared is None or token is None or not all(at.is_read_once(op.y) for op in ops[:-1]):
         return False
+    if any(at.is_read_later(x) for op in ops[:-1] for x in op.reads):
+        return False  # which the launches overwrite
     attention = layer_attention(at, prepared.attend, token, prepared.constants(at))
     if at.rows.count == 1 and _precedes_mixture(at):
         # On an H200 a step of one row of qwen3-30b-a3b takes 942 us so, else 951; an 8B model 1,336
@@ -72,7 +74,7 @@ def lower_rope(at: Lowering, ops: Sequence[Op]) -> bool:
     (of,) = ops
     assert isinstance(of, Rope)
     attend = next((op for op in at.ops[at.position :] if isinstance(op, Attend)), None)
-    if attend is None:
+    if attend is None or at.is_read_later(of.x):
         return False
     token = OwnToken(of.rope.rotation, appends=False)
     layout, rows = at.parts.cache.layout(attend.layer), at.rows

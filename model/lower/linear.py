@@ -53,11 +53,21 @@ def lower_products(at: Lowering, ops: Sequence[Op]) -> bool:
     chain = read_chain(ops)
     if chain is None:
         return False
-    if chain.norm is not None and set(chain.products) != set(at.readers(chain.norm.y)):
+    if not _are_read_within(at, chain, ops):
         return False  # others would read what no launch makes
-    if chain.sum is not None and at.readers(chain.sum.addend.y) != [chain.sum.add]:
-        return False
     return lower_chain(at, chain)
+
+
+def _are_read_within(at: Lowering, chain: Chain, ops: Sequence[Op]) -> bool:
+    """Whether the chain alone reads the tensors that its launch does not make: the vectors after a
+    norm or gate, which all products read, and others, which the next operation reads."""
+    before = [of.y for of in (chain.norm, chain.gate) if of is not None]
+    made = {*before, *chain.results}
+    made |= set() if chain.sum is None else {chain.sum.y}
+    made |= set() if chain.next_norm is None else {chain.next_norm.y}
+    inner = [op.y for op in ops if op.y not in made]
+    products = len(chain.products)
+    return all(len(at.readers(y)) == products for y in before) and all(map(at.is_read_once, inner))
 
 
 def lower_chain(at: Lowering, chain: Chain) -> bool:

@@ -312,7 +312,7 @@ def lower_experts(at: Lowering, ops: Sequence[Op]) -> bool:
     if taken:
         (add,) = taken
         assert isinstance(add, Add)
-        if add.b is not of.y:
+        if add.b is not of.y or not at.is_read_once(of.y):
             return False
         residual, y = at.place(add.a), add.y
     assert norm is None or isinstance(norm, Norm)

@@ -35,7 +35,8 @@ def lower_convolve(at: Lowering, of: Convolve) -> None:
 def lower_scan(at: Lowering, of: Scan) -> None:
     """A selective scan, left packed for the product that follows."""
     channels, packed = of.mixer.conv.channels, None
-    if PrefillScan.can_pack(channels, of.mixer.size):
+    others = [op for op in at.readers(of.y) if not isinstance(op, Product)]
+    if PrefillScan.can_pack(channels, of.mixer.size) and not others:
         packed = _packed(at, of.y, channels)
     scan(at, of, packed).append(at, at.place(of.step))
     if packed is not None:
@@ -82,12 +83,15 @@ def lower_gated_norm(at: Lowering, of: GatedNorm) -> None:
 
 def _packed(at: Lowering, y: Tensor, channels: int) -> Slice | None:
     """Where a kernel over prompts leaves vectors packed for the products that follow, if these take
-    them so and all rows are of prompts."""
+    them so, are all that read y, and all rows are of prompts."""
     following, count = [], 0
     while isinstance(op := at.following(count), Product) and op.x is y:
         following.append(at.matrix(op.of))
         count += 1
-    if not following or at.rows.decode or not packs(at, at.rows.count, following):
+    products = [op for op in at.readers(y) if isinstance(op, Product)]
+    if not following or len(products) > count or at.rows.decode:
+        return None
+    if not packs(at, at.rows.count, following):
         return None
     return at.work["packed"].slice(0, packed_nbytes(at.rows.count, channels))
 
