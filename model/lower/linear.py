@@ -19,6 +19,7 @@ from urdir.model.graph.ops import Gate, Gather, Product
 from urdir.model.lower.adapters import adapter_arguments
 from urdir.model.lower.bytes import append_bytes
 from urdir.model.lower.chain import Chain, adapted, read_chain
+from urdir.model.lower.early import product_starts_next
 from urdir.model.lower.few import append_few, goes_on, limits_allow
 from urdir.model.lower.lowering import Lowering
 from urdir.model.lower.norms import append_norm, append_norm_after
@@ -163,6 +164,7 @@ def _lower_few(at: Lowering, chain: Chain, matrices: list[Matrix]) -> bool:
         request_of(at, chain.rows, matrices[:1] if pair else matrices, *chain.epilogue),
         ends_block=chain.residual is None and chain.y.is_stream,
         fill=_follows_attention(at, chain) and fills_sms(at.rows.keys),
+        starts_next=product_starts_next(at, chain),
     )
     if not limits_allow(at, chain, matrices, request):
         return False

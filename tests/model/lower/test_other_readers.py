@@ -271,5 +271,5 @@ def test_attention_turns_no_queries_that_another_operation_reads(turned: bool) -
             ropes = ["attention.q_rope", "attention.k_rope"]
             assert labels(True) == [fused[0], *ropes, *fused[1:], "half"]
         else:
-            with pytest.raises(ModelError, match="no rule for blk.1.attention"):
+            with pytest.raises(ModelError, match=r"no rule for blk\.1\.attention"):
                 labels(True)
