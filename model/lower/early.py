@@ -1,9 +1,9 @@
 """Launches before a mixture that let the next one start before they wait themselves.
 
-What follows such a launch may run beside the one before it, too. All kernels wait before they write,
-and before they read what a step has made, with two exceptions: products of experts of a row read x
-early, and last products the choice of experts. They follow launches that wait first. Experts that
-are cached, and sums of ranks, are left out.
+What follows such a launch may run beside the one before it, too. All kernels wait before they
+write, and before they read what a step has made, with two exceptions: products of experts of a row
+read x early, and last products the choice of experts. They follow launches that wait first. Experts
+that are cached, and sums of ranks, are left out.
 """
 
 from __future__ import annotations

@@ -166,7 +166,7 @@ def scale_in_place(bench: Bench) -> None:
 
 
 #: Launches that another reader adds to those of one row, of few and of many; one is its own.
-MORE = {
+MORE: dict[Callable[[Bench], None], tuple[int, int, int]] = {
     gated_pair: (2, 2, 2),
     activated: (2, 2, 2),
     packed: (1, 1, 2),
