@@ -7,10 +7,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from urdir.model.graph.attention import Attend, Cache
-from urdir.model.graph.experts import Route
 from urdir.model.graph.op import Op
 from urdir.model.graph.ops import Rope
 from urdir.model.lower.attend import append_tokens, incremental_attention_into
+from urdir.model.lower.early import precedes_mixture
 from urdir.model.lower.lowering import Lowering
 from urdir.model.lower.prepared import Prepared, layer_attention
 from urdir.model.lower.requests import next_matrix, packs, takes_few_heads
@@ -28,10 +28,12 @@ def lower_attention(at: Lowering, ops: Sequence[Op]) -> bool:
     """(norm | rope)* attend."""
     prepared = Prepared.of(ops)
     token = None if prepared is None else prepared.token
-    if prepared is None or token is None:
+    if prepared is None or token is None or not all(at.is_read_once(op.y) for op in ops[:-1]):
         return False
+    if any(at.is_read_later(x) for op in ops[:-1] for x in op.reads):
+        return False  # which the launches overwrite
     attention = layer_attention(at, prepared.attend, token, prepared.constants(at))
-    if at.rows.count == 1 and _precedes_mixture(at):
+    if at.rows.count == 1 and precedes_mixture(at):
         # On an H200 a step of one row of qwen3-30b-a3b takes 942 us so, else 951; an 8B model 1,336
         # in place of 1,284.
         attention = replace(attention, starts_next=True)
@@ -57,12 +59,6 @@ def lower_attention(at: Lowering, ops: Sequence[Op]) -> bool:
     return True
 
 
-def _precedes_mixture(at: Lowering) -> bool:
-    """Whether experts are chosen before the next attention."""
-    following = (op for op in at.ops[at.end :] if isinstance(op, Attend | Route))
-    return isinstance(next(following, None), Route)
-
-
 def _takes_packed(at: Lowering, matrix: Matrix) -> bool:
     return packs(at, at.rows.count, [matrix]) or takes_few_heads(at, matrix)
 
@@ -72,7 +68,7 @@ def lower_rope(at: Lowering, ops: Sequence[Op]) -> bool:
     (of,) = ops
     assert isinstance(of, Rope)
     attend = next((op for op in at.ops[at.position :] if isinstance(op, Attend)), None)
-    if attend is None:
+    if attend is None or at.is_read_later(of.x):
         return False
     token = OwnToken(of.rope.rotation, appends=False)
     layout, rows = at.parts.cache.layout(attend.layer), at.rows

@@ -29,7 +29,7 @@ def lower_sum_of_ranks(at: Lowering, ops: Sequence[Op]) -> bool:
     if adds:
         (add,) = adds
         assert isinstance(add, Add)
-        if add.b is not of.y:
+        if add.b is not of.y or not at.is_read_once(of.y):
             return False
         residual, y = at.place(add.a), add.y
     given = of.x in at.sent

@@ -67,7 +67,9 @@ def lower_expanded(at: Lowering, ops: Sequence[Op]) -> bool:
     assert isinstance(of, AttendLatent)
     assert isinstance(product, HeadProduct)
     own = of.mixer.written_out
-    if own is None or selects(at, of):
+    if own is None or selects(at, of) or not at.is_read_once(of.y):
+        return False
+    if product.x is not of.y and not at.is_read_once(product.x):
         return False
     packed, y = False, of.y
     if at.rows.walk is not None and (kernel := block_kernel(at, of, own)) is not None:
@@ -145,7 +147,7 @@ def _takes_packed(at: Lowering, product: HeadProduct) -> bool:
     following = at.following()
     if not isinstance(following, Product) or following.x is not product.y:
         return False
-    if following.x.rows != at.rows.count:
+    if following.x.rows != at.rows.count or not at.is_read_once(product.y):
         return False
     return packs(at, at.rows.count, [at.matrix(following.of)])
 

@@ -19,6 +19,7 @@ from urdir.model.graph.ops import Gate, Gather, Product
 from urdir.model.lower.adapters import adapter_arguments
 from urdir.model.lower.bytes import append_bytes
 from urdir.model.lower.chain import Chain, adapted, read_chain
+from urdir.model.lower.early import product_starts_next
 from urdir.model.lower.few import append_few, goes_on, limits_allow
 from urdir.model.lower.lowering import Lowering
 from urdir.model.lower.norms import append_norm, append_norm_after
@@ -53,11 +54,21 @@ def lower_products(at: Lowering, ops: Sequence[Op]) -> bool:
     chain = read_chain(ops)
     if chain is None:
         return False
-    if chain.norm is not None and set(chain.products) != set(at.readers(chain.norm.y)):
+    if not _are_read_within(at, chain, ops):
         return False  # others would read what no launch makes
-    if chain.sum is not None and at.readers(chain.sum.addend.y) != [chain.sum.add]:
-        return False
     return lower_chain(at, chain)
+
+
+def _are_read_within(at: Lowering, chain: Chain, ops: Sequence[Op]) -> bool:
+    """Whether the chain alone reads the tensors that its launch does not make: the vectors after a
+    norm or gate, which all products read, and others, which the next operation reads."""
+    before = [of.y for of in (chain.norm, chain.gate) if of is not None]
+    made = {*before, *chain.results}
+    made |= set() if chain.sum is None else {chain.sum.y}
+    made |= set() if chain.next_norm is None else {chain.next_norm.y}
+    inner = [op.y for op in ops if op.y not in made]
+    products = len(chain.products)
+    return all(len(at.readers(y)) == products for y in before) and all(map(at.is_read_once, inner))
 
 
 def lower_chain(at: Lowering, chain: Chain) -> bool:
@@ -153,6 +164,7 @@ def _lower_few(at: Lowering, chain: Chain, matrices: list[Matrix]) -> bool:
         request_of(at, chain.rows, matrices[:1] if pair else matrices, *chain.epilogue),
         ends_block=chain.residual is None and chain.y.is_stream,
         fill=_follows_attention(at, chain) and fills_sms(at.rows.keys),
+        starts_next=product_starts_next(at, chain),
     )
     if not limits_allow(at, chain, matrices, request):
         return False

@@ -141,6 +141,17 @@ class Lowering:
         """The operations that read it."""
         return [self.ops[index] for index in self._places.readers.get(tensor, ())]
 
+    def is_read_once(self, tensor: Tensor) -> bool:
+        """Whether one operation reads it, in one place: a launch that goes on with it need not make
+        it."""
+        return len(self._places.readers.get(tensor, ())) == 1
+
+    def is_read_later(self, tensor: Tensor) -> bool:
+        """Whether an operation after those that are matched reads it: they must not overwrite
+        it."""
+        readers = self._places.readers.get(tensor)
+        return readers is not None and readers[-1] >= self.end
+
     def begins_block(self, norm: Norm) -> bool:
         """Whether products read a norm: not one after a network, which is added to the stream."""
         readers = self.readers(norm.y)

@@ -20,6 +20,7 @@ from urdir.model.graph.ops import Add, Norm, Product
 from urdir.model.graph.tensor import Tensor
 from urdir.model.lower.adapters import SLOTS, rows_of_tensor
 from urdir.model.lower.chain import Chain
+from urdir.model.lower.early import router_starts_next
 from urdir.model.lower.experts.adapters import ExpertAdapters, known_positions
 from urdir.model.lower.experts.cached import through_cache
 from urdir.model.lower.experts.grouped_gemm import GroupedGemm
@@ -99,10 +100,10 @@ def _take_factors(at: Lowering, norm: Norm) -> bool:
     router, experts = sorted(readers, key=lambda op: isinstance(op, Experts))
     assert isinstance(router, Route)
     assert isinstance(experts, Experts)
-    layer = router_layer(at, router)
+    layer = RouterLayer.of(at, router)
     if not _finds_factors(router, layer, at.norm(norm.of)) or experts.room is not None:
         return False
-    packs = GroupedGemm(at, rows).packs(mixture_layer(at, experts))
+    packs = GroupedGemm(at, rows).packs(MixtureLayer.of(at, experts))
     return packs and _makes_many_logits(at, layer, rows)
 
 
@@ -130,7 +131,7 @@ def lower_route(at: Lowering, ops: Sequence[Op]) -> bool:
         at.unselected[of.y] = of.selection
         return True
     x, layer = _before_norm(at, of.x, norm)
-    work, router, rows = at.work, router_layer(at, of), of.x.rows
+    work, router, rows = at.work, RouterLayer.of(at, of), of.x.rows
     extra = {"choice_bias": router.choice_bias, "expert_scale": router.expert_scale}
     chosen = {"expert": work["expert"], "weight": work["expert weight"], **extra}
     chosen["position"] = known_positions(at, of)
@@ -162,7 +163,8 @@ def lower_route(at: Lowering, ops: Sequence[Op]) -> bool:
     has_bias, selects = matrix.bias is not None, bool(norms) or not _products_choose(at, of)
     sizes = rows, matrix.cols, router.selection
     each = 1 if selects else RouteExperts.each_of(*sizes)
-    kernel = _route(*sizes, computed, has_bias, router.scale, selects, each)
+    starts_next = not selects and _starts_next(at, of, layer)
+    kernel = _route(*sizes, computed, has_bias, router.scale, selects, each, starts_next)
     at.launch(
         kernel,
         of.label,
@@ -188,20 +190,19 @@ def _products_choose(at: Lowering, of: Route) -> bool:
         return False
     if experts.x is not of.x or experts.room is not None or experts.weigh_input:
         return False
-    once = of.x.rows == 1 or SharedRead(at, of.x.rows).pays(mixture_layer(at, experts))
+    once = of.x.rows == 1 or SharedRead(at, of.x.rows).pays(MixtureLayer.of(at, experts))
     most = MOST_CHOSEN_ONCE if once else MOST_CHOSEN
     return of.selection.is_plain and of.selection.experts <= most
 
 
-def router_layer(at: Lowering, of: Route) -> RouterLayer:
-    """The router on the device."""
-    router = of.router
-    return RouterLayer(
-        of.selection,
-        at.matrix(router.linear),
-        None if router.choice_bias is None else at.vector(router.choice_bias),
-        None if router.expert_scale is None else at.vector(router.expert_scale),
-        router.norm_scale,
+def _starts_next(at: Lowering, of: Route, norm: NormLayer | None) -> bool:
+    """Whether the launch of a router, whose experts' products choose, starts theirs early: of rows
+    that read experts together. Products of a row each load x before they wait."""
+    (experts,) = at.readers(of.y)
+    assert isinstance(experts, Experts)
+    together = SharedRead(at, of.x.rows)
+    return router_starts_next(at, of.x.rows) and together.serves(
+        MixtureLayer.of(at, experts), norm, of.selection
     )
 
 
@@ -312,7 +313,7 @@ def lower_experts(at: Lowering, ops: Sequence[Op]) -> bool:
     if taken:
         (add,) = taken
         assert isinstance(add, Add)
-        if add.b is not of.y:
+        if add.b is not of.y or not at.is_read_once(of.y):
             return False
         residual, y = at.place(add.a), add.y
     assert norm is None or isinstance(norm, Norm)
@@ -320,7 +321,7 @@ def lower_experts(at: Lowering, ops: Sequence[Op]) -> bool:
     adapters = None
     if of.room is not None:
         adapters = ExpertAdapters(at, of, rows_of_tensor(at, of.x), of.room)
-    mixture, selection = mixture_layer(at, of), at.unselected.get(of.routing)
+    mixture, selection = MixtureLayer.of(at, of), at.unselected.get(of.routing)
     begins, many = None, at.takes_gemm(of.x.rows)
     if many and adapters is None and residual is not None:
         following = packed_norm_after(at, y)
@@ -342,7 +343,7 @@ def lower_experts(at: Lowering, ops: Sequence[Op]) -> bool:
     cache = at.parts.weights.expert_caches.get(of.up.matrix)
     if cache is not None:
         call = through_cache(at, of, call, cache)
-    if not many and residual is not None and SharedRead(at, of.x.rows).serves(call):
+    if not many and residual is not None and _is_read_together(at, of.x.rows, call):
         call = _beginning_norm(at, call, y)
     append_experts(at, of.x.rows, call)
     if adapters is not None:
@@ -362,26 +363,17 @@ def _beginning_norm(at: Lowering, call: MixtureCall, y: Tensor) -> MixtureCall:
     return replace(call, begins=at.begin_norm(y, norm, packed=True), order=order)
 
 
-def mixture_layer(at: Lowering, of: Experts) -> MixtureLayer:
-    """The experts on the device."""
-    return MixtureLayer(
-        of.selection,
-        at.matrix(of.up),
-        at.matrix(of.down),
-        None if of.gate is None else at.matrix(of.gate),
-        of.activation,
-        of.weigh_input,
-    )
+def _is_read_together(at: Lowering, rows: int, call: MixtureCall) -> bool:
+    return SharedRead(at, rows).serves(call.mixture, call.norm, call.selection)
 
 
 def append_experts(at: Lowering, rows: int, call: MixtureCall) -> None:
     """Append the launches of a mixture, for the experts in the registers "expert" and "expert
     weight"."""
-    together = SharedRead(at, rows)
     if at.takes_gemm(rows):
         GroupedGemm(at, rows).append(call)
-    elif call.adapters is None and together.serves(call):
-        together.append(call)
+    elif call.adapters is None and _is_read_together(at, rows, call):
+        SharedRead(at, rows).append(call)
     else:
         PerRow(at, rows).append(call)
 

@@ -188,11 +188,13 @@ def lower_norm_after(at: Lowering, ops: Sequence[Op]) -> bool:
         rest.pop(0)
     add, next_norm = rest[0], rest[1] if len(rest) > 1 else None
     assert isinstance(add, Add)
-    if add.b is not y or at.readers(norm.y) != [ops[1]]:
+    if add.b is not y or not (at.is_read_once(norm.y) and at.is_read_once(y)):
         return False
     scale_by = None
     if isinstance(next_norm, ScaleBy):
         if add.y.rows > 1 or factor != 1.0 or next_norm.x is not add.y:
+            return False
+        if not at.is_read_once(add.y):
             return False
         scale_by, next_norm = next_norm, None
         at.share(scale_by.y, add.y)

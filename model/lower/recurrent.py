@@ -13,9 +13,12 @@ from urdir.model.lower.lowering import Lowering
 from urdir.model.lower.requests import is_read_packed, packs
 from urdir.model.lower.rule import Rule, alone
 from urdir.model.lower.states import convolution, launch_heads, scan
+from urdir.ptxgen.kernels.recurrent.causal_conv import CausalConv
+from urdir.ptxgen.kernels.recurrent.drafted_scan import DraftedScan
 from urdir.ptxgen.kernels.recurrent.gated_norm import GatedNorm as GatedNormKernel
 from urdir.ptxgen.kernels.recurrent.prefill_conv import PrefillConv
 from urdir.ptxgen.kernels.recurrent.prefill_scan import PrefillScan
+from urdir.ptxgen.kernels.recurrent.selective_scan import SelectiveScan
 from urdir.ptxgen.weights.packed import packed_nbytes
 
 if TYPE_CHECKING:
@@ -24,22 +27,32 @@ if TYPE_CHECKING:
 
 def lower_convolve(at: Lowering, of: Convolve) -> None:
     """A convolution, left packed as well for products of its result alone."""
-    packed = None
-    if PrefillConv.can_pack(of.conv.channels) and of.input_gate is None:
-        packed = _packed(at, of.y, of.conv.channels)
+    conv = CausalConv if at.rows.decode else PrefillConv
+    channels, packed = of.conv.channels, None
+    if conv.can_pack(at.rows.count, channels):
+        packed = _packed(at, of.y, channels)
     convolution(at, of, packed).append(at, at.place(of.x))
     if packed is not None:
         at.packed[of.y] = packed
 
 
 def lower_scan(at: Lowering, of: Scan) -> None:
-    """A selective scan, left packed for the product that follows."""
+    """A selective scan, left packed for the products that follow where only these read it."""
     channels, packed = of.mixer.conv.channels, None
-    if PrefillScan.can_pack(channels, of.mixer.size):
+    others = [op for op in at.readers(of.y) if not isinstance(op, Product)]
+    if not others and _scan_kernel(at).can_pack(at.rows.count, channels, of.mixer.size):
         packed = _packed(at, of.y, channels)
     scan(at, of, packed).append(at, at.place(of.step))
     if packed is not None:
         at.packed[of.y] = packed
+
+
+def _scan_kernel(at: Lowering) -> type[SelectiveScan]:
+    """The kernel of the step's rows; see `choice.selective_scan`."""
+    if not at.rows.decode:
+        return PrefillScan
+    assert at.parts.recurrent is not None
+    return DraftedScan if at.parts.recurrent.shape.drafts else SelectiveScan
 
 
 def lower_recur(at: Lowering, of: Recur) -> None:
@@ -81,13 +94,16 @@ def lower_gated_norm(at: Lowering, of: GatedNorm) -> None:
 
 
 def _packed(at: Lowering, y: Tensor, channels: int) -> Slice | None:
-    """Where a kernel over prompts leaves vectors packed for the products that follow, if these take
-    them so and all rows are of prompts."""
+    """Where a kernel leaves vectors packed for the products that follow, if these take them so, no
+    others read y, and one launch has all rows."""
     following, count = [], 0
     while isinstance(op := at.following(count), Product) and op.x is y:
         following.append(at.matrix(op.of))
         count += 1
-    if not following or at.rows.decode or not packs(at, at.rows.count, following):
+    products = [op for op in at.readers(y) if isinstance(op, Product)]
+    if not following or len(products) > count or (at.rows.decode and at.rows.prompt):
+        return None
+    if not packs(at, at.rows.count, following):
         return None
     return at.work["packed"].slice(0, packed_nbytes(at.rows.count, channels))
 

@@ -88,12 +88,15 @@ def adapts_packed(at: Lowering, of: Op) -> bool:
 
 
 def next_matrix(at: Lowering, y: Tensor) -> Matrix | None:
-    """The matrix of the product of y that follows; an `Adapt` may come in between that takes y
-    packed, too."""
+    """The matrix of the product that follows and alone reads y; an `Adapt` may come in between that
+    takes y packed, too."""
     op = at.following()
     if op is not None and adapts_packed(at, op):
         op = at.following(1)
-    return at.matrix(op.of) if isinstance(op, Product) and op.x is y else None
+    if not isinstance(op, Product) or op.x is not y:
+        return None
+    alone = all(of is op or adapts_packed(at, of) for of in at.readers(y))
+    return at.matrix(op.of) if alone else None
 
 
 def is_read_packed(at: Lowering, y: Tensor) -> bool:

@@ -59,7 +59,7 @@ def lower_sum(at: Lowering, ops: Sequence[Op]) -> bool:
     if scales:
         (scale,) = scales
         assert isinstance(scale, Scale)
-        if scale.y is not of.b:
+        if scale.y is not of.b or not at.is_read_once(scale.y):
             return False
         delta, factor = scale.x, scale.factor
     append_sum(at, of.label, of, at.place(delta), factor)
@@ -73,9 +73,10 @@ def lower_added_vector(at: Lowering, of: AddVector) -> None:
 
 
 def lower_scale(at: Lowering, of: Scale) -> None:
-    """Multiply with a number, in place if the result may lie anywhere."""
+    """Multiply with a number, in place if the result may lie anywhere and nothing reads x later."""
     kernel = _rescale(of.y.rows * of.y.width, scale=of.factor)
-    at.share(of.y, of.x)
+    if not at.is_read_later(of.x):
+        at.share(of.y, of.x)
     at.launch(kernel, of.label, x=at.place(of.x), y=at.place(of.y))
 
 
@@ -90,11 +91,16 @@ def append_scale_by(at: Lowering, label: str, of: ScaleBy) -> None:
     at.launch(kernel, label, x=at.place(of.x), s=s, y=at.place(of.y))
 
 
-def lower_hide(at: Lowering, of: Hide) -> None:
-    """Set columns to the lowest f32 number, in place."""
+def lower_hide(at: Lowering, ops: Sequence[Op]) -> bool:
+    """hide: set columns to the lowest f32 number, in place, so that nothing else may read x."""
+    (of,) = ops
+    assert isinstance(of, Hide)
+    if at.is_read_later(of.x):
+        return False
     at.share(of.y, of.x)
     kernel = hide.Hide(of.y.width, of.first, of.end - of.first, of.y.rows)
     at.launch(kernel, of.label, y=at.place(of.x))
+    return True
 
 
 def lower_recall(at: Lowering, of: Recall) -> None:
@@ -127,7 +133,7 @@ def lower_gate(at: Lowering, ops: Sequence[Op]) -> bool:
     if adds:
         (add,) = adds
         assert isinstance(add, Add)
-        if add.b is not of.y:
+        if add.b is not of.y or not at.is_read_once(of.y):
             return False
         y, added = add.y, at.place(add.a)
     kernel = _activate(
@@ -155,7 +161,7 @@ def lower_gate_of_columns(at: Lowering, ops: Sequence[Op]) -> bool:
     columns, of = ops
     assert isinstance(columns, Columns)
     assert isinstance(of, Gate)
-    if of.x is not columns.y:
+    if of.x is not columns.y or not at.is_read_once(columns.y):
         return False
     width, whole = of.y.width, at.place(columns.x)
     kernel = _activate(of.y.rows * width, of.f, gated=True, width=width, stride=columns.x.width)
@@ -253,7 +259,7 @@ RULES: Sequence[Rule] = (
     alone("scale", lower_scale),
     alone("scale_by", lower_scale_by),
     launched("copy", lambda of: _rescale(of.y.rows * of.y.width)),
-    alone("hide", lower_hide),
+    Rule("hide", lower_hide),
     alone("recall", lower_recall),
     alone("activate", lower_activate),
     *variants("gate add?", lower_gate),

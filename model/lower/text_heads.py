@@ -25,6 +25,8 @@ def heads_of_texts(at: Lowering, chain: Chain) -> Heads | None:
     prepared = Prepared.of(ops[: last + 1])
     if prepared is None or prepared.token is None or prepared.sources != tuple(chain.results):
         return None
+    if not all(map(at.is_read_once, (*chain.results, *(op.y for op in ops[:last])))):
+        return None
     attention = layer_attention(at, attend, prepared.token, {})
     kernel = replace(attention, halves=True).short_kernel(packs=False)
     if kernel is None:

@@ -12,6 +12,8 @@ from urdir.ptxgen.kernels.experts.selection import Selection
 
 if TYPE_CHECKING:
     from urdir.driver.memory import Slice
+    from urdir.model.graph.experts import Experts, Route
+    from urdir.model.lower.lowering import Lowering
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +27,18 @@ class RouterLayer:
     choice_bias: Slice | None = None
     expert_scale: Slice | None = None
     scale: float = 1.0
+
+    @classmethod
+    def of(cls, at: Lowering, route: Route) -> RouterLayer:
+        """That of an operation."""
+        router = route.router
+        return cls(
+            route.selection,
+            at.matrix(router.linear),
+            None if router.choice_bias is None else at.vector(router.choice_bias),
+            None if router.expert_scale is None else at.vector(router.expert_scale),
+            router.norm_scale,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +59,18 @@ class MixtureLayer:
     slots: int = 0
     number: str = "expert"
     state: Slice | None = None
+
+    @classmethod
+    def of(cls, at: Lowering, experts: Experts) -> MixtureLayer:
+        """Those of an operation."""
+        return cls(
+            experts.selection,
+            at.matrix(experts.up),
+            at.matrix(experts.down),
+            None if experts.gate is None else at.matrix(experts.gate),
+            experts.activation,
+            experts.weigh_input,
+        )
 
     @property
     def held(self) -> int:

@@ -31,9 +31,10 @@ class SharedRead(ExpertProducts):
 
     __slots__ = ()
 
-    def serves(self, call: MixtureCall) -> bool:
+    def serves(
+        self, mixture: MixtureLayer, norm: NormLayer | None, choice: Selection | None
+    ) -> bool:
         """Whether `ExpertsGemmSmall` serves, and pays."""
-        mixture, norm, choice = call.mixture, call.norm, call.selection
         if mixture.state is not None or not self.pays(mixture):
             return False
         products = mixture_products(mixture)

@@ -39,6 +39,7 @@ class RouteExperts(KernelSpec):
     The weights are F32, repacked. ``norm``: x is RMS-normalised first. The products, times
     ``scale``, plus ``bias`` (experts,), are ``logits`` (rows, experts). A CTA has ``each`` experts
     of a row; the last one to arrive selects, unless products choose for themselves (``selects``).
+    ``starts_next``: the next launch may start before this one waits.
     ``arrived`` (rows,) is 0 before and after. Padding rows choose none, as by `SelectExperts`.
     """
 
@@ -50,6 +51,7 @@ class RouteExperts(KernelSpec):
     scale: float = 1.0
     selects: bool = True
     each: int = 1
+    starts_next: bool = False
 
     name = "route_experts"
     template = ("urdir.templates", "experts/route.ptx.j2")
@@ -185,6 +187,9 @@ class RouteExperts(KernelSpec):
                 3, 2052, Selection(12, 3), Norm("rms", 1e-6), bias=True, selects=False, each=3
             ),
             "several, no norm": cls(2, 580, Selection(8, 2), scale=0.5, selects=False, each=4),
+            "several, starts next": cls(
+                5, 516, Selection(16, 2), Norm("rms", 1e-6), selects=False, each=2, starts_next=True
+            ),
             "logits": cls(2, 260, softmax, Norm("rms", 1e-6), scale=0.5, selects=False),
         }
 

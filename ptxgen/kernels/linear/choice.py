@@ -112,7 +112,7 @@ class LinearRequest:
 
     ``exact``: activations stay f32. ``fill``: that of `CutOptions`. ``ends_block``: the product is
     the last of a block; with a residual it is. ``alone``: no other launch overlaps this one
-    (`Gemv`).
+    (`Gemv`). ``starts_next``: that of `GemmSmall`.
     """
 
     limits: Limits
@@ -124,6 +124,7 @@ class LinearRequest:
     fill: bool = False
     ends_block: bool = False
     alone: bool = False
+    starts_next: bool = False
 
     def plus(self, *steps: Step) -> LinearRequest:
         """The request with more steps."""
@@ -281,7 +282,8 @@ def choose_linear(request: LinearRequest) -> LinearSpec:
     matrix, others = (fmt, rows, request.cols), tuple(more)
     if request.rounds_several:
         steps, fields = in_order(GemmSmall, *request.steps), {"options": request.options}
-        whole = GemmSmall.of(*matrix, *steps, others=others, batch=request.batch, **fields)
+        early = {"batch": request.batch, "starts_next": request.starts_next}
+        whole = GemmSmall.of(*matrix, *steps, others=others, **fields, **early)
         return _fitted(whole, request.limits)
     if (options := request.gemv_options) is None:
         steps = in_order(GemvF32, *request.steps)

@@ -13,6 +13,8 @@ from urdir.ptxgen.kernels.activation import Activation
 from urdir.ptxgen.kernels.recurrent.rows import SEGMENT_ROWS, RecurrentRows, rows_of_drafts
 from urdir.ptxgen.kernels.speculation.limits import MOST_DRAFTS
 from urdir.ptxgen.spec import Access, Array, LaunchShape, Param, Tolerance, ceil_div
+from urdir.ptxgen.weights.layout import TILE_COLS
+from urdir.ptxgen.weights.packed import GROUP, pack, packed_shape
 
 #: Channels per CTA, one per thread.
 THREADS = 128
@@ -37,6 +39,8 @@ class CausalConv(RecurrentRows):
     value of a position is at slot position % ``slots``. Nothing else says which drafts were
     accepted: values of others are overwritten before they are read. Where rows are ``drafted``,
     several may be of one sequence, at consecutive positions side by side.
+
+    With ``packs`` (`can_pack`) y is also written as ``packed`` f16 for products (`weights.packed`).
     """
 
     channels: int
@@ -46,6 +50,7 @@ class CausalConv(RecurrentRows):
     gated: bool = False
     most: int = 0
     drafted: bool = False
+    packs: bool = False
 
     name = "causal_conv"
     template = ("urdir.templates", "recurrent/causal_conv.ptx.j2")
@@ -62,11 +67,24 @@ class CausalConv(RecurrentRows):
                 "drafted rows"
             )
         self.check_segments()
+        if self.packs and not self.can_pack(self.rows, self.channels):
+            raise PtxgenError(f"{self.name}: {self.rows} rows of {self.channels} channels packed")
 
     def check_segments(self) -> None:
         """Raise PtxgenError for rows that another kernel handles."""
         if self.segments:
             raise PtxgenError("causal_conv: segments are prefill_conv's")
+
+    @staticmethod
+    def can_pack(rows: int, channels: int) -> bool:
+        """Whether ``packs`` is supported: places beyond the last row or channel would not be
+        cleared."""
+        return rows % GROUP == 0 and channels % TILE_COLS == 0
+
+    @property
+    def groups(self) -> int:
+        """Groups of packed rows."""
+        return ceil_div(self.rows, GROUP)
 
     @property
     def before(self) -> int:
@@ -82,6 +100,7 @@ class CausalConv(RecurrentRows):
     @property
     def params(self) -> tuple[Param, ...]:
         matrix, gates = ("rows", "channels"), ("input_gate", "output_gate") if self.gated else ()
+        packed = packed_shape(self.rows, self.channels)
         return (
             Param("x", "f32", matrix, Access.IN),
             *(Param(name, "f32", matrix, Access.IN) for name in gates),
@@ -90,6 +109,7 @@ class CausalConv(RecurrentRows):
             *self.row_params,
             Param("tail", "f32", ("sequences", "slots", "channels"), Access.INOUT),
             Param("y", "f32", matrix, Access.OUT),
+            *((Param("packed", "f16", packed, Access.OUT),) if self.packs else ()),
         )
 
     @property
@@ -101,7 +121,8 @@ class CausalConv(RecurrentRows):
 
     @property
     def tolerance(self) -> Tolerance:
-        return Tolerance(rtol=2e-6)
+        exact = Tolerance(rtol=2e-6)
+        return exact.rounded_to("f16") if self.packs else exact
 
     def reference(self, **inputs: Any) -> dict[str, Array]:
         u = inputs["x"].astype(np.float64)
@@ -118,7 +139,8 @@ class CausalConv(RecurrentRows):
         idle = np.ones(self.rows, np.bool_)
         idle[[row for row, _, _ in self.tokens(inputs)]] = False
         y[idle] = 0.0
-        return {"tail": tail.astype(np.float32), "y": y.astype(np.float32)}
+        packed = {"packed": pack(y)} if self.packs else {}
+        return {"tail": tail.astype(np.float32), "y": y.astype(np.float32), **packed}
 
     def make_rows(self, rng: np.random.Generator) -> dict[str, Any]:
         if not self.drafted:
@@ -139,6 +161,9 @@ class CausalConv(RecurrentRows):
             "ring": cls(5, 4, 64, 0, channels=130, taps=4, bias=True, most=3),
             "drafts": cls(23, 7, 64, 0, channels=37, taps=4, activation=silu, most=7, drafted=True),
             "gated drafts": cls(9, 3, 64, 0, channels=40, taps=3, gated=True, most=2, drafted=True),
+            "packed": cls(16, 20, 64, 0, channels=256, taps=4, activation=silu, packs=True),
+            "packed, gated": cls(24, 9, 64, 0, channels=512, taps=3, gated=True, packs=True),
+            "packed ring": cls(8, 9, 64, 0, channels=256, taps=4, bias=True, most=3, packs=True),
         }
 
     def flops(self) -> int:

@@ -49,11 +49,9 @@ def recurrences(
 
 
 def causal_conv(*, packs: bool = False, **fields: Any) -> CausalConv:
-    """The kernel of a convolution; ``fields`` are `CausalConv`'s. With ``packs``
-    (`PrefillConv.can_pack`) the results for prompts are also written packed."""
-    if not fields["segments"]:
-        return CausalConv(**fields)
-    return PrefillConv(**fields, packs=packs)
+    """The kernel of a convolution; ``fields`` are `CausalConv`'s. With ``packs`` (`can_pack`) the
+    results are also written packed."""
+    return (PrefillConv if fields["segments"] else CausalConv)(**fields, packs=packs)
 
 
 def selective_scan(
@@ -62,13 +60,13 @@ def selective_scan(
     """The kernel of Mamba's scan on a device with ``sms`` SMs; ``fields`` are `SelectiveScan`'s,
     ``most`` and ``drafted`` those of `DraftedStates`, where steps have drafts.
 
-    For prompts each SM has a CTA, if CTAs are large enough for all channels; with ``packs``
-    (`PrefillScan.can_pack`) the results are packed. Raises PtxgenError for unsupported shapes.
+    For prompts each SM has a CTA, if CTAs are large enough for all channels. With ``packs``
+    (`can_pack`) the results are packed. Raises PtxgenError for unsupported shapes.
     """
     if not fields["segments"]:
         if most:
-            return DraftedScan(**fields, most=most, drafted=drafted)
-        return SelectiveScan(**fields)
+            return DraftedScan(**fields, packs=packs, most=most, drafted=drafted)
+        return SelectiveScan(**fields, packs=packs)
     scan = PrefillScan(**fields, packs=packs)
     warps = ceil_div(scan.channels * scan.parts, 32 * sms)
     return replace(scan, warps=min(MAX_WARPS, warps))

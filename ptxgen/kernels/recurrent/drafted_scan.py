@@ -30,6 +30,11 @@ class DraftedScan(DraftedStates, SelectiveScan):
         super().__post_init__()
         self.check_rows()
 
+    @staticmethod
+    def can_pack(rows: int, channels: int, size: int) -> bool:
+        """Results are always f32."""
+        return False
+
     @property
     def kept_inputs(self) -> tuple[Param, ...]:
         """What a state is moved on by."""

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.recurrent.scan_tiles import ScanTiles
 from urdir.ptxgen.kernels.recurrent.selective_scan import SelectiveScan
-from urdir.ptxgen.spec import Access, Array, LaunchShape, Param, Tolerance, ceil_div
+from urdir.ptxgen.spec import LaunchShape, ceil_div
 from urdir.ptxgen.weights.layout import TILE_COLS
-from urdir.ptxgen.weights.packed import GROUP, pack, packed_shape
 
 #: Maximum number of warps per CTA that advance states.
 MAX_WARPS = 16
@@ -25,12 +23,9 @@ class PrefillScan(SelectiveScan):
     A token's exponentials and products do not depend on earlier tokens; only a product and a sum
     per value of the state do. So ``warps`` of a CTA advance states by a tile of tokens, whose
     instructions are independent, while others load the next tile to shared memory.
-
-    With ``packs`` (`can_pack`) y is packed f16 for the next product (`weights.packed`).
     """
 
     warps: int = 4
-    packs: bool = False
 
     name = "prefill_scan"
     template = ("urdir.templates", "recurrent/prefill_scan.ptx.j2")
@@ -39,37 +34,12 @@ class PrefillScan(SelectiveScan):
         super().__post_init__()
         if not 1 <= self.warps <= MAX_WARPS:
             raise PtxgenError(f"prefill_scan: {self.warps} warps with states: 1 to {MAX_WARPS}")
-        if self.packs and not self.can_pack(self.channels, self.size):
-            raise PtxgenError(
-                f"prefill_scan packs channels that are multiples of {TILE_COLS}, with multiples of "
-                f"16 values: not {self.channels} of {self.size}"
-            )
 
     @staticmethod
-    def can_pack(channels: int, size: int) -> bool:
-        """Whether ``packs`` is supported: places beyond the last channel would not be cleared, and
-        the rows of a group must be those whose sums a channel's lanes end with."""
+    def can_pack(rows: int, channels: int, size: int) -> bool:
+        """Places beyond the last channel would not be cleared, and the rows of a group must be
+        those whose sums a channel's lanes end with."""
         return channels % TILE_COLS == 0 and size % 16 == 0
-
-    @property
-    def groups(self) -> int:
-        """Groups of packed rows; those beyond ``rows`` are zeros."""
-        return ceil_div(self.rows, GROUP)
-
-    @property
-    def out_param(self) -> Param:
-        if not self.packs:
-            return super().out_param
-        return Param("y", "f16", packed_shape(self.rows, self.channels), Access.OUT)
-
-    @property
-    def tolerance(self) -> Tolerance:
-        exact = super().tolerance
-        return exact.rounded_to("f16") if self.packs else exact
-
-    def reference(self, **inputs: Any) -> dict[str, Array]:
-        made = super().reference(**inputs)
-        return made | {"y": pack(made["y"])} if self.packs else made
 
     def check_segments(self) -> None:
         if not self.segments:

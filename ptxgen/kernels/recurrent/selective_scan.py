@@ -13,6 +13,8 @@ from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.activation import Activation
 from urdir.ptxgen.kernels.recurrent.rows import RecurrentRows
 from urdir.ptxgen.spec import Access, Array, LaunchShape, Param, Tolerance, ceil_div
+from urdir.ptxgen.weights.layout import TILE_COLS
+from urdir.ptxgen.weights.packed import GROUP, pack, packed_shape
 
 THREADS = 128
 #: Maximum values of a channel's state per lane.
@@ -25,11 +27,13 @@ class SelectiveScan(RecurrentRows):
     channel (Gu & Dao 2023, arXiv 2312.00752).
 
     h and ``a`` (channels, size) have ``size`` values per channel, which share b and c (rows, size);
-    x, ``step`` and ``gate`` (rows, channels) are per channel.
+    x, ``step`` and ``gate`` (rows, channels) are per channel. With ``packs`` (`can_pack`) y is
+    packed f16 for the next product (`weights.packed`).
     """
 
     channels: int
     size: int
+    packs: bool = False
 
     activation: ClassVar = Activation("silu")
     #: Neighbouring lanes that share a channel, each with two of every eight values.
@@ -49,6 +53,22 @@ class SelectiveScan(RecurrentRows):
                 f"{self.lanes} lanes"
             )
         self.check_segments()
+        if self.packs and not self.can_pack(self.rows, self.channels, self.size):
+            raise PtxgenError(
+                f"{self.name}: {self.size} values of {self.rows} rows of {self.channels} channels "
+                "packed"
+            )
+
+    @staticmethod
+    def can_pack(rows: int, channels: int, size: int) -> bool:
+        """Whether ``packs`` is supported: places beyond the last row or channel would not be
+        cleared."""
+        return rows % GROUP == 0 and channels % TILE_COLS == 0
+
+    @property
+    def groups(self) -> int:
+        """Groups of packed rows."""
+        return ceil_div(self.rows, GROUP)
 
     def check_segments(self) -> None:
         """Raise PtxgenError for rows that another kernel handles."""
@@ -85,6 +105,8 @@ class SelectiveScan(RecurrentRows):
     @property
     def out_param(self) -> Param:
         """The results."""
+        if self.packs:
+            return Param("y", "f16", packed_shape(self.rows, self.channels), Access.OUT)
         return Param("y", "f32", ("rows", "channels"), Access.OUT)
 
     @property
@@ -95,7 +117,8 @@ class SelectiveScan(RecurrentRows):
     @property
     def tolerance(self) -> Tolerance:
         # exp and softplus are approximated; a state carries errors from token to token
-        return Tolerance(rtol=1e-5)
+        exact = Tolerance(rtol=1e-5)
+        return exact.rounded_to("f16") if self.packs else exact
 
     def reference(self, **inputs: Any) -> dict[str, Array]:
         states = inputs["state"].astype(np.float64)
@@ -104,7 +127,8 @@ class SelectiveScan(RecurrentRows):
             token = {name: inputs[name][row] for name in ("x", "step", "b")}
             states[sequence] = moved(states[sequence] * (not is_first), inputs["a"], token)
             y[row] = result(inputs, row, states[sequence])
-        return {"state": states.astype(np.float32), "y": y.astype(np.float32)}
+        made = pack(y) if self.packs else y.astype(np.float32)
+        return {"state": states.astype(np.float32), "y": made}
 
     def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
         """Decays between 0 and 1, as models have them; see `make_rows`."""
@@ -120,6 +144,8 @@ class SelectiveScan(RecurrentRows):
             "rows": single(6, 5, channels=70, size=16),
             "long states": single(3, 3, channels=33, size=248),
             "odd eights": single(2, 2, channels=9, size=24),
+            "packed": single(16, 20, channels=256, size=16, packs=True),
+            "packed odd eights": single(8, 6, channels=512, size=24, packs=True),
         }
 
     def flops(self) -> int:

@@ -51,7 +51,7 @@ def test_one_token_has_fewer_launches(name: str, reference_file: Callable[[str],
 def test_launches_of_a_layer_of_mamba() -> None:
     """Its states of 16 values move on at the end of a product."""
     model = SyntheticModel("mamba-2.8b", "q4_k_m")
-    config, settings = Config.of(model), SessionSettings(64)
+    config, settings = Config.of(model), SessionSettings(64, sequences=16)
     with (
         paper_device("sm_90a", 132) as device,
         Weights(model, config, device) as weights,
@@ -62,6 +62,10 @@ def test_launches_of_a_layer_of_mamba() -> None:
         prompt = session.shapes.prompt(0, 64, Output.GREEDY)[0]
         own = {f"ssm_{name}" for name in ("in", "conv1d", "x", "dt", "scan", "out")}
         assert launches(session, prompt) == own | {"ssm_in.norm", "ssm_dt.pack", "output_rows"}
+        # so do those of many sequences, eight by eight
+        assert {label for label in launches(session, 16) if "pack" in label} == {"ssm_dt.pack"}
+        several = {label for label in launches(session, 12) if "pack" in label}
+        assert several == {"ssm_x.pack", "ssm_dt.pack", "ssm_out.pack"}
 
 
 def test_launches_of_a_layer_of_rwkv_7() -> None:

@@ -38,6 +38,8 @@ class GemmSmall(TiledSpec):
     BF16 and F16 weights are multiplied as they are, with activations that are each the sum of two
     such numbers: of 16 bits, or of 22 (from 0.001 to 1,048,064).
 
+    ``starts_next``: the next launch may start before this one waits.
+
     Raises PtxgenError for other batches, for F32 weights, for floats beside quantised weights, for
     rows of floats that are no whole units, and for norms that subtract the mean or add a bias; of
     packed vectors, for a norm that has not begun, and for float weights.
@@ -45,6 +47,7 @@ class GemmSmall(TiledSpec):
 
     options: CutOptions = field(default_factory=lambda: CutOptions(resident=1))
     batch: int = MAX_BATCH
+    starts_next: bool = False
 
     #: Before sm_90 no launch starts early, and the registers are needed.
     resident = 1

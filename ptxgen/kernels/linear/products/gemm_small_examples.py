@@ -114,6 +114,18 @@ def gemm_small_examples(cls: type[S]) -> dict[str, S]:
             others=((q6_k, 17), (q8, 5)),
             batch=7,
         ),
+        "starts next": cls.of(
+            *(q4_k, 40, 768, PackedInput(), begun(rms)),
+            others=((q6_k, 17), (q8, 5)),
+            batch=6,
+            starts_next=True,
+        ),
+        "starts next, cluster": cls.of(
+            *(q4_k, 80, 2304, PackedInput(), Residual(), BeginNorm()),
+            cluster=2,
+            batch=5,
+            starts_next=True,
+        ),
         "packed norm in passes": cls.of(
             q4_k,
             80,
