@@ -30,6 +30,8 @@ from urdir.ptxgen.weights.tiles import Tile
 
 #: Registers of a thread that may be needed for activations, at most.
 MAX_REGISTERS = 232
+#: Experts of which each warp chooses for itself; all of a CTA choose among more.
+MOST_BY_WARPS = 128
 #: The most warps of a CTA where they have as many blocks each. On an H200 a step of gpt-oss-20b,
 #: with 12 and 48 blocks, takes 1,064 us in place of 1,115 with six and eight warps, one of
 #: qwen3-30b-a3b, with 24 blocks of down, 1,086 in place of 1,098 (2026-11-29).
@@ -129,8 +131,10 @@ def _footprint(of: ExpertsSpec) -> Footprint:
     most_warps = WARPS if of.blocks % EVEN_WARPS else EVEN_WARPS
     # Before activations there are each warp's sums of logits in parts.
     sums = 0 if of.logit_parts is None else 4 * of.experts * most_warps
-    # Where biases need it, what slots have, at most.
-    choice = 8 * of.used + 32 if of.selection is not None and of.steps.has(Bias) else 0
+    # Where biases or CTAs that choose need it, what slots have, at most, and the ranks of experts.
+    selection, by_cta = of.selection, of.selection is not None and of.experts > MOST_BY_WARPS
+    choice = 8 * of.used + 32 if selection is not None and (by_cta or of.steps.has(Bias)) else 0
+    choice += 8 * (of.experts + 8) + 256 if by_cta else 0
     return Footprint(
         tile=of.layout.tile_nbytes,
         sums=4 * TILE_ROWS,
