@@ -56,10 +56,10 @@ if TYPE_CHECKING:
 #: step of qwen3-30b-a3b takes 4.25 ms with it and 4.73 without for 64 rows, 3.20 and 3.41 for 32.
 MANY_LOGITS = 2048
 #: Experts from which products of few rows choose for themselves, at most, and those of rows that
-#: read experts together; those of one row do from any number. On an H200 a step of gpt-oss-20b (32 experts) takes 1,115 us
-#: in place of 1,157, one of two sequences 1,558 of 1,609, of eight 1,745 of 1,768; of qwen3-30b-a3b
-#: (128 experts) one of one sequence 970 in place of 1,071, of eight 2,064 of 2,082, of four, where
-#: one warp of a CTA chose, 2,032 of 1,970.
+#: read experts together; those of one row do from any number. On an H200 a step of gpt-oss-20b (32
+#: experts) takes 1,115 us in place of 1,157, one of two sequences 1,558 of 1,609, of eight 1,745 of
+#: 1,768; of qwen3-30b-a3b (128 experts) one of one sequence 970 in place of 1,071, of eight 2,064
+#: of 2,082, of four, where one warp of a CTA chose, 2,032 of 1,970.
 MOST_CHOSEN, MOST_CHOSEN_TOGETHER = 32, 128
 
 # One object for equal kernels, with its cached properties.

@@ -25,8 +25,8 @@ class ExpertsProduct(Product):
     """Products of ``batch`` rows with ``used`` of ``experts`` matrices (rows, cols) each, between
     the steps of a ``prologue`` and an ``epilogue``. Biases are (experts, rows). Rows have the
     experts of `RowExperts` by the ``selection`` and the ``logit_parts``. The matrices may be
-    ``held`` by a cache. ``has_shared``: the last of the ``used`` slots has one more expert, which all
-    rows have, with matrices of its own.
+    ``held`` by a cache. ``has_shared``: the last of the ``used`` slots has one more expert, which
+    all rows have, with matrices of its own.
 
     Raises PtxgenError for matrices whose rows are not whole bands of tiles.
     """
@@ -132,8 +132,6 @@ def check_experts(of: ExpertsProduct) -> None:
     kernel does not take."""
     of.row_experts.check(of.name)
     if of.has_shared and (of.held is not None or of.steps.has(Bias)):
-        raise PtxgenError(
-            f"{of.name}: an expert that all rows have has no bias and no cache"
-        )
+        raise PtxgenError(f"{of.name}: an expert that all rows have has no bias and no cache")
     if of.held is not None:
         of.held.check(of)
