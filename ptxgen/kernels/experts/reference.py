@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from urdir.ptxgen.kernels.experts.shared import shared_weights
 from urdir.ptxgen.kernels.experts.spec import ExpertsProduct
 from urdir.ptxgen.kernels.linear.steps import Epilogue, Reference
 from urdir.ptxgen.spec import Array
@@ -20,7 +21,7 @@ def matrices_of(spec: ExpertsProduct, inputs: dict[str, Any]) -> list[Array]:
     found = [layout.unpack(inputs[m]).reshape(shape).astype(float) for m in spec.matrices]
     if not spec.has_shared:
         return found
-    more = [spec.shared_layout.unpack(inputs[f"shared_{m}"]) for m in spec.matrices]
+    more = shared_weights(spec, inputs)
     return [np.append(m, [own], axis=0) for m, own in zip(found, more, strict=True)]
 
 

@@ -14,6 +14,9 @@ from urdir.ptxgen.kernels.experts.selection import MAX_USED, Selection
 from urdir.ptxgen.kernels.pairs import random_choice
 from urdir.ptxgen.spec import Access, Param
 
+#: Experts of which each warp chooses for itself; all of a CTA choose among more.
+MOST_BY_WARPS = 128
+
 
 @dataclass(frozen=True)
 class RowExperts:
@@ -29,6 +32,12 @@ class RowExperts:
     selection: Selection | None = None
     logit_parts: LogitParts | None = None
     has_shared: bool = False
+
+    @property
+    def chosen_together(self) -> bool:
+        """Whether all warps of a CTA choose together, whose ranks of experts lie where tiles will
+        be, and not each warp for itself."""
+        return self.selection is not None and self.experts > MOST_BY_WARPS
 
     @property
     def chosen_slots(self) -> int:

@@ -13,7 +13,7 @@ from urdir.ptxgen.kernels.experts.held import Held
 from urdir.ptxgen.kernels.experts.parts import LogitParts
 from urdir.ptxgen.kernels.experts.row_experts import RowExperts
 from urdir.ptxgen.kernels.experts.selection import Selection
-from urdir.ptxgen.kernels.linear.epilogue.bias import Bias
+from urdir.ptxgen.kernels.experts.shared import check_shared, shared_layout, shared_params
 from urdir.ptxgen.kernels.linear.steps import Epilogue, Part, Product, Prologue, Step
 from urdir.ptxgen.spec import Access, Param
 from urdir.ptxgen.weights.formats import Format
@@ -64,11 +64,6 @@ class ExpertsProduct(Product):
         sizes = (self.batch, self.experts, self.used)
         return RowExperts(*sizes, self.selection, self.logit_parts, self.has_shared)
 
-    @cached_property
-    def shared_layout(self) -> Layout:
-        """How a matrix of the expert that all rows have lies in memory."""
-        return Layout(self.format, self.rows, self.cols)
-
     @property
     def pair_shape(self) -> tuple[str | int, ...]:
         return ("batch", "used")
@@ -97,11 +92,8 @@ class ExpertsProduct(Product):
         if self.held is not None:
             return self.held.params(self)
         nbytes = (self.layout.nbytes,)
-        params = tuple(Param(name, "u8", nbytes, Access.IN) for name in self.matrices)
-        if not self.has_shared:
-            return params
-        own = (self.shared_layout.nbytes,)
-        return *params, *(Param(f"shared_{name}", "u8", own, Access.IN) for name in self.matrices)
+        params = (Param(name, "u8", nbytes, Access.IN) for name in self.matrices)
+        return *params, *shared_params(self)
 
     def params_of(self, *kinds: type[Step]) -> tuple[Param, ...]:
         """The parameters of the steps of these kinds, in their order."""
@@ -115,7 +107,7 @@ class ExpertsProduct(Product):
         given = [p for p in self.params if p.access is not Access.OUT]
         for p in given:
             if p.dtype == "u8" and p.name not in inputs:
-                layout = self.shared_layout if p.name.startswith("shared_") else self.layout
+                layout = shared_layout(self) if p.name.startswith("shared_") else self.layout
                 inputs[p.name] = random_weights(layout, rng, 0.5 / self.cols**0.5)
         inputs |= self.row_experts.make_inputs(rng)
         for p in given:
@@ -131,7 +123,6 @@ def check_experts(of: ExpertsProduct) -> None:
     """Raise PtxgenError for a selection, or a cache, of others, and for a shared expert that the
     kernel does not take."""
     of.row_experts.check(of.name)
-    if of.has_shared and (of.held is not None or of.steps.has(Bias)):
-        raise PtxgenError(f"{of.name}: an expert that all rows have has no bias and no cache")
+    check_shared(of)
     if of.held is not None:
         of.held.check(of)

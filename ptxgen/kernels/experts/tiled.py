@@ -30,8 +30,6 @@ from urdir.ptxgen.weights.tiles import Tile
 
 #: Registers of a thread that may be needed for activations, at most.
 MAX_REGISTERS = 232
-#: Experts of which each warp chooses for itself; all of a CTA choose among more.
-MOST_BY_WARPS = 128
 #: The most warps of a CTA where they have as many blocks each. On an H200 a step of gpt-oss-20b,
 #: with 12 and 48 blocks, takes 1,064 us in place of 1,115 with six and eight warps, one of
 #: qwen3-30b-a3b, with 24 blocks of down, 1,086 in place of 1,098 (2026-11-29).
@@ -74,15 +72,7 @@ class ExpertsSpec(ExpertsProduct):
         _ = self.layout  # refuses odd shapes
         check_steps(self)
         self.cut.check(self.name, self.options)
-        ring = self.cut.warps * self.cut.ring.slots * self.cut.ring.tile_nbytes
-        if self.chooses_together and ring < 8 * (self.experts + 8):
-            raise PtxgenError(f"{self.name}: {ring} bytes of tiles for ranks of {self.experts}")
-
-    @property
-    def chooses_together(self) -> bool:
-        """Whether all warps of a CTA choose together, whose ranks of experts lie where tiles will
-        be, and not each for itself."""
-        return self.selection is not None and self.experts > MOST_BY_WARPS
+        _check_ranks(self)
 
     @property
     def grid_rows(self) -> int:
@@ -135,14 +125,22 @@ class ExpertsSpec(ExpertsProduct):
         return matrices * chosen + rest
 
 
+def _check_ranks(of: ExpertsSpec) -> None:
+    """Raise PtxgenError if those of the experts have no room where tiles will be."""
+    ring = of.cut.warps * of.cut.ring.slots * of.cut.ring.tile_nbytes
+    if of.row_experts.chosen_together and ring < 8 * (of.experts + 8):
+        raise PtxgenError(f"{of.name}: {ring} bytes of tiles for ranks of {of.experts} experts")
+
+
 def _footprint(of: ExpertsSpec) -> Footprint:
     """What a CTA keeps in shared memory."""
     most_warps = next((warps for warps in EVEN_WARPS if of.blocks % warps == 0), WARPS)
     # Before activations there are each warp's sums of logits in parts.
     sums = 0 if of.logit_parts is None else 4 * of.experts * most_warps
     # Where biases or CTAs that choose need it, what slots have, at most, and what groups have.
-    keeps = of.selection is not None and (of.chooses_together or of.steps.has(Bias))
-    choice = 8 * of.used + 32 + 256 * of.chooses_together if keeps else 0
+    together = of.row_experts.chosen_together
+    keeps = together or (of.selection is not None and of.steps.has(Bias))
+    choice = 8 * of.used + 32 + 256 * together if keeps else 0
     return Footprint(
         tile=of.layout.tile_nbytes,
         sums=4 * TILE_ROWS,
