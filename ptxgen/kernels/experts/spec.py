@@ -13,7 +13,8 @@ from urdir.ptxgen.kernels.experts.held import Held
 from urdir.ptxgen.kernels.experts.parts import LogitParts
 from urdir.ptxgen.kernels.experts.row_experts import RowExperts
 from urdir.ptxgen.kernels.experts.selection import Selection
-from urdir.ptxgen.kernels.experts.shared import check_shared, shared_layout, shared_params
+from urdir.ptxgen.kernels.experts.shared import shared_layout, shared_params
+from urdir.ptxgen.kernels.linear.epilogue.bias import Bias
 from urdir.ptxgen.kernels.linear.steps import Epilogue, Part, Product, Prologue, Step
 from urdir.ptxgen.spec import Access, Param
 from urdir.ptxgen.weights.formats import Format
@@ -93,7 +94,7 @@ class ExpertsProduct(Product):
             return self.held.params(self)
         nbytes = (self.layout.nbytes,)
         params = (Param(name, "u8", nbytes, Access.IN) for name in self.matrices)
-        return *params, *shared_params(self)
+        return *params, *(shared_params(self) if self.has_shared else ())
 
     def params_of(self, *kinds: type[Step]) -> tuple[Param, ...]:
         """The parameters of the steps of these kinds, in their order."""
@@ -123,6 +124,7 @@ def check_experts(of: ExpertsProduct) -> None:
     """Raise PtxgenError for a selection, or a cache, of others, and for a shared expert that the
     kernel does not take."""
     of.row_experts.check(of.name)
-    check_shared(of)
+    if of.has_shared and (of.held is not None or of.steps.has(Bias)):
+        raise PtxgenError(f"{of.name}: an expert that all rows have has no bias and no cache")
     if of.held is not None:
         of.held.check(of)
