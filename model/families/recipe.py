@@ -24,6 +24,7 @@ _FALLBACK = {
 #: Matrices that are never quantised; the last one keeps its published type.
 _KEPT = {
     **dict.fromkeys(("ffn_gate_inp.weight", "position_embd.weight"), "F32"),
+    "ffn_gate_inp_shexp.weight": "F32",  # a vector in files
     "per_layer_model_proj.weight": "BF16",
     # of RWKV: the decays stay as they are, other products of low rank in the published type
     **{f"time_mix_{of}{n}.weight": "F32" for of in ("w", "decay_w") for n in (1, 2)},

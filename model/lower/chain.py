@@ -9,6 +9,7 @@ from urdir.model.graph.op import Elementwise, Op
 from urdir.model.graph.ops import Add, AllReduce, Gate, Norm, Product, ScaleBy
 from urdir.model.graph.recurrent import Convolve, GatedNorm, Scan
 from urdir.model.graph.tensor import Tensor
+from urdir.ptxgen.kernels.activation import Activation
 from urdir.ptxgen.kernels.linear.epilogue.activation import OPERATIONS, Gated, Scaled, SigmoidScaled
 from urdir.ptxgen.kernels.linear.epilogue.adapted import Adapted
 from urdir.ptxgen.kernels.linear.epilogue.residual import Residual
@@ -179,6 +180,11 @@ def _products(at: _Reader, chain: Chain) -> bool:
     return bool(chain.products)
 
 
+def _is_gain(gate: Gate) -> bool:
+    """Whether the sigmoid of a number a row multiplies the row."""
+    return gate.gate.width == 1 and gate.f == Activation("sigmoid")
+
+
 def _epilogue(at: _Reader, chain: Chain) -> bool:
     if isinstance(then := at.next(), Convolve | Scan):
         at.take()
@@ -189,7 +195,7 @@ def _epilogue(at: _Reader, chain: Chain) -> bool:
         at.take()
         if len(chain.products) == 2 and [gate.gate, gate.x] == chain.results:
             chain.pair, chain.results = gate, [gate.y]
-        elif len(chain.products) == 1 and gate.x is chain.y and gate.gate.width == 1:
+        elif len(chain.products) == 1 and gate.x is chain.y and _is_gain(gate):
             chain.gain, chain.results = gate, [gate.y]
         else:
             return False

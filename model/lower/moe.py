@@ -56,12 +56,12 @@ if TYPE_CHECKING:
 #: goes through the columns in as many steps for few rows as for many, and needs a second launch. A
 #: step of qwen3-30b-a3b takes 4.25 ms with it and 4.73 without for 64 rows, 3.20 and 3.41 for 32.
 MANY_LOGITS = 2048
-#: Experts from which products of few rows choose for themselves, at most, and those of one row, or
-#: of rows that read experts together. On an H200 a step of gpt-oss-20b (32 experts) takes 1,115 us
-#: in place of 1,157, one of two sequences 1,558 of 1,609, of eight 1,745 of 1,768; of qwen3-30b-a3b
-#: (128 experts) one of one sequence 970 in place of 1,071, of eight 2,064 of 2,082, of four, where
-#: one warp of a CTA chose, 2,032 of 1,970.
-MOST_CHOSEN, MOST_CHOSEN_ONCE = 32, 128
+#: Experts from which products of few rows choose for themselves, at most, and those of rows that
+#: read experts together; those of one row do from any number. On an H200 a step of gpt-oss-20b (32
+#: experts) takes 1,115 us in place of 1,157, one of two sequences 1,558 of 1,609, of eight 1,745 of
+#: 1,768; of qwen3-30b-a3b (128 experts) one of one sequence 970 in place of 1,071, of eight 2,064
+#: of 2,082, of four, where one warp of a CTA chose, 2,032 of 1,970.
+MOST_CHOSEN, MOST_CHOSEN_TOGETHER = 32, 128
 
 # One object for equal kernels, with its cached properties.
 _logits = lru_cache(maxsize=64)(RouterLogits)
@@ -130,7 +130,7 @@ def lower_route(at: Lowering, ops: Sequence[Op]) -> bool:
     if of.y in at.parted:
         at.unselected[of.y] = of.selection
         return True
-    x, layer = _before_norm(at, of.x, norm)
+    x, layer = before_norm(at, of.x, norm)
     work, router, rows = at.work, RouterLayer.of(at, of), of.x.rows
     extra = {"choice_bias": router.choice_bias, "expert_scale": router.expert_scale}
     chosen = {"expert": work["expert"], "weight": work["expert weight"], **extra}
@@ -160,7 +160,7 @@ def lower_route(at: Lowering, ops: Sequence[Op]) -> bool:
             chosen |= {"squares": work["router squares"], "factor": work["router factor"]}
         at.launch(select, f"{of.label}.select", logits=logits, **chosen)
         return True
-    has_bias, selects = matrix.bias is not None, bool(norms) or not _products_choose(at, of)
+    has_bias, selects = matrix.bias is not None, bool(norms) or not products_choose(at, of)
     sizes = rows, matrix.cols, router.selection
     each = 1 if selects else RouteExperts.each_of(*sizes)
     starts_next = not selects and _starts_next(at, of, layer)
@@ -181,7 +181,7 @@ def lower_route(at: Lowering, ops: Sequence[Op]) -> bool:
     return True
 
 
-def _products_choose(at: Lowering, of: Route) -> bool:
+def products_choose(at: Lowering, of: Route) -> bool:
     """Whether the products of the experts choose them by the logits: those of the same x that read
     an expert's matrices for each row."""
     readers = at.readers(of.y)
@@ -190,8 +190,10 @@ def _products_choose(at: Lowering, of: Route) -> bool:
         return False
     if experts.x is not of.x or experts.room is not None or experts.weigh_input:
         return False
-    once = of.x.rows == 1 or SharedRead(at, of.x.rows).pays(MixtureLayer.of(at, experts))
-    most = MOST_CHOSEN_ONCE if once else MOST_CHOSEN
+    if of.x.rows == 1:
+        return of.selection.is_plain
+    together = SharedRead(at, of.x.rows).pays(MixtureLayer.of(at, experts))
+    most = MOST_CHOSEN_TOGETHER if together else MOST_CHOSEN
     return of.selection.is_plain and of.selection.experts <= most
 
 
@@ -206,7 +208,7 @@ def _starts_next(at: Lowering, of: Route, norm: NormLayer | None) -> bool:
     )
 
 
-def _before_norm(at: Lowering, x: Tensor, norm: Norm | None) -> tuple[Slice, NormLayer | None]:
+def before_norm(at: Lowering, x: Tensor, norm: Norm | None) -> tuple[Slice, NormLayer | None]:
     """What a launch reads, and the norm that it computes."""
     if norm is None:
         return at.place(x), None
@@ -268,7 +270,7 @@ def _append_random(at: Lowering, of: Route, x: Slice, chosen: Mapping[str, Slice
     else:
         kernel = _skewed(rows, experts, share)
     at.launch(kernel, f"{of.label}.logits", **args)
-    if _products_choose(at, of):
+    if products_choose(at, of):
         at.unselected[of.y] = of.selection
         return
     select = _select(rows, of.selection)
@@ -317,7 +319,7 @@ def lower_experts(at: Lowering, ops: Sequence[Op]) -> bool:
             return False
         residual, y = at.place(add.a), add.y
     assert norm is None or isinstance(norm, Norm)
-    x, layer = _before_norm(at, of.x, norm or at.unmade.get(of.x))
+    x, layer = before_norm(at, of.x, norm or at.unmade.get(of.x))
     adapters = None
     if of.room is not None:
         adapters = ExpertAdapters(at, of, rows_of_tensor(at, of.x), of.room)

@@ -8,11 +8,21 @@ from pkgutil import iter_modules
 from types import ModuleType
 
 from urdir.model import graph, lower
-from urdir.model.lower import adapters, attention, collectives, linear, moe, norms, rwkv, stream
+from urdir.model.lower import (
+    adapters,
+    attention,
+    collectives,
+    linear,
+    moe,
+    norms,
+    rwkv,
+    shared_expert,
+    stream,
+)
 from urdir.model.lower.rule import RuleBook
 
 #: Rules of these begin with operations that others begin with, too, and are tried in this order.
-_FIRST = (adapters, moe, attention, rwkv, linear, collectives, norms, stream)
+_FIRST = (adapters, shared_expert, moe, attention, rwkv, linear, collectives, norms, stream)
 
 
 def _rooms() -> Iterator[ModuleType]:

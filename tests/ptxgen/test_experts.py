@@ -85,7 +85,13 @@ def test_a_small_sum_counts_as_the_least() -> None:
 
 
 @pytest.mark.parametrize(
-    "selection", [Selection(33, 5), Selection(40, 6, "sigmoid", groups=4, groups_used=2)]
+    "selection",
+    [
+        Selection(33, 5),
+        Selection(40, 6, "sigmoid", groups=4, groups_used=2),
+        Selection(509, 10),
+        Selection(160, 20),
+    ],
 )
 def test_experts_are_different_ones_whatever_the_logits(
     emulator: Device, selection: Selection
@@ -100,6 +106,22 @@ def test_experts_are_different_ones_whatever_the_logits(
     assert expert.max() < selection.experts
     if selection.groups == 1:
         assert expert[1, 0] == 3
+
+
+def test_candidates_are_all_that_may_be_chosen(emulator: Device) -> None:
+    """The best ones beside each other in a group, among equals, and more equals than are chosen."""
+    selection, rng = Selection(509, 10, "softmax_selected"), np.random.default_rng(5)
+    logits = rng.standard_normal((6, 509)).astype(np.float32)
+    logits[1, 96:106] += 9.0
+    logits[2, ::256] = logits[2, 1::256] = 5.0
+    logits[3] = np.round(logits[3])
+    logits[4, :] = 0.25
+    logits[5, 40:] = -np.inf
+    inputs = {"logits": logits, "position": np.zeros(6, np.uint32)}
+    made = run_kernel(emulator, SelectExperts(6, selection), inputs)
+    expert, weight = selection(logits)
+    np.testing.assert_array_equal(made["expert"], expert)
+    np.testing.assert_allclose(made["weight"], weight, rtol=2e-6, atol=1e-7)
 
 
 @pytest.mark.parametrize("rows", [1, 7, 100, 512])

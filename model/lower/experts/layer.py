@@ -42,12 +42,22 @@ class RouterLayer:
 
 
 @dataclass(frozen=True, slots=True)
+class SharedLayer:
+    """The matrices of an expert that all rows have, of the types and sizes of the others."""
+
+    gate: Matrix
+    up: Matrix
+    down: Matrix
+
+
+@dataclass(frozen=True, slots=True)
 class MixtureLayer:
     """The experts on the device. The matrices have the rows of all experts, one after the other,
     and so have their biases. Without a ``gate``, down(f(up x)). ``weigh_input``: an expert's weight
     multiplies its gate and up products, not its result (Llama 4). With ``slots`` the matrices have
     this many of the experts. The register ``number`` says where each pair's expert is; with a
-    ``state`` products look up there which slot has it.
+    ``state`` products look up there which slot has it. The ``shared`` expert stands beside the
+    chosen ones, as the last of a row.
     """
 
     selection: Selection
@@ -59,6 +69,12 @@ class MixtureLayer:
     slots: int = 0
     number: str = "expert"
     state: Slice | None = None
+    shared: SharedLayer | None = None
+
+    @property
+    def used(self) -> int:
+        """Experts of a row."""
+        return self.selection.used + (self.shared is not None)
 
     @classmethod
     def of(cls, at: Lowering, experts: Experts) -> MixtureLayer:

@@ -61,6 +61,7 @@ class PerRow(ExpertProducts):
                 weight=self.work["expert weight"] if weighted else None,
                 residual=residual,
                 state=mixture.state,
+                gate=None if mixture.shared is None else self.work["shared gate"],
             ),
             **down.arguments,
         )
@@ -72,7 +73,7 @@ class PerRow(ExpertProducts):
             ExpertsDown,
             self.rows == 1,
             mixture.numbered,
-            mixture.selection.used,
+            mixture.used,
             down.matrix,
             *down.epilogue,
             *([Residual()] if call.residual is not None else []),
@@ -83,6 +84,7 @@ class PerRow(ExpertProducts):
             selection=call.selection,
             logit_parts=call.logit_parts,
             held=mixture.cache,
+            has_shared=mixture.shared is not None,
         )
 
     def _append_up(self, label: str, call: MixtureCall, product: Product, y: Slice) -> None:
@@ -92,13 +94,14 @@ class PerRow(ExpertProducts):
             ExpertsUp,
             self.rows > 1,
             mixture.numbered,
-            mixture.selection.used,
+            mixture.used,
             matrix,
             *steps,
             batch=self.rows,
             selection=call.selection,
             logit_parts=call.logit_parts,
             held=None if mixture.cache is None else replace(mixture.cache, tells=True),
+            has_shared=mixture.shared is not None,
         )
         weight = self.work["expert weight"] if product.weighted else None
         norms = {} if norm is None else without_none(norm=norm.weight, norm_bias=norm.bias)

@@ -79,7 +79,8 @@ class MixtureCall:
 class Product:
     """What a launch multiplies: a matrix of all experts, perhaps with the ``up`` matrix of a gated
     pair, and the nonlinearity that follows. ``weighted``: the weight of the expert multiplies it,
-    the product of the ``down`` matrix with its bias, that of others without.
+    the product of the ``down`` matrix with its bias, that of others without. ``shared`` has the
+    matrices of an expert that all rows have.
     """
 
     name: str
@@ -87,6 +88,7 @@ class Product:
     up: Matrix | None = None
     nonlinearity: Gated | Activated | None = None
     weighted: bool = False
+    shared: tuple[Matrix, ...] = ()
 
     @property
     def is_down(self) -> bool:
@@ -109,6 +111,8 @@ class Product:
             if of is not None:
                 given = {name: of.data, f"{name}_source": of.source}
                 found |= without_none(**given, **{bias: of.bias, f"{bias}_held": of.held_bias})
+        for name, matrix in zip(("shared_weights", "shared_up"), self.shared, strict=False):
+            found[name] = matrix.data
         return found
 
 
@@ -178,11 +182,13 @@ class ExpertProducts:
 def mixture_products(mixture: MixtureLayer, apart: bool = False) -> list[Product]:
     """What is multiplied, the down matrices last: a gate and up in one launch if it can, unless
     they are to be ``apart``, without a nonlinearity."""
-    gate, up, f = mixture.gate, mixture.up, mixture.activation
-    down = Product("down", mixture.down, weighted=not mixture.weigh_input)
+    gate, up, f, shared = mixture.gate, mixture.up, mixture.activation, mixture.shared
+    last = () if shared is None else (shared.down,)
+    down = Product("down", mixture.down, weighted=not mixture.weigh_input, shared=last)
     weighted = mixture.weigh_input
     if gate is None:
         return [Product("up", up, None, None if apart else Activated(f), weighted), down]
     if alike(gate, up) and not apart:
-        return [Product("gate_up", gate, up, Gated(f), weighted), down]
+        first = () if shared is None else (shared.gate, shared.up)
+        return [Product("gate_up", gate, up, Gated(f), weighted, first), down]
     return [Product("gate", gate, weighted=weighted), Product("up", up, weighted=weighted), down]

@@ -25,7 +25,7 @@ class ExpertsDown(ExpertsSpec):
     The experts' matrices stand side by side: one product with ``used`` times ``cols`` columns.
     ``early``: the experts were chosen before the launch before this one, which waited for that. The
     first weights are then loaded while that launch runs. ``starts_next``: the launch after this one
-    may start before it waits.
+    may start before it waits. A shared expert's weight is the sigmoid of ``gate``.
     """
 
     early: bool = False
@@ -54,6 +54,7 @@ class ExpertsDown(ExpertsSpec):
             *self.weight_params,
             *self.row_experts.params,
             *(self.params_of(Weighted) if self.selection is None else ()),
+            *((Param("gate", "f32", ("batch",), Access.IN),) if self.has_shared else ()),
             Param("x", "f32", ("batch", "used", "cols"), Access.IN),
             *self.params_of(Bias, Residual),
             Param("y", "f32", ("batch", "rows"), Access.OUT),

@@ -72,6 +72,19 @@ def up_examples(cls: type[S]) -> dict[str, S]:
             selection=Selection(32, 4, "softmax_selected"),
             logit_parts=LogitParts(90, 2880, 1e-5, bias=True, scale=0.5),
         ),
+        "chooses among many": cls.of(
+            *(q4_k, 300, 7, 16, 512, rms, Gated()),
+            **{"batch": 2, "activations": "i16", "selection": Selection(300, 7)},
+        ),
+        "a shared expert": cls.of(
+            *(q8, 20, 4, 48, 544, rms, Gated()),
+            selection=Selection(20, 3),
+            has_shared=True,
+        ),
+        "a shared expert, many": cls.of(
+            *(q4_k, 512, 11, 16, 768, rms, Gated()),
+            **{"activations": "i16", "selection": Selection(512, 10), "has_shared": True},
+        ),
         "chooses, all of them": cls.of(q8, 3, 3, 16, 64, selection=Selection(3, 3)),
         "slots": cls.of(
             *(q4_k, 128, 8, 48, 512, rms, Gated()),
@@ -127,6 +140,21 @@ def down_examples(cls: type[S]) -> dict[str, S]:
             *(q8, 32, 4, 48, 544, Bias(), weighted, adds),
             **{"early": True, "selection": Selection(32, 4, "softmax_selected")},
             logit_parts=LogitParts(5, 300, bias=True, scale=0.5),
+            **i16,
+        ),
+        "chooses among many": cls.of(
+            *(q4_k, 300, 7, 16, 256, weighted, adds),
+            **{"batch": 3, "early": True, "selection": Selection(300, 7, scale=2.5)},
+            **i16,
+        ),
+        "a shared expert": cls.of(
+            *(q6_k, 20, 4, 48, 768, weighted, adds),
+            **{"early": True, "selection": Selection(20, 3), "has_shared": True},
+        ),
+        "a shared expert, many": cls.of(
+            *(q4_k, 512, 11, 32, 256, weighted, adds),
+            **{"early": True, "selection": Selection(512, 10, normalised=True)},
+            **{"has_shared": True, "starts_next": True, "sms": 1},
             **i16,
         ),
         "chooses, bias": cls.of(

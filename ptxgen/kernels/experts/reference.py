@@ -5,16 +5,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
+from urdir.ptxgen.kernels.experts.shared import shared_weights
 from urdir.ptxgen.kernels.experts.spec import ExpertsProduct
 from urdir.ptxgen.kernels.linear.steps import Epilogue, Reference
 from urdir.ptxgen.spec import Array
 
 
 def matrices_of(spec: ExpertsProduct, inputs: dict[str, Any]) -> list[Array]:
-    """The weights (experts, or slots of held ones, rows, cols) f64 of each repacked matrix."""
+    """The weights (experts, or slots of held ones, rows, cols) f64 of each repacked matrix; last
+    those of an expert that all rows have."""
     shape = (-1, spec.rows, spec.cols)
     layout = spec.layout if spec.held is None else spec.held.layout(spec)
-    return [layout.unpack(inputs[m]).reshape(shape).astype(float) for m in spec.matrices]
+    found = [layout.unpack(inputs[m]).reshape(shape).astype(float) for m in spec.matrices]
+    if not spec.has_shared:
+        return found
+    more = shared_weights(spec, inputs)
+    return [np.append(m, [own], axis=0) for m, own in zip(found, more, strict=True)]
 
 
 def found(

@@ -41,6 +41,8 @@ class RouteExperts(KernelSpec):
     of a row; the last one to arrive selects, unless products choose for themselves (``selects``).
     ``starts_next``: the next launch may start before this one waits.
     ``arrived`` (rows,) is 0 before and after. Padding rows choose none, as by `SelectExperts`.
+    With a ``gate`` one more CTA of a row makes its product with ``gate_weights`` (cols,) F32,
+    repacked, without scale and bias.
     """
 
     rows: int
@@ -52,6 +54,7 @@ class RouteExperts(KernelSpec):
     selects: bool = True
     each: int = 1
     starts_next: bool = False
+    gate: bool = False
 
     name = "route_experts"
     template = ("urdir.templates", "experts/route.ptx.j2")
@@ -64,7 +67,8 @@ class RouteExperts(KernelSpec):
                 f"route_experts: {self.cols} columns, {self.norm}: a multiple of 4 and "
                 f"{MOST_VECTORS * 4096} at most, and no norm but of the root mean square, unbiased"
             )
-
+        if self.gate and self.selects:
+            raise PtxgenError("route_experts: a gate is for products that choose")
         if self.each == 1:
             return
         most = MOST_SEVERAL // self.vectors
@@ -93,6 +97,11 @@ class RouteExperts(KernelSpec):
         """How the weights lie in memory."""
         return Layout(FORMATS["F32"], self.selection.experts, self.cols)
 
+    @cached_property
+    def gate_layout(self) -> Layout:
+        """How those of the gate lie there."""
+        return Layout(FORMATS["F32"], 1, self.cols)
+
     @property
     def threads(self) -> int:
         """Threads of a CTA: a multiple of a tile's 64 vectors of four columns."""
@@ -102,7 +111,7 @@ class RouteExperts(KernelSpec):
     @property
     def ctas(self) -> int:
         """CTAs of a row."""
-        return self.selection.experts // self.each
+        return self.selection.experts // self.each + self.gate
 
     @property
     def vectors(self) -> int:
@@ -120,6 +129,9 @@ class RouteExperts(KernelSpec):
         if self.bias:
             params.append(Param("bias", "f32", (experts,), Access.IN))
         logits = Param("logits", "f32", ("rows", experts), Access.OUT)
+        if self.gate:
+            params.insert(1, Param("gate_weights", "u8", (self.gate_layout.nbytes,), Access.IN))
+            return (*params, logits, Param("gate_logits", "f32", ("rows",), Access.OUT))
         if not self.selects:
             return (*params, logits)
         arrived = Param("arrived", "u32", ("rows",), Access.INOUT)
@@ -148,6 +160,9 @@ class RouteExperts(KernelSpec):
         if self.bias:
             logits += inputs["bias"]
         made = {"logits": logits.astype(np.float32)}
+        if self.gate:
+            gate = x @ self.gate_layout.unpack(inputs["gate_weights"])[0].astype(np.float64)
+            made["gate_logits"] = gate.astype(np.float32)
         if not self.selects:
             return made
         arrived = np.zeros_like(inputs["arrived"])
@@ -157,8 +172,12 @@ class RouteExperts(KernelSpec):
         shape = (self.selection.experts, self.cols)
         weights = (rng.standard_normal(shape) / self.cols**0.5).astype(np.float32)
         inputs = {"weights": self.layout.pack(weights)}
+        gate = (rng.standard_normal((1, self.cols)) / self.cols**0.5).astype(np.float32)
+        inputs |= {"gate_weights": self.gate_layout.pack(gate)} if self.gate else {}
         extra = self.selection.random_logits(self.rows, rng)
         for p in self.params[1:]:
+            if p.name in inputs:
+                continue
             if p.name in extra and p.name != "logits":
                 inputs[p.name] = extra[p.name]
             elif p.name == "arrived":
@@ -190,12 +209,20 @@ class RouteExperts(KernelSpec):
             "several, starts next": cls(
                 5, 516, Selection(16, 2), Norm("rms", 1e-6), selects=False, each=2, starts_next=True
             ),
+            "gate": cls(1, 2052, Selection(6, 2), Norm("rms", 1e-6), selects=False, gate=True),
+            "gate, several": cls(
+                3, 580, Selection(8, 2), bias=True, scale=0.5, selects=False, each=2, gate=True
+            ),
             "logits": cls(2, 260, softmax, Norm("rms", 1e-6), scale=0.5, selects=False),
         }
 
     def bytes_moved(self) -> int:
         """Without the row powers, which are not read."""
-        return super().bytes_moved() - self.layout.powers_nbytes
+        gate = self.gate_layout if self.gate else None
+        unread = self.layout.powers_nbytes
+        if gate is not None:  # the row of a tile of 16
+            unread += gate.nbytes - 4 * self.cols
+        return super().bytes_moved() - unread
 
     def flops(self) -> int:
         return 2 * self.rows * self.selection.experts * self.cols

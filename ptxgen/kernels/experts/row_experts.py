@@ -14,31 +14,48 @@ from urdir.ptxgen.kernels.experts.selection import MAX_USED, Selection
 from urdir.ptxgen.kernels.pairs import random_choice
 from urdir.ptxgen.spec import Access, Param
 
+#: Experts of which each warp chooses for itself; all of a CTA choose among more.
+MOST_BY_WARPS = 128
+
 
 @dataclass(frozen=True)
 class RowExperts:
     """``used`` of ``experts`` for each of ``batch`` rows: those in ``expert`` (batch, used) u32 on
     the device, or each warp chooses them by a plain ``selection`` from ``logits`` (batch, experts)
     f32; for one row from their ``logit_parts``. Rows whose ``position`` (batch,) u32 is `IDLE` are
-    padding, and have none; one row has no position."""
+    padding, and have none; one row has no position. ``has_shared``: one row that chooses has expert
+    number ``experts`` besides, as the last of ``used``, weighted by the sigmoid of its ``gate``."""
 
     batch: int
     experts: int
     used: int
     selection: Selection | None = None
     logit_parts: LogitParts | None = None
+    has_shared: bool = False
+
+    @property
+    def chosen_together(self) -> bool:
+        """Whether all warps of a CTA choose together, whose ranks of experts lie where tiles will
+        be, and not each warp for itself."""
+        return self.selection is not None and self.experts > MOST_BY_WARPS
+
+    @property
+    def chosen_slots(self) -> int:
+        """How many of a row's experts are chosen."""
+        return self.used - self.has_shared
 
     def check(self, name: str) -> None:
         """Raise PtxgenError, for kernel ``name``, for impossible numbers and for
         a selection of others."""
-        if not 1 <= self.used <= min(self.experts, MAX_USED) or self.batch < 1:
+        most = min(self.experts + self.has_shared, MAX_USED)
+        if not 1 + self.has_shared <= self.used <= most or self.batch < 1:
             raise PtxgenError(
                 f"{name}: {self.used} of {self.experts} experts for {self.batch} rows: "
                 f"1 to {MAX_USED} of them, for at least one row"
             )
-        by, sizes = self.selection, (self.experts, self.used)
+        by, sizes = self.selection, (self.experts, self.chosen_slots)
         if by is not None and (by.experts, by.used) != sizes:
-            raise PtxgenError(f"{name}: {self.used} of {self.experts} experts, not {by}")
+            raise PtxgenError(f"{name}: {sizes[1]} of {self.experts} experts, not {by}")
         if by is not None and not by.is_plain:
             raise PtxgenError(f"{name}: a warp does not choose by {by}")
         parts = self.logit_parts
@@ -46,6 +63,8 @@ class RowExperts:
             raise PtxgenError(
                 f"{name}: parts of logits are for one row that chooses among {TAKEN} experts"
             )
+        if self.has_shared and (by is None or parts is not None or self.batch > 1):
+            raise PtxgenError(f"{name}: an expert besides is for one row that chooses by logits")
 
     @property
     def params(self) -> tuple[Param, ...]:
@@ -64,7 +83,8 @@ class RowExperts:
             return self.logit_parts.make_inputs(self.experts, rng)
         inputs = {"position": np.arange(self.batch, dtype=np.uint32)}
         if self.selection is not None:
-            return inputs | self.selection.random_logits(self.batch, rng)
+            gate = {"gate": rng.standard_normal(1).astype(np.float32)} if self.has_shared else {}
+            return inputs | self.selection.random_logits(self.batch, rng) | gate
         return inputs | {"expert": random_choice(rng, self.batch, self.experts, self.used)}
 
     def chosen(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
@@ -74,4 +94,8 @@ class RowExperts:
         parts = self.logit_parts
         logits = inputs["logits"] if parts is None else parts.logits(inputs)
         expert, weight = self.selection(logits)
+        if self.has_shared:
+            gate = inputs.get("gate", np.zeros(1)).astype(np.float64)  # first products need none
+            expert = np.append(expert, [[self.experts]], axis=1)
+            weight = np.append(weight, [1.0 / (1.0 + np.exp(-gate))], axis=1)
         return {**inputs, "expert": expert, "weight": weight}

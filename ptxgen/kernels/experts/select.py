@@ -141,6 +141,8 @@ SELECTIONS: Mapping[str, tuple[int, Selection]] = {
     "groups of a softmax": (4, Selection(62, 6, scale=16.0, groups=2, groups_used=1)),
     "sqrt of softplus": (2, Selection(70, 6, "sqrt_softplus", True, 1.5, bias=True)),
     "512, scaled": (2, Selection(512, 32, normalised=True, expert_scale=True)),
+    "qwen 3 next": (3, Selection(512, 10, normalised=True)),
+    "kimi k2": (2, Selection(384, 8, "sigmoid", True, 2.827, bias=True)),
     "all of them": (2, Selection(31, 31, "sigmoid", bias=True)),
     "a sparse mixer": (3, Selection(16, 2, "sparsemixer", near=0.3)),
     "a wide sparse mixer": (2, Selection(70, 2, "sparsemixer", near=0.3)),

@@ -13,6 +13,8 @@ from urdir.ptxgen.kernels.experts.held import Held
 from urdir.ptxgen.kernels.experts.parts import LogitParts
 from urdir.ptxgen.kernels.experts.row_experts import RowExperts
 from urdir.ptxgen.kernels.experts.selection import Selection
+from urdir.ptxgen.kernels.experts.shared import shared_layout, shared_params
+from urdir.ptxgen.kernels.linear.epilogue.bias import Bias
 from urdir.ptxgen.kernels.linear.steps import Epilogue, Part, Product, Prologue, Step
 from urdir.ptxgen.spec import Access, Param
 from urdir.ptxgen.weights.formats import Format
@@ -24,7 +26,8 @@ class ExpertsProduct(Product):
     """Products of ``batch`` rows with ``used`` of ``experts`` matrices (rows, cols) each, between
     the steps of a ``prologue`` and an ``epilogue``. Biases are (experts, rows). Rows have the
     experts of `RowExperts` by the ``selection`` and the ``logit_parts``. The matrices may be
-    ``held`` by a cache.
+    ``held`` by a cache. ``has_shared``: the last of the ``used`` slots has one more expert, which
+    all rows have, with matrices of its own.
 
     Raises PtxgenError for matrices whose rows are not whole bands of tiles.
     """
@@ -40,6 +43,7 @@ class ExpertsProduct(Product):
     selection: Selection | None = field(default=None, kw_only=True)
     logit_parts: LogitParts | None = field(default=None, kw_only=True)
     held: Held | None = field(default=None, kw_only=True)
+    has_shared: bool = field(default=False, kw_only=True)
 
     @cached_property
     def layout(self) -> Layout:
@@ -59,7 +63,7 @@ class ExpertsProduct(Product):
     def row_experts(self) -> RowExperts:
         """Which experts the rows have."""
         sizes = (self.batch, self.experts, self.used)
-        return RowExperts(*sizes, self.selection, self.logit_parts)
+        return RowExperts(*sizes, self.selection, self.logit_parts, self.has_shared)
 
     @property
     def pair_shape(self) -> tuple[str | int, ...]:
@@ -89,7 +93,8 @@ class ExpertsProduct(Product):
         if self.held is not None:
             return self.held.params(self)
         nbytes = (self.layout.nbytes,)
-        return tuple(Param(name, "u8", nbytes, Access.IN) for name in self.matrices)
+        params = (Param(name, "u8", nbytes, Access.IN) for name in self.matrices)
+        return *params, *(shared_params(self) if self.has_shared else ())
 
     def params_of(self, *kinds: type[Step]) -> tuple[Param, ...]:
         """The parameters of the steps of these kinds, in their order."""
@@ -103,7 +108,8 @@ class ExpertsProduct(Product):
         given = [p for p in self.params if p.access is not Access.OUT]
         for p in given:
             if p.dtype == "u8" and p.name not in inputs:
-                inputs[p.name] = random_weights(self.layout, rng, 0.5 / self.cols**0.5)
+                layout = shared_layout(self) if p.name.startswith("shared_") else self.layout
+                inputs[p.name] = random_weights(layout, rng, 0.5 / self.cols**0.5)
         inputs |= self.row_experts.make_inputs(rng)
         for p in given:
             if p.name not in inputs:
@@ -115,7 +121,10 @@ class ExpertsProduct(Product):
 
 
 def check_experts(of: ExpertsProduct) -> None:
-    """Raise PtxgenError for a selection, or a cache, of others."""
+    """Raise PtxgenError for a selection, or a cache, of others, and for a shared expert that the
+    kernel does not take."""
     of.row_experts.check(of.name)
+    if of.has_shared and (of.held is not None or of.steps.has(Bias)):
+        raise PtxgenError(f"{of.name}: an expert that all rows have has no bias and no cache")
     if of.held is not None:
         of.held.check(of)

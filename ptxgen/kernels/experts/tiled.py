@@ -33,7 +33,7 @@ MAX_REGISTERS = 232
 #: The most warps of a CTA where they have as many blocks each. On an H200 a step of gpt-oss-20b,
 #: with 12 and 48 blocks, takes 1,064 us in place of 1,115 with six and eight warps, one of
 #: qwen3-30b-a3b, with 24 blocks of down, 1,086 in place of 1,098 (2026-11-29).
-EVEN_WARPS = 12
+EVEN_WARPS = (12, 11)
 
 
 @dataclass(frozen=True)
@@ -72,6 +72,7 @@ class ExpertsSpec(ExpertsProduct):
         _ = self.layout  # refuses odd shapes
         check_steps(self)
         self.cut.check(self.name, self.options)
+        _check_ranks(self)
 
     @property
     def grid_rows(self) -> int:
@@ -124,13 +125,22 @@ class ExpertsSpec(ExpertsProduct):
         return matrices * chosen + rest
 
 
+def _check_ranks(of: ExpertsSpec) -> None:
+    """Raise PtxgenError if those of the experts have no room where tiles will be."""
+    ring = of.cut.warps * of.cut.ring.slots * of.cut.ring.tile_nbytes
+    if of.row_experts.chosen_together and ring < 8 * (of.experts + 8):
+        raise PtxgenError(f"{of.name}: {ring} bytes of tiles for ranks of {of.experts} experts")
+
+
 def _footprint(of: ExpertsSpec) -> Footprint:
     """What a CTA keeps in shared memory."""
-    most_warps = WARPS if of.blocks % EVEN_WARPS else EVEN_WARPS
+    most_warps = next((warps for warps in EVEN_WARPS if of.blocks % warps == 0), WARPS)
     # Before activations there are each warp's sums of logits in parts.
     sums = 0 if of.logit_parts is None else 4 * of.experts * most_warps
-    # Where biases need it, what slots have, at most.
-    choice = 8 * of.used + 32 if of.selection is not None and of.steps.has(Bias) else 0
+    # Where biases or CTAs that choose need it, what slots have, at most, and what groups have.
+    together = of.row_experts.chosen_together
+    keeps = together or (of.selection is not None and of.steps.has(Bias))
+    choice = 8 * of.used + 32 + 256 * together if keeps else 0
     return Footprint(
         tile=of.layout.tile_nbytes,
         sums=4 * TILE_ROWS,

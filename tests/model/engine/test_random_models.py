@@ -352,6 +352,23 @@ CASES = {
         ),
         "Q8_0",
     ),
+    "delta rule, a shared expert beside 130": (
+        Shape(
+            *("qwen3next", 2, 96, 4, 2, 64, 160, 71, True),
+            {
+                **_STATES,
+                "ssm.state_size": 32,
+                "ssm.group_count": 2,
+                "full_attention_interval": 2,
+                "expert_count": 130,
+                "expert_used_count": 5,
+                "expert_feed_forward_length": 64,
+                "expert_shared_feed_forward_length": 64,
+            },
+            ("ffn_gate_shexp.weight",),
+        ),
+        "Q8_0",
+    ),
     "ALiBi of 3 heads, LayerNorm": (
         Shape(
             *("bloom", 2, 96, 3, 3, 32, 160, 71, True),
