@@ -37,7 +37,7 @@ def _examples(cls: type[GemmMmaE4m3]) -> Iterator[tuple[str, GemmMmaE4m3]]:
     small, paired = MmaBytesCut(1, 8), MmaBytesCut(2, 16, operands=2)
     yield "smallest", cls(fmt, 8, 256, 1, small)
     yield "bias", cls.of(fmt, 70, 512, 5, small, Bias())
-    yield "large tile", cls(fmt, 200, 768, 75, MmaBytesCut(2, 64, operands=2))
+    yield "large tile", cls(fmt, 200, 768, 75, MmaBytesCut(2, 32))
     yield "two operands", cls.of(fmt, 250, 768, 17, MmaBytesCut(2, 16, 1, 2, 2, 2, 2), Bias())
     yield "splits", cls.of(fmt, 130, 1280, 17, MmaBytesCut(1, 24, 2, x_stages=2), Residual())
     yield "more splits than tiles", cls(fmt, 65, 256, 9, MmaBytesCut(1, 8, 2))
