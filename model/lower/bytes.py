@@ -20,6 +20,7 @@ from urdir.ptxgen.kernels.linear.products.gemm_bytes import GemmBytes
 from urdir.ptxgen.kernels.linear.products.gemm_e4m3 import GemmE4m3
 from urdir.ptxgen.kernels.linear.products.gemm_mma_bytes import GemmMmaBytes
 from urdir.ptxgen.kernels.linear.products.gemm_mma_e4m3 import GemmMmaE4m3
+from urdir.ptxgen.kernels.linear.products.packed_product import PackedProduct
 from urdir.ptxgen.kernels.linear.steps import in_order
 from urdir.ptxgen.weights import eights
 
@@ -45,14 +46,15 @@ def append_bytes(at: Lowering, chain: Chain, matrices: Sequence[Matrix], packs: 
     steps = in_order(GemmBytes, *biases((first, *others)), *chain.epilogue, *leaves)
     shape = (first.format, first.rows, first.cols, chain.rows)
     shapes = tuple((matrix.format, matrix.rows) for matrix in others)
-    kernel: GemmBytes | GemmMmaBytes
+    kernel: PackedProduct
     if at.limits.target in TARGETS:
-        make = _gemm_e4m3 if of_floats else _gemm_bytes
-        kernel = choose_bytes(make(*shape, any_cut(chain.rows), *steps, others=shapes), at.limits.sms)
+        of = _gemm_e4m3 if of_floats else _gemm_bytes
+        kernel = of(*shape, any_cut(chain.rows), *steps, others=shapes)
+        kernel = choose_bytes(kernel, at.limits.sms)
     else:
-        make_mma = _gemm_mma_e4m3 if of_floats else _gemm_mma_bytes
-        cut = any_bytes_cut(chain.rows)
-        kernel = choose_mma(make_mma(*shape, cut, *steps, others=shapes), at.limits)
+        by_mma = _gemm_mma_e4m3 if of_floats else _gemm_mma_bytes
+        kernel = by_mma(*shape, any_bytes_cut(chain.rows), *steps, others=shapes)
+        kernel = choose_mma(kernel, at.limits)
     element: Literal["s8", "e4m3"] = "e4m3" if of_floats else "s8"
     launch: dict[str, Slice | None] = _packed_bytes(at, chain, first.cols, element)
     for number, (matrix, y) in enumerate(zip((first, *others), chain.results, strict=True)):

@@ -20,7 +20,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
-from typing import TypeVar
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.linear.choice import Limits
@@ -33,8 +32,6 @@ from urdir.ptxgen.target import since
 from urdir.ptxgen.weights.format import Format
 from urdir.ptxgen.weights.layout import TILE_COLS, TILE_ROWS, Layout
 from urdir.ptxgen.weights.packed import GROUP, TILE_SLICES
-
-M = TypeVar("M", bound=GemmMma)
 
 #: The targets that it serves. Only an H200 has been measured, whose own kernel is `GemmWgmma`.
 TARGETS = since(80)
@@ -59,7 +56,7 @@ def fits(fmt: Format, limits: Limits) -> bool:
 
 
 @lru_cache(maxsize=256)
-def choose_mma(product: M, limits: Limits) -> M:
+def choose_mma(product: GemmMma, limits: Limits) -> GemmMma:
     """The product, cut for a device with these ``limits``; the cut that it has does not matter.
 
     Raises PtxgenError where no cut fits.
@@ -94,7 +91,7 @@ def estimate(product: GemmMma, limits: Limits) -> float:
     return waves * beside * cut.row_groups * product.layout.row_tiles * max(together, alone)
 
 
-def _ways(product: M, limits: Limits) -> Iterator[M]:
+def _ways(product: GemmMma, limits: Limits) -> Iterator[GemmMma]:
     whole, cut = GROUP * ceil_div(product.batch, GROUP), type(product.cut)
     for groups, splits, operands in SHAPES:
         most = MOST[operands]
@@ -105,7 +102,7 @@ def _ways(product: M, limits: Limits) -> Iterator[M]:
                     yield way
 
 
-def _deepest(product: M, shape: MmaCut, limits: Limits) -> M | None:
+def _deepest(product: GemmMma, shape: MmaCut, limits: Limits) -> GemmMma | None:
     """With the deepest rings that fit; None where none does."""
     most = min(limits.shared_per_cta, limits.shared_per_sm // shape.resident - CTA_COST)
     for weights, activations, slices in RINGS:
