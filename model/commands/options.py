@@ -184,7 +184,7 @@ def add_prompt_arithmetic(parser: argparse.ArgumentParser) -> None:
         "--prompt-arithmetic",
         choices=PROMPT_ARITHMETIC,
         default="f16",
-        help="how prompts, and many sequences together, are multiplied on an H100 or H200: int8 is "
+        help="how prompts, and many sequences together, are multiplied on sm_80 and newer: int8 is "
         "faster and less precise, auto takes it where little is lost (default: f16)",
     )
 

@@ -333,13 +333,13 @@ def _with_bytes(config: Config, file: ModelFile, device: Device, options: Engine
     if options.prompt_arithmetic == "f16" or options.exact:
         return config
     from urdir.model.memory.matrix_bytes import with_bytes
-    from urdir.ptxgen.kernels.linear.bytes_choice import TARGETS
+    from urdir.ptxgen.kernels.linear.bytes_choice import multiplies_bytes
 
-    if device.native_target in TARGETS:
+    if multiplies_bytes(device.native_target):
         return with_bytes(config, file, options.prompt_arithmetic)
     if options.prompt_arithmetic == "auto":
         return config
     raise UnsupportedError(
-        f"prompts in int8 need {' or '.join(TARGETS)}, the device is {device.native_target}: "
+        f"prompts in int8 need sm_80 or newer, the device is {device.native_target}: "
         "choose f16 or auto"
     )

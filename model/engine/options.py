@@ -73,7 +73,7 @@ class EngineOptions:
     (`families.stages`); ``device`` then says of which kind they are.
 
     ``context``: tokens of a sequence. None is the smaller of the model's and 4096, 0 the model's.
-    ``prompt_arithmetic`` is that of prompts and of many sequences together, on GPUs with wgmma:
+    ``prompt_arithmetic`` is that of prompts and of many sequences together, on sm_80 and newer:
     "f16"; "int8": weights and activations become signed bytes, with a scale a row and a vector,
     where a matrix allows it; "auto": in those that lose little, of models without experts
     (`memory.matrix_bytes`).

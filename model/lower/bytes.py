@@ -12,11 +12,15 @@ from urdir.model.lower.chain import Chain
 from urdir.model.lower.lowering import Lowering
 from urdir.model.lower.requests import biases
 from urdir.model.memory.weights import Matrix
-from urdir.ptxgen.kernels.linear.bytes_choice import any_cut, choose_bytes
+from urdir.ptxgen.kernels.linear.bytes_choice import TARGETS, any_cut, choose_bytes
 from urdir.ptxgen.kernels.linear.epilogue.pack import PackedVectors
+from urdir.ptxgen.kernels.linear.mma_choice import any_bytes_cut, choose_mma
 from urdir.ptxgen.kernels.linear.pack_bytes import PackBytes
 from urdir.ptxgen.kernels.linear.products.gemm_bytes import GemmBytes
 from urdir.ptxgen.kernels.linear.products.gemm_e4m3 import GemmE4m3
+from urdir.ptxgen.kernels.linear.products.gemm_mma_bytes import GemmMmaBytes
+from urdir.ptxgen.kernels.linear.products.gemm_mma_e4m3 import GemmMmaE4m3
+from urdir.ptxgen.kernels.linear.products.packed_product import PackedProduct
 from urdir.ptxgen.kernels.linear.steps import in_order
 from urdir.ptxgen.weights import eights
 
@@ -26,6 +30,8 @@ if TYPE_CHECKING:
 # One object for equal kernels, with its cached properties.
 _gemm_bytes = lru_cache(maxsize=1024)(GemmBytes.of)
 _gemm_e4m3 = lru_cache(maxsize=1024)(GemmE4m3.of)
+_gemm_mma_bytes = lru_cache(maxsize=1024)(GemmMmaBytes.of)
+_gemm_mma_e4m3 = lru_cache(maxsize=1024)(GemmMmaE4m3.of)
 _pack_bytes = lru_cache(maxsize=64)(PackBytes)
 
 
@@ -38,10 +44,17 @@ def append_bytes(at: Lowering, chain: Chain, matrices: Sequence[Matrix], packs: 
     leaves = (PackedVectors(),) if packs else ()
     of_floats = eights.are_e4m3(first.format)
     steps = in_order(GemmBytes, *biases((first, *others)), *chain.epilogue, *leaves)
-    shape = (first.format, first.rows, first.cols, chain.rows, any_cut(chain.rows))
+    shape = (first.format, first.rows, first.cols, chain.rows)
     shapes = tuple((matrix.format, matrix.rows) for matrix in others)
-    product = (_gemm_e4m3 if of_floats else _gemm_bytes)(*shape, *steps, others=shapes)
-    kernel = choose_bytes(product, at.limits.sms)
+    kernel: PackedProduct
+    if at.limits.target in TARGETS:
+        of = _gemm_e4m3 if of_floats else _gemm_bytes
+        kernel = of(*shape, any_cut(chain.rows), *steps, others=shapes)
+        kernel = choose_bytes(kernel, at.limits.sms)
+    else:
+        by_mma = _gemm_mma_e4m3 if of_floats else _gemm_mma_bytes
+        kernel = by_mma(*shape, any_bytes_cut(chain.rows), *steps, others=shapes)
+        kernel = choose_mma(kernel, at.limits)
     element: Literal["s8", "e4m3"] = "e4m3" if of_floats else "s8"
     launch: dict[str, Slice | None] = _packed_bytes(at, chain, first.cols, element)
     for number, (matrix, y) in enumerate(zip((first, *others), chain.results, strict=True)):

@@ -109,7 +109,7 @@ def is_read_packed(at: Lowering, y: Tensor) -> bool:
 
 def takes_e4m3(at: Lowering, matrix: Matrix) -> bool:
     """Whether a matrix is multiplied with activations as floats of eight bits."""
-    on_device = at.limits.target in bytes_choice.TARGETS
+    on_device = bytes_choice.multiplies_e4m3(at.limits.target)
     return on_device and eights.are_e4m3(matrix.format) and PackBytes.can_pack(matrix.cols)
 
 

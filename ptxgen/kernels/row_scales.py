@@ -11,6 +11,7 @@ import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, Tolerance
+from urdir.ptxgen.target import since
 from urdir.ptxgen.weights import eights
 from urdir.ptxgen.weights.formats import FORMATS, Format
 from urdir.ptxgen.weights.layout import TILE_ROWS, TILE_UNITS, Layout, random_weights
@@ -30,7 +31,7 @@ class RowScales(KernelSpec):
 
     name = "row_scales"
     template = ("urdir.templates", "row_scales.ptx.j2")
-    targets = ("sm_90a",)
+    targets = since(80)
     #: Weights may be rounded twice.
     tolerance = Tolerance(rtol=4e-7)
 

@@ -1,4 +1,4 @@
-"""Products on Hopper's tensor cores that keep all SMs at work: the same bits each time, and the
+"""Products on tensor cores that keep all SMs at work: the same bits each time, and the
 reference's values. What one CTA does with copies and products at its leisure is tested elsewhere;
 here copies for the next tile come while shared memory is busiest."""
 
@@ -10,16 +10,21 @@ import numpy as np
 import pytest
 
 from urdir.driver import Device, run_kernel
+from urdir.model.lower.parts import device_limits
 from urdir.ptxgen.kernels.activation import Activation
 from urdir.ptxgen.kernels.linear.bytes_choice import choose_bytes
 from urdir.ptxgen.kernels.linear.epilogue.activation import Activated
 from urdir.ptxgen.kernels.linear.epilogue.bias import Bias
 from urdir.ptxgen.kernels.linear.epilogue.pack import PackedVectors
 from urdir.ptxgen.kernels.linear.epilogue.residual import Residual
+from urdir.ptxgen.kernels.linear.mma_choice import any_bytes_cut, choose_mma
 from urdir.ptxgen.kernels.linear.products.gemm_bytes import BytesCut
 from urdir.ptxgen.kernels.linear.products.gemm_e4m3 import GemmE4m3
+from urdir.ptxgen.kernels.linear.products.gemm_mma_bytes import GemmMmaBytes
+from urdir.ptxgen.kernels.linear.products.gemm_mma_e4m3 import GemmMmaE4m3
 from urdir.ptxgen.kernels.linear.products.gemm_wgmma import GemmWgmma, WgmmaCut
 from urdir.ptxgen.kernels.linear.products.gemv import Gemv
+from urdir.ptxgen.kernels.linear.products.packed_product import PackedProduct
 from urdir.ptxgen.kernels.linear.wgmma_choice import any_cut, choose_wgmma
 from urdir.ptxgen.weights.formats import FORMATS
 
@@ -39,7 +44,7 @@ def hopper(urdir_gpu: Device, needs_wgmma: Callable[[Device], None]) -> Device:
     return urdir_gpu
 
 
-def check(device: Device, spec: GemmWgmma | GemmE4m3 | Gemv) -> None:
+def check(device: Device, spec: PackedProduct | Gemv) -> None:
     """All runs give the same bits, and those of the reference but for rounding."""
     inputs = spec.make_inputs(np.random.default_rng(spec.cols))
     wanted = spec.reference(**inputs)
@@ -77,6 +82,15 @@ def test_products_of_e4m3(hopper: Device) -> None:
     rows, cols, steps = PRODUCTS["many columns"]
     spec = GemmE4m3.of(FORMATS["E4M3R256"], rows, cols, VECTORS, BytesCut(1, 8, 2, 2), *steps)
     check(hopper, choose_bytes(spec, hopper.properties.sm_count))
+
+
+@pytest.mark.parametrize(("kind", "name"), [(GemmMmaE4m3, "E4M3R256"), (GemmMmaBytes, "Q4_K")])
+def test_products_of_eight_bits_by_mma(
+    urdir_gpu: Device, kind: type[GemmMmaBytes], name: str
+) -> None:
+    rows, cols, steps = PRODUCTS["many columns"]
+    spec = kind.of(FORMATS[name], rows, cols, VECTORS, any_bytes_cut(VECTORS), *steps)
+    check(urdir_gpu, choose_mma(spec, device_limits(urdir_gpu)))
 
 
 @pytest.mark.parametrize("name", ["NVFP4", "Q4_K", "Q6_K", "Q8_0", "IQ2_XS"])

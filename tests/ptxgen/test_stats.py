@@ -95,6 +95,8 @@ def test_the_mix_of_every_kernel_is_complete(kernel: type[KernelSpec]) -> None:
             "gemm_e4m3",
             "index_scores",
             "gemm_mma",
+            "gemm_mma_bytes",
+            "gemm_mma_e4m3",
             "gemm_small",
             "gemm_wgmma",
             "incremental_attention",

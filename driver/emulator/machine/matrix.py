@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from urdir.driver.emulator.machine.faults import AccessFault
-from urdir.driver.emulator.machine.formats import bf16_to_f32
+from urdir.driver.emulator.machine.formats import bf16_to_f32, e4m3_to_f32
 from urdir.driver.emulator.machine.shared import SharedMemory
 from urdir.driver.emulator.machine.warps import WholeWarps
 
@@ -67,8 +67,17 @@ SHAPES = {
     ("m8n8k16", 4): _shape(8, 8, 16, 4),
 }
 
-#: Element types of numpy; bf16 are bits.
-_ELEMENTS = {"f16": "f2", "bf16": "u2", "s8": "i1", "u8": "u1", "f32": "f4", "s32": "i4"}
+#: Element types of numpy; bf16 and e4m3 are bits.
+_ELEMENTS = {
+    "f16": "f2", "bf16": "u2", "e4m3": "u1", "s8": "i1", "u8": "u1", "f32": "f4", "s32": "i4"
+}  # fmt: skip
+#: Those that are bits, to f32.
+_WIDENED = {"bf16": bf16_to_f32, "e4m3": e4m3_to_f32}
+
+
+def per_register(kind: str) -> int:
+    """Values of A or B in a register."""
+    return 4 // np.dtype(_ELEMENTS[kind]).itemsize
 
 
 @functools.lru_cache(maxsize=256)
@@ -96,8 +105,10 @@ def _scatter(s: Shape, packed: int, warps: int) -> Array:
 def _matrices(warps: WholeWarps, registers: Sequence[Array], kind: str, place: Array) -> Array:
     """Fragments to (warps, rows, columns) float64."""
     bits = np.concatenate([warps.spread(r) for r in registers], axis=None)
-    values = bits.view(_ELEMENTS[kind]).take(place)
-    return (bf16_to_f32(values) if kind == "bf16" else values).astype(np.float64)
+    values: Array = bits.view(_ELEMENTS[kind]).take(place)
+    if kind in _WIDENED:
+        values = _WIDENED[kind](values)
+    return values.astype(np.float64)
 
 
 def mma(
@@ -110,7 +121,7 @@ def mma(
     c: Sequence[Array],
 ) -> list[Array]:
     """D = A B + C of every warp: D's registers (n,) as float32 or int32 bits (uint32)."""
-    packed, narrow = 4 if kinds[0] in ("s8", "u8") else 2, 2 if kinds[2] == "f16" else 1
+    packed, narrow = per_register(kinds[0]), 2 if kinds[2] == "f16" else 1
     s, count = SHAPES[shape, packed], warps.count(a[0])
     left = _matrices(warps, a, kinds[0], _gather(s, "a", packed, count))
     right = _matrices(warps, b, kinds[1], _gather(s, "b", packed, count))

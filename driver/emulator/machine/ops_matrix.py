@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from urdir.driver.emulator.machine.emitter import Emitter
-from urdir.driver.emulator.machine.matrix import SHAPES
+from urdir.driver.emulator.machine.matrix import SHAPES, per_register
 from urdir.driver.emulator.machine.operations import operation
 from urdir.ptxgen.ptx import Operand, Vector
 
@@ -44,11 +44,15 @@ def _registers(e: Emitter, operand: Operand, count: int) -> list[Operand]:
     r"\.(s32)\.([us]8)\.([us]8)\.(s32)",
     80, (7, 0), converges=True,
 )  # fmt: skip
+@operation(
+    r"mma\.sync\.aligned\.(m16n8k32)\.row\.col()\.(f32)\.(e4m3)\.(e4m3)\.(f32)", 89, (8, 4),
+    converges=True,
+)  # fmt: skip
 def _mma(e: Emitter, m: re.Match[str]) -> None:
     shape, kinds = m[1], (m[4], m[5], m[6])
     if m[4][0] in "fb" and m[4] != m[5]:
         raise e.fail("A and B have one floating-point type")
-    packed = 4 if m[4][1] == "8" else 2
+    packed = per_register(m[4])
     s = SHAPES[shape, packed]
     narrow = 2 if m[6] == "f16" else 1
     sizes = [len(places) // pack for places, pack in ((s.a, packed), (s.b, packed), (s.c, narrow))]

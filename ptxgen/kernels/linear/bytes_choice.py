@@ -14,13 +14,17 @@ from dataclasses import replace
 from functools import lru_cache
 
 from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.kernels.linear import mma_choice
 from urdir.ptxgen.kernels.linear.packed_parts import BANDS
 from urdir.ptxgen.kernels.linear.products.gemm_bytes import BytesCut, GemmBytes
 from urdir.ptxgen.spec import ceil_div
+from urdir.ptxgen.target import Target
 from urdir.ptxgen.weights.packed import GROUP
 
-#: The targets whose products they are.
-TARGETS = ("sm_90a",)
+#: The targets whose products they are. Others have mma.sync (`mma_choice`): of signed bytes from
+#: sm_80 on, of E4M3 numbers these. What ptxas 13.5 makes of it for sm_90, sm_100, sm_103 and sm_110
+#: makes f16 of E4M3 numbers in registers, and multiplies these.
+TARGETS, MMA_E4M3 = ("sm_90a",), ("sm_89", "sm_120", "sm_121")
 #: From this many rows of activations on they are multiplied as bytes: with fewer, tiles of 128
 #: vectors are less full. 512 tokens of an 8B Q4_K_M model: 47,997 tokens/s, 43,460 in f16.
 LEAST_ROWS = 449
@@ -41,6 +45,16 @@ RINGS = ((4, 6), (4, 5), (3, 5), (3, 4), (2, 4), (2, 3), (1, 3), (1, 2))
 PRODUCT, WEIGHTS, PER_ROWS, NBYTES = 0.0029, 0.12, 0.3, 42e3
 #: us of a CTA besides, and of sums of a cluster; of this many SMs clusters of four leave one idle.
 BEGIN, CLUSTER, IDLE = 3.0, 2.2, 33
+
+
+def multiplies_bytes(target: str) -> bool:
+    """Whether a device with that native target has products of signed bytes."""
+    return target in TARGETS or Target.parse(target).portable in mma_choice.TARGETS
+
+
+def multiplies_e4m3(target: str) -> bool:
+    """Whether it has products of E4M3 numbers."""
+    return target in TARGETS or Target.parse(target).portable in MMA_E4M3
 
 
 @lru_cache(maxsize=256)

@@ -25,12 +25,13 @@ from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.linear.choice import Limits
 from urdir.ptxgen.kernels.linear.packed_parts import BANDS
 from urdir.ptxgen.kernels.linear.products.gemm_mma import GemmMma, MmaCut
+from urdir.ptxgen.kernels.linear.products.gemm_mma_bytes import MmaBytesCut
 from urdir.ptxgen.kernels.linear.products.packed_product import CTA_COST
 from urdir.ptxgen.spec import ceil_div
 from urdir.ptxgen.target import since
 from urdir.ptxgen.weights.format import Format
 from urdir.ptxgen.weights.layout import TILE_COLS, TILE_ROWS, Layout
-from urdir.ptxgen.weights.packed import GROUP
+from urdir.ptxgen.weights.packed import GROUP, TILE_SLICES
 
 #: The targets that it serves. Only an H200 has been measured, whose own kernel is `GemmWgmma`.
 TARGETS = since(80)
@@ -71,25 +72,32 @@ def any_cut(batch: int) -> MmaCut:
     return MmaCut(2, min(64, GROUP * ceil_div(batch, GROUP)), x_stages=2)
 
 
+def any_bytes_cut(batch: int) -> MmaBytesCut:
+    """The same of a product of numbers of eight bits."""
+    return MmaBytesCut(2, min(64, GROUP * ceil_div(batch, GROUP)), x_stages=2)
+
+
 def estimate(product: GemmMma, limits: Limits) -> float:
-    """us on an H200."""
+    """us on an H200; of numbers of eight bits, whose instructions multiply twice as many, a vector
+    takes half as long."""
     cut, grid = product.cut, product.launch_shape.grid
     ctas = grid[0] * grid[1]
     beside = min(cut.resident, ceil_div(ctas, limits.sms))
     waves = ceil_div(ctas, limits.sms * beside)
-    together = TILE + PER_VECTOR[cut.operands] * cut.vectors
+    vectors = cut.vectors * cut.slices / TILE_SLICES
+    together = TILE + PER_VECTOR[cut.operands] * vectors
     warps = beside * cut.splits * cut.row_groups / cut.operands
-    alone = cut.operands * (ALONE + ALONE_PER_VECTOR * cut.vectors) / warps
+    alone = cut.operands * (ALONE + ALONE_PER_VECTOR * vectors) / warps
     return waves * beside * cut.row_groups * product.layout.row_tiles * max(together, alone)
 
 
 def _ways(product: GemmMma, limits: Limits) -> Iterator[GemmMma]:
-    whole = GROUP * ceil_div(product.batch, GROUP)
+    whole, cut = GROUP * ceil_div(product.batch, GROUP), type(product.cut)
     for groups, splits, operands in SHAPES:
         most = MOST[operands]
         for vectors in sorted({min(whole, most), min(whole, 64), min(whole, 32)}):
             for resident in (1, 2):
-                shape = MmaCut(groups, vectors, splits, operands, resident=resident)
+                shape = cut(groups, vectors, splits, operands, resident=resident)
                 if (way := _deepest(product, shape, limits)) is not None:
                     yield way
 
@@ -98,8 +106,8 @@ def _deepest(product: GemmMma, shape: MmaCut, limits: Limits) -> GemmMma | None:
     """With the deepest rings that fit; None where none does."""
     most = min(limits.shared_per_cta, limits.shared_per_sm // shape.resident - CTA_COST)
     for weights, activations, slices in RINGS:
-        cut = replace(shape, weight_stages=weights, x_stages=activations, x_slices=slices)
         try:
+            cut = replace(shape, weight_stages=weights, x_stages=activations, x_slices=slices)
             way = replace(product, cut=cut)
         except PtxgenError:
             continue

@@ -12,6 +12,7 @@ from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.linear.pack import MAX_THREADS, NORMED_ROWS, TILE_THREADS
 from urdir.ptxgen.kernels.norm import Norm
 from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, Tolerance, ceil_div
+from urdir.ptxgen.target import since
 from urdir.ptxgen.weights import e4m3
 from urdir.ptxgen.weights.eights import MOST, bytes_shape, pack_bytes, pack_e4m3
 from urdir.ptxgen.weights.layout import TILE_COLS
@@ -57,7 +58,7 @@ class PackBytes(KernelSpec):
 
     @property
     def targets(self) -> tuple[str, ...]:
-        return ("sm_90a",)
+        return since(89 if self.element == "e4m3" else 80)
 
     @property
     def params(self) -> tuple[Param, ...]:

@@ -13,7 +13,10 @@ from urdir.driver.emulator.machine.faults import KernelFault
 WARPS = 3
 LANE = np.arange(32)
 GROUP, THREAD = LANE // 4, LANE % 4
-ELEMENTS = {"f16": np.float16, "bf16": ml_dtypes.bfloat16, "s8": np.int8, "u8": np.uint8}
+ELEMENTS = {
+    "f16": np.float16, "bf16": ml_dtypes.bfloat16, "e4m3": ml_dtypes.float8_e4m3fn,
+    "s8": np.int8, "u8": np.uint8,
+}  # fmt: skip
 
 # PTX ISA 9.7.14.5: row and column of value i of A and B, for each shape and element size.
 FRAGMENTS: dict[tuple[str, int], Any] = {
@@ -49,13 +52,15 @@ def fragment(matrix: Any, count: int, place: Any) -> Any:
 @pytest.mark.parametrize(
     ("shape", "kind"),
     [("m16n8k16", "f16"), ("m16n8k16", "bf16"), ("m16n8k8", "f16"), ("m16n8k8", "bf16"),
-     ("m16n8k32", "s8"), ("m16n8k32", "u8"), ("m16n8k16", "s8"), ("m8n8k16", "s8")],
+     ("m16n8k32", "s8"), ("m16n8k32", "u8"), ("m16n8k32", "e4m3"), ("m16n8k16", "s8"),
+     ("m8n8k16", "s8")],
 )  # fmt: skip
 @pytest.mark.parametrize("divergent", [False, True])
 def test_mma(machine: Any, rng: Any, shape: str, kind: str, divergent: bool) -> None:
     m, n, k = (int(x) for x in shape[1:].replace("n", " ").replace("k", " ").split())
     element = ELEMENTS[kind]
     integer = kind[1:] == "8"
+    machine.version = "8.4" if kind == "e4m3" else machine.version
     if integer:
         low = -128 if kind == "s8" else 0
         a = rng.integers(low, low + 256, (WARPS, m, k)).astype(element)

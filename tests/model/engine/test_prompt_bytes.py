@@ -29,6 +29,7 @@ from urdir.model.memory import matrix_bytes
 from urdir.model.memory.session_settings import SessionSettings
 from urdir.model.memory.weights import Weights
 from urdir.model.verify.conformance import relative_rms
+from urdir.ptxgen.kernels.linear.bytes_choice import multiplies_bytes
 
 Golden = Callable[[str], tuple[Path, list[int], Any]]
 NAME = "nano-llama-q4_k_m"
@@ -38,8 +39,8 @@ FEW, MANY = 9, 100
 
 @pytest.fixture
 def few_rows(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    if device.native_target != "sm_90a":
-        pytest.skip("products of bytes are for sm_90a")
+    if not multiplies_bytes(device.native_target):
+        pytest.skip(f"no products of bytes on {device.native_target}")
     monkeypatch.setattr("urdir.ptxgen.kernels.linear.bytes_choice.LEAST_ROWS", FEW)
 
 
@@ -98,6 +99,19 @@ def test_errors_of_rows_are_those_of_rounding(golden: Golden) -> None:
             assert found[of] == pytest.approx(np.sqrt(errors[rows].mean()), rel=1e-3)
 
 
+def test_logits_without_wgmma_are_as_near(golden: Golden, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("urdir.ptxgen.kernels.linear.bytes_choice.LEAST_ROWS", FEW)
+    path, tokens, wanted = golden(NAME)
+    errors = {}
+    for device, arithmetic in (("", "int8"), (":sm_80", "int8"), (":sm_80", "f16")):
+        options: dict[str, Any] = {"context": 64, "prompt_arithmetic": arithmetic}
+        with Engine.open(path, device=f"emulator{device}", **options) as engine:
+            (logits, *_) = logits_after(engine.session, tokens[:20])
+            errors[device, arithmetic] = relative_rms(logits[None], wanted[19:20])
+    assert errors[":sm_80", "int8"] == pytest.approx(errors["", "int8"], rel=0.2)
+    assert errors[":sm_80", "int8"] > 2 * errors[":sm_80", "f16"]
+
+
 @pytest.mark.parametrize("error", [float("nan"), float("inf"), 1.0])
 def test_matrices_without_a_small_error_stay_f16(
     golden: Golden, monkeypatch: pytest.MonkeyPatch, error: float
@@ -130,6 +144,10 @@ def test_matrices_with_large_errors_stay_f16(
 
 
 @pytest.mark.parametrize(
+    ("target", "kernel"),
+    [("sm_90a", "gemm_bytes"), ("sm_86", "gemm_mma_bytes"), ("sm_120", "gemm_mma_bytes")],
+)
+@pytest.mark.parametrize(
     ("arithmetic", "wanted"),
     [
         ("auto", {"0.attn_output", "0.ffn_gate_up"}),
@@ -137,12 +155,17 @@ def test_matrices_with_large_errors_stay_f16(
     ],
 )
 def test_kernels_of_a_step(
-    golden: Golden, arithmetic: str, wanted: set[str], monkeypatch: pytest.MonkeyPatch
+    golden: Golden,
+    arithmetic: str,
+    wanted: set[str],
+    target: str,
+    kernel: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Of many rows alone, and of products whose matrices are all chosen: layer 0's q, k and v are
     not. Layer 1 ends with its keys and values."""
     monkeypatch.setattr("urdir.ptxgen.kernels.linear.bytes_choice.LEAST_ROWS", MANY)
-    with Gguf(golden(NAME)[0]) as file, paper_device("sm_90a", 132) as device:
+    with Gguf(golden(NAME)[0]) as file, paper_device(target, 132) as device:
         config = matrix_bytes.with_bytes(Config.of(file), file, arithmetic)
         config = replace(config, as_bytes=config.as_bytes - {"blk.0.attn_v.weight"})
         settings = SessionSettings(256, sequences=MANY)
@@ -153,7 +176,7 @@ def test_kernels_of_a_step(
             for rows in (MANY - 1, MANY):
                 step = StepShape(rows, 256, Output.NONE, prompt=rows)
                 launches = [op for op in build_plan(session.parts, step) if isinstance(op, Launch)]
-                found = {op.label for op in launches if op.kernel.name == "gemm_bytes"}
+                found = {op.label for op in launches if op.kernel.name == kernel}
                 assert found == ({f"blk.{of}" for of in wanted} if rows == MANY else set())
 
 
@@ -162,9 +185,11 @@ def test_which_engines_multiply_bytes(golden: Golden) -> None:
     given: dict[str, Any] = {"context": 64, "cache_folder": None}
     with Engine.open(path, device="emulator", exact=True, prompt_arithmetic="int8", **given) as of:
         assert not of.config.as_bytes
-    with Engine.open(path, device="emulator:sm_90", prompt_arithmetic="auto", **given) as of:
+    with Engine.open(path, device="emulator:sm_80", prompt_arithmetic="auto", **given) as of:
+        assert of.config.as_bytes
+    with Engine.open(path, device="emulator:sm_75", prompt_arithmetic="auto", **given) as of:
         assert not of.config.as_bytes
-    with pytest.raises(UnsupportedError, match=r"int8 need sm_90a, .* is sm_90: choose f16"):
-        Engine.open(path, device="emulator:sm_90", prompt_arithmetic="int8", **given)
+    with pytest.raises(UnsupportedError, match=r"int8 need sm_80 or newer, .* sm_75: choose f16"):
+        Engine.open(path, device="emulator:sm_75", prompt_arithmetic="int8", **given)
     with pytest.raises(SettingsError, match="prompt_arithmetic is 'i8': expected one of f16"):
         EngineOptions(prompt_arithmetic="i8")  # type: ignore[arg-type]

@@ -44,8 +44,8 @@ class MmaCut:
     x_slices: int = 1
     resident: int = 1
 
-    #: CTAs that share the columns.
-    cluster = 1
+    #: CTAs that share the columns; slices of activations for a tile of weights.
+    cluster, slices = 1, TILE_SLICES
     takes_turns = False
 
     def __post_init__(self) -> None:
@@ -55,7 +55,7 @@ class MmaCut:
             or not 1 <= self.split_warps * self.splits <= 16
             or self.vectors % GROUP
             or not GROUP <= self.vectors <= 128
-            or TILE_SLICES % self.x_slices
+            or self.slices % self.x_slices
             or min(self.weight_stages, self.x_stages) < 2
             or self.x_stages - 1 > (self.weight_stages - 1) * self.steps
         ):
@@ -64,7 +64,7 @@ class MmaCut:
     @property
     def steps(self) -> int:
         """Stages of activations for a tile of weights."""
-        return TILE_SLICES // self.x_slices
+        return self.slices // self.x_slices
 
     @property
     def split_warps(self) -> int:
@@ -103,6 +103,8 @@ class GemmMma(PackedProduct):
 
     cut: MmaCut
 
+    #: Whether it multiplies numbers of eight bits.
+    of_bytes = False
     name = "gemm_mma"
     template = ("urdir.templates", "linear/products/gemm_mma.ptx.j2")
 
