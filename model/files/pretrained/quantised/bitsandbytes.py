@@ -92,7 +92,8 @@ def _fours(parts: Parts) -> StoredTensor:
             of_groups = np.arange(first * cols, last * cols, fmt.block) // block
             begin = int(of_groups[0])
             each = scales(begin, int(of_groups[-1]) + 1)[of_groups - begin]
-            return code_blocks(fmt, read >> 4 | read << 4, each.reshape(last - first, -1))
+            lower_first: Bytes = read >> np.uint8(4) | read << np.uint8(4)
+            return code_blocks(fmt, lower_first, each.reshape(last - first, -1))
 
         return parts.make(fmt, state.shape, packed)
     pairs = np.stack([np.repeat(table, 16), np.tile(table, 16)], axis=1)  # of each byte
