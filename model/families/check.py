@@ -9,7 +9,7 @@ from urdir.model.errors import ConfigError, UnsupportedError
 from urdir.model.families.description import Description
 from urdir.model.families.stored import Shape, Stored, StoredMatrix, stored_in
 from urdir.model.files.model_file import ModelFile
-from urdir.ptxgen.weights.formats import FORMATS, INTEGERS
+from urdir.ptxgen.weights.formats import EVERY
 
 #: Types supported for vectors.
 VECTOR_TYPES = ("F32", "F16", "BF16")
@@ -40,7 +40,7 @@ def check_tensors(description: Description, file: ModelFile) -> None:
 def _types(reference: Stored, has_numbers: bool) -> Collection[str]:
     """The types of tensors that a reference can be of."""
     if isinstance(reference, StoredMatrix):
-        return [*FORMATS, *(fmt.name for fmt in INTEGERS.values())]
+        return EVERY
     if has_numbers:
         return NUMBER_TYPES
     return TABLE_TYPES if len(reference.shape) > 1 else VECTOR_TYPES

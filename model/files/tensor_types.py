@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from urdir.ptxgen.weights.formats import FORMATS, INTEGERS
+from urdir.ptxgen.weights.formats import EVERY
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ TENSOR_TYPES: Mapping[int, TensorType] = {
 #: Types of quantised folders, which no GGUF file has: `ptxgen.weights.formats`.
 OWN_TYPES: Mapping[int, TensorType] = {
     fmt.ggml_type: TensorType(fmt.name, fmt.block, fmt.nbytes)
-    for fmt in {**FORMATS, **{fmt.name: fmt for fmt in INTEGERS.values()}}.values()
+    for fmt in EVERY.values()
     if fmt.ggml_type not in TENSOR_TYPES
 }
 _ALL = {**TENSOR_TYPES, **OWN_TYPES}

@@ -105,6 +105,10 @@ def weight_bytes(layout: Layout, packed: npt.NDArray[np.uint8], scales: Floats) 
             numbers = layout.numbers(packed, "minimum", groups).astype(np.float64)
         minimum = _half(least * (numbers * 2.0**-24))
     q = layout.numbers(packed, "q", UNIT).astype(np.float64)
+    if fmt.digits == 2:
+        halves = _half(np.array(fmt.table) * 2.0**-24)[q.astype(np.uint8)]
+        values = _half(halves.reshape(len(q), groups, -1) * factor[:, :, None])
+        return np.rint(values * 2.0**DEPTH).astype(np.int8).reshape(layout.rows, layout.cols)
     if fmt.table:
         q = np.array(fmt.table, np.float64)[q.astype(np.uint8)] + offset
     elif fmt.grid:

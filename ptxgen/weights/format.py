@@ -39,7 +39,8 @@ class Format:
     #: PTX type of an unquantised weight ("f16", "bf16", "f32"), or of quants that are floats
     #: ("e4m3"); else None.
     element: str | None = None
-    #: Values of quants: 8 or 16 signed bytes, with ``offset`` 0. Empty: quants themselves.
+    #: Values of quants: 8 or 16 signed bytes, or 16 numbers of two bytes, with ``offset`` 0. Empty:
+    #: quants themselves.
     table: tuple[int, ...] = ()
     #: Weights are multiplied by ``2 ** -halvings``.
     halvings: int = 0
@@ -96,17 +97,40 @@ class Format:
         return bool(self.table or self.grid)
 
     @property
-    def halves_of_table(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """A table of 16 as two that are looked up apart and added: of codes 0 to 7, and of the
-        complements of 8 to 15. Where one is not meant and its entry is negative, it gives -1."""
-        lower, upper = self.table[:8], self.table[8:]
+    def digits(self) -> int:
+        """Bytes of a table's values: 2 if one byte does not hold them."""
+        return 1 if all(-128 <= value < 128 for value in self.table) else 2
+
+    def digit(self, number: int) -> tuple[int, ...]:
+        """Byte ``number`` of a table's values, with a sign: a value is the sum of byte n times
+        256 ** n."""
+        if self.digits == 1:
+            return self.table
+        lower = tuple((value + 128) % 256 - 128 for value in self.table)
+        if number == 0:
+            return lower
+        return tuple((value - low) // 256 for value, low in zip(self.table, lower, strict=True))
+
+    def table_bytes(self, number: int, biased: bool) -> tuple[int, ...]:
+        """What a look-up gives for byte ``number``: that `digit`, or the byte of values that are
+        ``biased``, by `bias`."""
+        if not biased:
+            return tuple(value % 256 for value in self.digit(number))
+        return tuple((value + self.bias) >> 8 * number & 255 for value in self.table)
+
+    def halves_of_table(self, number: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """A `digit` of a table of 16 as two that are looked up apart and added: of codes 0 to 7,
+        and of the complements of 8 to 15. Where one is not meant and its entry is negative, it
+        gives -1."""
+        lower, upper = self.digit(number)[:8], self.digit(number)[8:]
         pairs = tuple(zip(lower, upper, strict=True))
         return tuple(a + (b < 0) for a, b in pairs), tuple(b + (a < 0) for a, b in pairs)[::-1]
 
     @property
     def bias(self) -> int:
-        """What is subtracted of bytes: the offset, or 128 of those with a sign."""
-        return 128 if self.signed else self.offset
+        """What is subtracted of numbers without a sign: the offset, or half of what the bytes of
+        one with a sign hold."""
+        return 128 * 256 ** (self.digits - 1) if self.signed else self.offset
 
     @property
     def is_float(self) -> bool:

@@ -11,7 +11,7 @@ The value of a weight is ``d * (scale - scale_offset) * (q - offset) + min_sign 
 without group scales has ``scale = minimum = 1``. Types with a ``table`` use ``table[q]`` instead of
 ``q - offset``. MXFP4's ``d`` is a power of two, whose exponent is in the block; NVFP4 has a ``d``
 of eight bits (E4M3) for each group. Types with a codebook: `grid_formats`. Types of folders have
-blocks of our own: what belongs to a group, side by side (`_integer`, `_e4m3`, `_e2m1`).
+blocks of our own: what belongs to a group, side by side (`_integer`, `_e4m3`, `_e2m1`, `_codes`).
 
 Source of the block layouts: ggml's ``block_q4_K`` and its relatives, as the ``gguf`` package's
 ``quants`` module decodes them; type numbers: ``gguf.GGMLQuantizationType``.
@@ -138,6 +138,18 @@ def _e2m1(block: int) -> Format:
     )  # fmt: skip
 
 
+def _codes(kind: str, group: int) -> Format:
+    """bitsandbytes' codes of four bits for 16 floats, groups of ``group`` with a factor: d as f32,
+    codes in order of columns. The floats are integers here, `CODES` of them in 1."""
+    codes = Field(4, _at(4), tuple(4 << k for k in range(group.bit_length() - 1)))
+    number = OWN_TYPES + 512 + 16 * list(CODES).index(kind) + group // UNIT
+    table = tuple(round(value * CODES[kind]) for value in CODE_VALUES[kind])
+    return _quantised(
+        f"{kind}G{group}", number, group, 4 + group // 2,
+        _f32_factors(group, 0), quants=[codes], table=table,
+    )  # fmt: skip
+
+
 def _float(name: str, ggml_type: int, nbytes: int, element: str) -> Format:
     return Format(name, ggml_type, 1, nbytes, (Plane("values", 1, UNIT * nbytes),), element=element)
 
@@ -168,6 +180,21 @@ _K_NUMBERS = (
 
 # The steps of IQ4_NL and IQ4_XS.
 _IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+
+#: The floats of bitsandbytes' codes (its functional.py): NF4's are means of sixteenths of a normal
+#: distribution (QLoRA, arXiv 2305.14314), FP4 has a sign and 0, 1/192, 2/3, 1, 1/3, 1/2, 1/6, 1/4.
+CODE_VALUES: Mapping[str, tuple[float, ...]] = {
+    "NF4": (
+        *(-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453),
+        *(-0.28444138169288635, -0.18477343022823334, -0.09105003625154495, 0.0),
+        *(0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224),
+        *(0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0),
+    ),
+    "FP4": tuple(sign * of / 192 for sign in (1, -1) for of in (0, 1, 128, 192, 64, 96, 32, 48)),
+}
+#: What 1 is as an integer. FP4 is exact; NF4's values are off by at most 8e-6 (RMS 4e-6), a quarter
+#: of the usual error of 16 bits.
+CODES: Mapping[str, int] = {"NF4": 31908, "FP4": 192}
 
 _ALL = (
     _float("F32", 0, 4, "f32"),
@@ -266,6 +293,8 @@ _ALL = (
     _e2m1(256),
     _e2m1(64),
     _e4m3(256, of_rows=True),
+    _codes("NF4", 64),
+    _codes("FP4", 32),
 )  # fmt: skip
 
 #: Every supported type by its GGUF name, and those of quantised folders that have kernels of their
@@ -277,7 +306,17 @@ INTEGERS: Mapping[tuple[int, int], Format] = {
     (bits, group): _integer(bits, group) for bits in (2, 3, 4, 8) for group in (32, 64, 128)
 }
 
-_BY_TYPE = {f.ggml_type: f for f in (*_ALL, *INTEGERS.values())}
+#: bitsandbytes' codes of four bits, by (kind, group).
+CODED: Mapping[tuple[str, int], Format] = {
+    (kind, group): _codes(kind, group) for kind in CODES for group in (32, 64)
+}
+#: Every type by its name, also those of the same making that have no kernels of their own to test.
+EVERY: Mapping[str, Format] = {
+    **FORMATS,
+    **{fmt.name: fmt for fmt in (*INTEGERS.values(), *CODED.values())},
+}
+
+_BY_TYPE = {f.ggml_type: f for f in EVERY.values()}
 
 
 def format_of(ggml_type: int) -> Format:
@@ -319,7 +358,9 @@ def random_blocks(fmt: Format, count: int, rng: np.random.Generator, scale: floa
                 blocks[:, at] = np.clip(rng.integers(middle - 2, middle + 2, count), 0, 254)
                 continue
             factors = scale * rng.uniform(0.01, 0.1, count) * rng.choice([-1.0, 1.0], count)
-            if fmt.has_singles:  # quants or factors are E4M3: no NaN
+            if fmt.digits == 2:
+                factors *= 127 / max(fmt.table)
+            elif fmt.has_singles:  # quants or factors are E4M3: no NaN
                 blocks[blocks & 0x7F == 0x7F] = 0
                 factors = np.full(count, factors[0]) if fmt.of_rows else factors
                 factors /= 16

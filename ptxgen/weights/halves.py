@@ -7,12 +7,16 @@ bits of a subnormal number. Quants whose bits are in two planes become bytes fir
 
 Of floats of four bits a sign and three other bits are those of an f16 that is 2^-14 times as large:
 its sign, the lower bits of its exponent, and the first one of its fraction.
+
+Tables of numbers of two bytes are looked up as f16 numbers, 2^-24 times as large and rounded.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+
+import numpy as np
 
 from urdir.ptxgen.weights.fields import Plane
 from urdir.ptxgen.weights.format import E2M1, UNIT, Format
@@ -62,6 +66,16 @@ class Halves:
         return self.format.table == E2M1
 
     @property
+    def are_floats(self) -> bool:
+        """Whether quants become f16 numbers with a sign, from which nothing is subtracted."""
+        return self.are_e2m1 or self.format.digits == 2
+
+    def table_bytes(self, number: int) -> tuple[int, ...]:
+        """Byte ``number`` of a table's values as f16 numbers."""
+        halves = (np.array(self.format.table) * 2.0**-24).astype(np.float16)
+        return tuple((halves.view(np.uint16) >> np.uint16(8 * number) & 255).tolist())
+
+    @property
     def factors_are_exact(self) -> bool:
         """Whether an f16 number holds a quant times its group's factor: floats of four bits, and
         factors of eight. What else multiplies them is the same in a row."""
@@ -72,7 +86,8 @@ class Halves:
     @property
     def pay_early(self) -> bool:
         """Whether products of two vectors are faster with packed ones than with f32 ones."""
-        return self.factors_are_exact or self.format.arithmetic == "e4m3"
+        fmt = self.format
+        return self.factors_are_exact or fmt.arithmetic == "e4m3" or fmt.digits == 2
 
     @property
     def raised(self) -> int:
@@ -140,10 +155,13 @@ class Halves:
     @property
     def roundings(self) -> int:
         """Number of roundings of a weight and its factors: it, its scale and its minimum if they
-        are products; with a minimum, both are larger than the weight."""
+        are products; with a minimum, both are larger than the weight. What a table of two digits
+        says is rounded, and so is its factor, an f32 number."""
         fmt = self.format
         if fmt.is_float:
             return 1 if fmt.has_powers else 0
+        if fmt.digits == 2:
+            return 3
         return 1 + fmt.has("scale") + 2 * fmt.has_minimums
 
     @property

@@ -12,10 +12,17 @@ from urdir.ptxgen.weights.formats import Bytes, Format
 
 E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
 
+#: bitsandbytes' tables as integers: NF4's values times 31908, FP4's times 192.
+CODES = {
+    "NF4": [-31908, -22214, -16754, -12601, -9076, -5896, -2905, 0,
+            2539, 5135, 7853, 10782, 14062, 17952, 23068, 31908],
+    "FP4": [0, 1, 128, 192, 64, 96, 32, 48, 0, -1, -128, -192, -64, -96, -32, -48],
+}  # fmt: skip
+
 
 def is_own(fmt: Format) -> bool:
     """Whether GGUF lacks the type."""
-    return re.fullmatch(r"(W\d|E\dM\d)[GR]\d+", fmt.name) is not None
+    return re.fullmatch(r"(W\d|E\dM\d|[NF][FP]4)[GR]\d+", fmt.name) is not None
 
 
 def dequantized(fmt: Format, blocks: Bytes) -> npt.NDArray[np.float32]:
@@ -31,6 +38,10 @@ def dequantized(fmt: Format, blocks: Bytes) -> npt.NDArray[np.float32]:
         values = 2 * E2M1[_digits(blocks[:, 4 + int(size) // 16 :], 4)]
         each = values.reshape(len(blocks), -1, 16) * (scale * factors)[..., None]
         return each.reshape(len(blocks), -1)
+    if kind in CODES:
+        scale = np.ascontiguousarray(blocks[:, :4]).view(np.float32)
+        codes = _digits(blocks[:, 4:], 4)
+        return scale * np.array(CODES[kind], np.float32)[codes]
     bits = int(kind[1:])
     factors = np.ascontiguousarray(blocks[:, :4]).view(np.float16).astype(np.float32)
     zero = blocks[:, 4:5] & (255 if bits == 8 or size == "32" else 15)

@@ -9,8 +9,10 @@ import pytest
 from tests.ptxgen.own_types import dequantized, is_own
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.weights.formats import (
+    CODE_VALUES,
+    CODES,
+    EVERY,
     FORMATS,
-    INTEGERS,
     UNIT,
     Bytes,
     Format,
@@ -49,7 +51,8 @@ def test_type_number_block_and_bytes_are_ggufs(fmt: Format) -> None:
 
 
 def test_types_that_gguf_lacks_have_numbers_of_their_own() -> None:
-    own = [*(f for f in FORMATS.values() if is_own(f)), *INTEGERS.values()]
+    own = [f for f in EVERY.values() if is_own(f)]
+    assert len(own) == 5 + 12 + 4  # of E4M3 and E2M1, integers, codes
     numbers = {f.name: f.ggml_type for f in own}
     assert len(set(numbers.values())) == len(numbers)
     assert all(n > 1 << 16 and format_of(n).name == name for name, n in numbers.items())
@@ -293,9 +296,37 @@ def test_halves_of_a_table_add_up_to_it(fmt: Format) -> None:
         assert -128 <= entry <= 127
         return (-1 if entry < 0 else 0) if selector & 8 else entry
 
-    first, second = fmt.halves_of_table
-    found = [look_up(first, code) + look_up(second, ~code & 15) for code in range(16)]
+    found = np.zeros(16, np.int64)
+    for number in range(fmt.digits):
+        first, second = fmt.halves_of_table(number)
+        digit = [look_up(first, code) + look_up(second, ~code & 15) for code in range(16)]
+        found += 256**number * np.array(digit)
     assert tuple(found) == fmt.table
+
+
+@pytest.mark.parametrize("fmt", [f for f in QUANTISED if len(f.table) == 16], ids=lambda f: f.name)
+def test_bytes_of_a_table_are_its_values(fmt: Format) -> None:
+    """With a sign each, and of values that are biased."""
+    of_byte = [np.array(fmt.table_bytes(n, biased=False), np.uint8) for n in range(fmt.digits)]
+    values = sum(256**n * byte.view(np.int8).astype(np.int64) for n, byte in enumerate(of_byte))
+    np.testing.assert_array_equal(values, fmt.table)
+    biased = [np.array(fmt.table_bytes(n, biased=True), np.uint8) for n in range(fmt.digits)]
+    numbers = np.stack(biased, axis=-1).copy().view(f"<u{fmt.digits}")[:, 0].astype(np.int64)
+    np.testing.assert_array_equal(numbers - fmt.bias, fmt.table)
+
+
+@pytest.mark.parametrize(("kind", "most", "rms"), [("NF4", 8e-6, 4.2e-6), ("FP4", 0, 0)])
+def test_codes_are_integers_near_their_floats(kind: str, most: float, rms: float) -> None:
+    """And rounded once to f16 where they are looked up as such."""
+    fmt = EVERY[f"{kind}G64"]
+    errors = np.array(fmt.table) / CODES[kind] - np.array(CODE_VALUES[kind])
+    assert abs(errors).max() <= most
+    assert np.sqrt((errors**2).mean()) <= rms
+    halves = np.stack([Halves(fmt).table_bytes(n) for n in range(2)], axis=-1).astype(np.uint8)
+    found = halves.view("<f2")[:, 0].astype(np.float64) * 2.0**24
+    np.testing.assert_allclose(found, fmt.table, rtol=2.0**-11)
+    if kind == "FP4":
+        np.testing.assert_array_equal(found, fmt.table)
 
 
 def test_floats_of_four_bits_are_f16_numbers() -> None:

@@ -90,7 +90,11 @@ def test_one_activation_at_a_time_gives_the_weights_rounded(device: Device, fmt:
 
 @pytest.mark.parametrize(
     "fmt",
-    [f for f in FORMATS.values() if not (f.has("scale") or f.has("factor"))],
+    [
+        f
+        for f in FORMATS.values()
+        if not (f.has("scale") or f.has("factor") or f.name == "NF4G64")  # numbers of 15 bits
+    ],
     ids=lambda f: f.name,
 )
 def test_operands_that_f16_holds_give_exact_products(device: Device, fmt: Format) -> None:

@@ -34,11 +34,14 @@ def most_warps(target: str, fmt: Format) -> int:
 
     Of 16 warps a thread has 128 registers, of 12 it has 168. As ptxas of CUDA 13 assembles them,
     128 are enough on sm_90 and sm_100, except for types with a table and groups of 16 (up to seven
-    more). Elsewhere most types take up to 20 more; these more than 168 from sm_100 on. On an H200 a
-    step of 8 sequences of qwen3-30b-a3b in NVFP4 takes 2.837 ms with 12 warps, 2.823 with 16 that
-    spill seven registers, 3.067 with 16 whose tables are looked up in other ways that need fewer.
+    more). Elsewhere most types take up to 20 more; these more than 168 from sm_100 on, and a table
+    of two digits on sm_120. On an H200 a step of 8 sequences of qwen3-30b-a3b in NVFP4 takes 2.837
+    ms with 12 warps, 2.823 with 16 that spill seven registers, 3.067 with 16 whose tables are
+    looked up in other ways that need fewer.
     """
     sm = Target.parse(target).sm
     if fmt.table and fmt.unit_groups == 2:
         return LEAST_WARPS if sm >= 100 else 12
+    if fmt.digits == 2 and sm >= 120:
+        return LEAST_WARPS
     return MAX_WARPS if 90 <= sm < 120 else 12

@@ -45,6 +45,7 @@ def up_examples(cls: type[S]) -> dict[str, S]:
         "E4M3": cls.of(FORMATS["E4M3G128"], 3, 2, 32, 384, rms, Gated(), batch=2),
         "integers": cls.of(FORMATS["W4G128"], 3, 2, 32, 384, rms, Gated(), activations="i16"),
         "codebook": cls.of(FORMATS["IQ2_S"], 3, 2, 32, 512, rms, Gated(), activations="i16"),
+        "NF4": cls.of(FORMATS["NF4G64"], 3, 2, 32, 320, rms, Gated(), activations="i16"),
         "ungated relu2": cls.of(f16, 3, 2, 32, 70, Activated(Activation("relu2")), batch=2),
         "F32 gelu": cls.of(f32, 3, 2, 16, 37, Weighted(), Gated(Activation("gelu"))),
         "clamped passes": cls.of(
@@ -229,6 +230,7 @@ def gemm_small_examples(cls: type[S]) -> dict[str, S]:
         "integers": cls.of(FORMATS["W4G128"], 5, 2, 48, 384, 3, rms, Gated(), sms=3),
         "codebook": cls.of(FORMATS["IQ3_S"], 4, 2, 48, 512, 3, rms, Gated(), sms=3, warps=12),
         "NVFP4": cls.of(FORMATS["NVFP4"], 4, 2, 48, 320, 3, rms, Gated(), sms=3, warps=8),
+        "NF4": cls.of(FORMATS["NF4G64"], 4, 2, 48, 320, 3, rms, Gated(), sms=3, warps=8),
         "chooses": cls.of(
             *(q4_k, 33, 4, 32, 512, 7, rms, Gated()),
             **{"sms": 3, "selection": Selection(33, 4, "softmax_selected")},

@@ -16,26 +16,30 @@ from urdir.model.errors import SafetensorsError
 from urdir.model.files.json_text import parse_json
 from urdir.model.files.limits import SAFETENSORS_DIMS
 from urdir.model.files.pretrained.fields import shown
+from urdir.model.files.pretrained.quantised.blocks import code_blocks, code_type
 from urdir.model.files.pretrained.quantised.integers import rows_of_eight
 from urdir.model.files.pretrained.quantised.parts import Bytes, Floats, Parts, floats
 from urdir.model.files.safetensors import StoredTensor
 from urdir.ptxgen.spec import ceil_div
-from urdir.ptxgen.weights.formats import FORMATS
+from urdir.ptxgen.weights.formats import CODE_VALUES, FORMATS
 
 #: Ends of the names of matrices of four bits' states.
-STATES = tuple(f".quant_state.bitsandbytes__{kind}" for kind in ("nf4", "fp4"))
+STATES = tuple(f".quant_state.bitsandbytes__{kind.lower()}" for kind in CODE_VALUES)
 #: The types in which codes may be stored, two in a byte.
 _STORAGE = ("U8", "BF16", "F16", "F32")
 
 #: Weights that share a scale: the writer's own blocks have up to 4096.
 _MOST_BLOCK = 1 << 16
+#: How far values of a table may be from those of its kind: they are written by several programs.
+_NEAR = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
 class _State:
-    """The shape of a matrix, and how many weights, and how many of their scales, share a scale;
-    ``offset`` of the scales."""
+    """The ``kind`` ("NF4", "FP4") and shape of a matrix, and how many weights, and how many of
+    their scales, share a scale; ``offset`` of the scales."""
 
+    kind: str
     shape: tuple[int, ...]
     block: int
     nested_block: int
@@ -54,7 +58,7 @@ def _fours(parts: Parts) -> StoredTensor:
     scale for each block of codes. With N.nested_absmax and N.nested_quant_map scales are codes of
     eight bits themselves, plus an offset. N.quant_state has sizes.
 
-    No type of our kernels has such values: tables hold integers. The weights are made F32, exactly.
+    Rows that no type fits, and those of another table, are made F32, exactly.
     """
     state = _state(parts)
     count = math.prod(state.shape)
@@ -80,6 +84,18 @@ def _fours(parts: Parts) -> StoredTensor:
         return found
 
     cols, block = state.shape[-1], state.block
+    fmt = code_type(state.kind, cols, block)
+    if fmt is not None and np.all(np.abs(table - CODE_VALUES[state.kind]) <= _NEAR):
+
+        def packed(first: int, last: int) -> Bytes:
+            read = codes.data[first * cols // 2 : last * cols // 2].reshape(last - first, -1)
+            of_groups = np.arange(first * cols, last * cols, fmt.block) // block
+            begin = int(of_groups[0])
+            each = scales(begin, int(of_groups[-1]) + 1)[of_groups - begin]
+            lower_first: Bytes = read >> np.uint8(4) | read << np.uint8(4)
+            return code_blocks(fmt, lower_first, each.reshape(last - first, -1))
+
+        return parts.make(fmt, state.shape, packed)
     pairs = np.stack([np.repeat(table, 16), np.tile(table, 16)], axis=1)  # of each byte
 
     def make(first: int, last: int) -> Bytes:
@@ -114,7 +130,8 @@ def _eights(parts: Parts) -> StoredTensor:
 
 
 def _state(parts: Parts) -> _State:
-    name = next(f"weight{end}" for end in STATES if parts.module_has(f"weight{end}"))
+    kinds = zip(CODE_VALUES, (f"weight{end}" for end in STATES), strict=True)
+    kind, name = next((kind, name) for kind, name in kinds if parts.module_has(name))
     tensor = parts.take_of_module(name, ("U8",), (None,))
     what = f"{parts.path}: tensor '{tensor.name}'"
     found = parse_json(bytes(tensor.data[: len(tensor.data)]), what, SafetensorsError)
@@ -127,4 +144,4 @@ def _state(parts: Parts) -> _State:
         raise SafetensorsError(f"{what} has shape {shown(shape)}, blocks of {shown(blocks)}")
     if type(offset) is not float or not abs(offset) <= float(np.finfo(np.float32).max):
         raise SafetensorsError(f"{what} has nested_offset {shown(offset)}")
-    return _State(tuple(sizes[:-2]), sizes[-2], sizes[-1], offset)
+    return _State(kind, tuple(sizes[:-2]), sizes[-2], sizes[-1], offset)

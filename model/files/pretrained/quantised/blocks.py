@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from urdir.ptxgen.weights.formats import FORMATS, INTEGERS, Format
+from urdir.ptxgen.weights.formats import CODED, CODES, FORMATS, INTEGERS, Format
 
 Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]
@@ -39,6 +39,13 @@ def integer_type(bits: int, cols: int, group: int) -> Format | None:
     return None
 
 
+def code_type(kind: str, cols: int, group: int) -> Format | None:
+    """The type for rows of ``cols`` codes of ``kind`` ("NF4", "FP4") with a scale for each
+    ``group`` of a matrix' weights, row after row; None if there is none."""
+    fits = (size for size in (64, 32) if cols % size == 0 and group % size == 0)
+    return next((CODED[kind, size] for size in fits), None)
+
+
 def e4m3_blocks(fmt: Format, quants: Bytes, scales: Floats) -> Bytes:
     """Quants (rows, cols) as stored, scales (rows, cols / block) f32 -> (rows, bytes)."""
     return _joined(fmt, scales.astype(np.float32), quants)
@@ -50,6 +57,13 @@ def e2m1_blocks(fmt: Format, codes: Bytes, factors: Bytes, scale: Floats) -> Byt
     count = codes.shape[1] * 2 // fmt.block
     singles = np.repeat(scale[:, None] / np.float32(2), count, axis=1)
     return _joined(fmt, singles, factors, codes)
+
+
+def code_blocks(fmt: Format, codes: Bytes, scales: Floats) -> Bytes:
+    """Codes (rows, cols / 2), the first in the lower half of a byte, scales (rows, cols / block)
+    f32: what the table's 1 stands for -> (rows, bytes)."""
+    whole = np.float32(CODES[fmt.name.partition("G")[0]])
+    return _joined(fmt, scales / whole, codes)
 
 
 def mxfp4_blocks(codes: Bytes, exponents: Bytes) -> Bytes:

@@ -66,9 +66,10 @@ def _warn(merged: Mapping[str, StoredTensor], scheme: Scheme, path: Path) -> Non
     if decoded:
         nbytes = sum(len(of.data) for of in decoded)
         warnings.warn(
-            f"{path}: {len(decoded)} matrices of {scheme.method} have codes of four bits with a "
-            f"table of floats and become F32, exactly: {nbytes / 1e9:.2f} GB on the device "
-            "(quantize= makes them smaller: f16, q8_0, q4_k_m and others)",
+            f"{path}: {len(decoded)} matrices of {scheme.method} have codes of four bits in rows "
+            "of widths not divisible by 32 or with a table of their own, and become F32, exactly: "
+            f"{nbytes / 1e9:.2f} GB on the device (quantize= makes them smaller: f16, q8_0, q4_k_m "
+            "and others)",
             stacklevel=2,
         )
 
