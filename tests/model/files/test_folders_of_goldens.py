@@ -483,6 +483,9 @@ CASES = [
     _case("hrm_text-dense", "hrm_text", _hrm_names, lambda values: values, _HRM,
           embedding_scale=1.0, L_bp_cycles=[2]),
     _case("hrm_text-dense", "hrm_text", _hrm_names, _fused_gates, _HRM, initializer_range=1.0),
+    _case("bitnet-dense", "bitnet", _names(
+        attn_sub_norm="self_attn.attn_sub_norm", ffn_sub_norm="mlp.ffn_sub_norm"),
+        lambda values: values, hidden_act="silu", tie_word_embeddings=True),
     _case("smollm3-dense", "smollm3", _names(), _half_style),
     _case("qwen3moe-moe", "qwen3_moe", _names(experts="mlp.experts"), _apart,
           {**_RMS, **_EXPERTS, "moe_intermediate_size": "expert_feed_forward_length"}),

@@ -60,6 +60,7 @@ _SHORT = {**_SECTIONS, "mrope_section": [3, 3, 2]}
 DECODERS: dict[str, dict[str, Any]] = {
     "Afmoe": {**_MOE, **_WINDOWS, "num_experts": 4, "num_dense_layers": 1, "num_shared_experts": 1,
               "route_scale": 2.0, "head_dim": 32, "mup_enabled": True},
+    "BitNet": {"rope_parameters": {"rope_type": "default", "rope_theta": 5000.0}},
     "Bamba": {**_MAMBA, "attn_layer_indices": [1]},
     "Cohere": {},
     "Cohere2Moe": {**_WINDOWS, "num_experts": 4, "num_experts_per_tok": 2, "head_dim": 32,
