@@ -37,6 +37,7 @@ def _logits(path: Path, device: str, **options: Any) -> Any:
     [
         ("llama-bf16", "fp8-blocks"),
         ("llama-bf16", "gptq-order"),
+        ("llama-bf16", "bitnet-auto"),
         ("qwen3moe-bf16", "nvfp4"),
     ],
 )
