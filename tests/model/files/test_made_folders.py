@@ -18,6 +18,7 @@ from urdir.model.verify.conformance import relative_rms
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
+safetensors_torch = pytest.importorskip("safetensors.torch")
 
 _BASE = {
     "vocab_size": 320, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 4,
@@ -233,3 +234,63 @@ def test_text_decoders_of_multi_modal_models(
     config = getattr(transformers, f"{prefix}Config")(text_config=text, vision_config=vision)
     made = getattr(transformers, f"{prefix}ForConditionalGeneration")
     _check(made, config, tmp_path, reference_model)
+
+
+@pytest.mark.parametrize(
+    ("linear", "mode"),
+    [("bitlinear", "offline"), ("autobitlinear", "offline"), ("autobitlinear", "online")],
+)
+@pytest.mark.filterwarnings("ignore:.* are rounded to f16:UserWarning")
+def test_ternary_weights(
+    linear: str,
+    mode: str,
+    tmp_path: Path,
+    reference_model: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """BitNet's own layers, with activations that are not rounded."""
+    from transformers.integrations import bitnet
+    from transformers.utils.quantization_config import BitNetQuantConfig
+
+    monkeypatch.setattr(bitnet.BitLinear, "activation_quant", lambda self, x: (x, 1.0))
+    monkeypatch.setattr(bitnet.ActQuant, "apply", staticmethod(lambda x: x))
+    config = transformers.BitNetConfig(**_fields({"hidden_size": 256, "intermediate_size": 256}))
+    config._attn_implementation = "eager"
+    torch.manual_seed(5)
+    model = transformers.BitNetForCausalLM(config).float().eval()
+    quantised = BitNetQuantConfig(linear_class=linear, quantization_mode=mode)
+    model = bitnet.replace_with_bitnet_linear(model, ["lm_head"], quantised)
+    stored = {}
+    for name, module in model.named_modules():
+        if not isinstance(module, bitnet.BitLinear | bitnet.AutoBitLinear):
+            continue
+        shape = (module.out_features, module.in_features)
+        signs = torch.randint(-1, 2, shape).float()
+        scale = torch.tensor([40.0 if linear == "bitlinear" else 0.025]).bfloat16().float()
+        packed = bitnet.pack_weights(signs.clone())
+        if mode == "online":
+            weights = 0.05 * torch.randn(shape)
+            module.weight = torch.nn.Parameter(weights, requires_grad=False)
+            stored[f"{name}.weight"] = weights
+            continue
+        stored |= {f"{name}.weight": packed, f"{name}.weight_scale": scale}
+        module.weight_scale, module.dtype = scale, torch.float32
+        if linear == "bitlinear":
+            module.weight = packed
+        else:
+            module.weight = torch.nn.Parameter(signs, requires_grad=False)
+    with torch.no_grad(), torch.compiler.set_stance("force_eager"):
+        for name, values in model.named_parameters():
+            if not name.endswith("_proj.weight"):
+                values.normal_(0.0, 1 / 16 if values.dim() > 1 else 0.1)
+                stored[name] = values.clone()
+        tokens = torch.randint(2, 320, (1, 48))
+        wanted = model(tokens).logits[0].numpy()
+    config.quantization_config = quantised
+    config.save_pretrained(tmp_path)
+    safetensors_torch.save_file(stored, tmp_path / "model.safetensors")
+    with SafetensorsModel(tmp_path) as file:
+        logits = reference_model(file, Config.of(file), 512).logits(tokens[0].numpy())
+    # f16 has the scale that multiplies, not its inverse and not a mean
+    has_scale = (linear, mode) == ("autobitlinear", "offline")
+    assert relative_rms(logits, wanted) < (1e-5 if has_scale else 5e-4)
