@@ -1,11 +1,16 @@
 """Folders that transformers writes of tiny models with random weights, against its own logits.
 
-Needs the extra `folders` (torch and transformers), which `dev` does not have: skipped without. It
-covers classes that no kept reference has. Folders are F32, so that numpy's logits are the same.
+Making them needs the extra `folders` (torch and transformers), which `dev` does not have. They
+are kept in pytest's cache or in ``--made-folders DIR``, under a name with a digest of what they
+are made of: another run needs no transformers. Tests without a folder are skipped. They cover
+classes that no reference has. Folders are F32, so that numpy's logits are the same.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +21,9 @@ from urdir.model.families.config import Config
 from urdir.model.files.pretrained.model import SafetensorsModel
 from urdir.model.verify.conformance import relative_rms
 
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
-safetensors_torch = pytest.importorskip("safetensors.torch")
+#: The file of a folder with tokens and the class's logits.
+_GOLDEN = "golden.npz"
+Keep = Callable[[str, Any, Callable[[Path], None]], Path]
 
 _BASE = {
     "vocab_size": 320, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 4,
@@ -183,11 +188,51 @@ OTHERS: dict[str, tuple[str, str, dict[str, Any]]] = {
 _SMALLER = {"gemma3n_text": 4.0}
 
 
-def _check(model_class: Any, config: Any, folder: Path, reference_model: Any) -> None:
+@pytest.fixture
+def keep(request: pytest.FixtureRequest) -> Keep:
+    """A folder by its name and what it is made of, made if it is not kept."""
+    chosen = request.config.getoption("--made-folders")
+    root = Path(chosen or request.config.cache.mkdir("made_folders"))
+
+    def kept(name: str, made_of: Any, make: Callable[[Path], None]) -> Path:
+        text = json.dumps(made_of, sort_keys=True).encode()
+        folder = root / f"{name}-{hashlib.sha256(text).hexdigest()[:12]}"
+        if not (folder / _GOLDEN).exists():  # written last
+            pytest.importorskip("torch")
+            pytest.importorskip("transformers")
+            folder.mkdir(parents=True, exist_ok=True)
+            make(folder)
+        return folder
+
+    return kept
+
+
+def _write_golden(folder: Path, tokens: Any, logits: Any) -> None:
+    part = folder / f"part-{_GOLDEN}"
+    np.savez(part, tokens=tokens[0].numpy(), logits=logits.numpy())
+    part.rename(folder / _GOLDEN)
+
+
+def _error(folder: Path, reference_model: Any) -> float:
+    """How far numpy's logits are from those of the class."""
+    with np.load(folder / _GOLDEN) as golden:
+        tokens, wanted = golden["tokens"], golden["logits"]
+    with SafetensorsModel(folder) as file:
+        logits = reference_model(file, Config.of(file), 512).logits(tokens)
+    shown = wanted > np.finfo(np.float32).min  # others are tokens that are never chosen
+    assert np.array_equal(logits > np.finfo(np.float32).min, shown)
+    return relative_rms(logits[shown], wanted[shown])
+
+
+def _make(folder: Path, model_class: str, config_class: str, fields: dict[str, Any]) -> None:
+    import torch
+    import transformers
+
+    config = getattr(transformers, config_class)(**fields)
     deviation = 1.2 / _SMALLER.get(config.model_type, 1.0)
     config._attn_implementation = "eager"
     torch.manual_seed(5)
-    model = model_class(config).float().eval()
+    model = getattr(transformers, model_class)(config).float().eval()
     with torch.no_grad():
         for values in model.parameters():
             if values.dim() < 2:
@@ -198,13 +243,20 @@ def _check(model_class: Any, config: Any, folder: Path, reference_model: Any) ->
             if "bias" in name and values.is_floating_point():
                 values.normal_(0.0, 0.1)
         tokens = torch.randint(2, 320, (1, 48))
-        wanted = model(tokens).logits[0].numpy()
+        wanted = model(tokens).logits[0]
     model.save_pretrained(folder)
-    with SafetensorsModel(folder) as file:
-        logits = reference_model(file, Config.of(file), 512).logits(tokens[0].numpy())
-    shown = wanted > np.finfo(np.float32).min  # others are tokens that are never chosen
-    assert np.array_equal(logits > np.finfo(np.float32).min, shown)
-    assert relative_rms(logits[shown], wanted[shown]) < 1e-4
+    _write_golden(folder, tokens, wanted)
+
+
+def _check(
+    model_class: str, config_class: str, fields: dict[str, Any], keep: Keep, reference_model: Any
+) -> None:
+    folder = keep(
+        model_class,
+        [config_class, fields, _SMALLER],
+        lambda folder: _make(folder, model_class, config_class, fields),
+    )
+    assert _error(folder, reference_model) < 1e-4
 
 
 def _fields(changed: dict[str, Any]) -> dict[str, Any]:
@@ -213,27 +265,24 @@ def _fields(changed: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("prefix", DECODERS)
-def test_decoders(prefix: str, tmp_path: Path, reference_model: Any) -> None:
-    config = getattr(transformers, f"{prefix}Config")(**_fields(DECODERS[prefix]))
-    _check(getattr(transformers, f"{prefix}ForCausalLM"), config, tmp_path, reference_model)
+def test_decoders(prefix: str, keep: Keep, reference_model: Any) -> None:
+    fields = _fields(DECODERS[prefix])
+    _check(f"{prefix}ForCausalLM", f"{prefix}Config", fields, keep, reference_model)
 
 
 @pytest.mark.parametrize("model_type", OTHERS)
-def test_other_classes(model_type: str, tmp_path: Path, reference_model: Any) -> None:
+def test_other_classes(model_type: str, keep: Keep, reference_model: Any) -> None:
     config, model, fields = OTHERS[model_type]
-    made = getattr(transformers, config)(**_fields(fields))
-    _check(getattr(transformers, model), made, tmp_path, reference_model)
+    _check(model, config, _fields(fields), keep, reference_model)
 
 
 @pytest.mark.parametrize("prefix", WRAPPERS)
-def test_text_decoders_of_multi_modal_models(
-    prefix: str, tmp_path: Path, reference_model: Any
-) -> None:
+def test_text_decoders_of_multi_modal_models(prefix: str, keep: Keep, reference_model: Any) -> None:
     text, vision = WRAPPERS[prefix]
     text = _fields({"rope_parameters": _SECTIONS, **text})
-    config = getattr(transformers, f"{prefix}Config")(text_config=text, vision_config=vision)
-    made = getattr(transformers, f"{prefix}ForConditionalGeneration")
-    _check(made, config, tmp_path, reference_model)
+    fields = {"text_config": text, "vision_config": vision}
+    model = f"{prefix}ForConditionalGeneration"
+    _check(model, f"{prefix}Config", fields, keep, reference_model)
 
 
 @pytest.mark.parametrize(
@@ -242,13 +291,21 @@ def test_text_decoders_of_multi_modal_models(
 )
 @pytest.mark.filterwarnings("ignore:.* are rounded to f16:UserWarning")
 def test_ternary_weights(
-    linear: str,
-    mode: str,
-    tmp_path: Path,
-    reference_model: Any,
-    monkeypatch: pytest.MonkeyPatch,
+    linear: str, mode: str, keep: Keep, reference_model: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """BitNet's own layers, with activations that are not rounded."""
+    folder = keep(
+        "BitNet", [linear, mode], lambda folder: _make_ternary(folder, linear, mode, monkeypatch)
+    )
+    # f16 has the scale that multiplies, not its inverse and not a mean
+    has_scale = (linear, mode) == ("autobitlinear", "offline")
+    assert _error(folder, reference_model) < (1e-5 if has_scale else 5e-4)
+
+
+def _make_ternary(folder: Path, linear: str, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+    import transformers
+    from safetensors.torch import save_file
     from transformers.integrations import bitnet
     from transformers.utils.quantization_config import BitNetQuantConfig
 
@@ -285,12 +342,8 @@ def test_ternary_weights(
                 values.normal_(0.0, 1 / 16 if values.dim() > 1 else 0.1)
                 stored[name] = values.clone()
         tokens = torch.randint(2, 320, (1, 48))
-        wanted = model(tokens).logits[0].numpy()
+        wanted = model(tokens).logits[0]
     config.quantization_config = quantised
-    config.save_pretrained(tmp_path)
-    safetensors_torch.save_file(stored, tmp_path / "model.safetensors")
-    with SafetensorsModel(tmp_path) as file:
-        logits = reference_model(file, Config.of(file), 512).logits(tokens[0].numpy())
-    # f16 has the scale that multiplies, not its inverse and not a mean
-    has_scale = (linear, mode) == ("autobitlinear", "offline")
-    assert relative_rms(logits, wanted) < (1e-5 if has_scale else 5e-4)
+    config.save_pretrained(folder)
+    save_file(stored, folder / "model.safetensors")
+    _write_golden(folder, tokens, wanted)
