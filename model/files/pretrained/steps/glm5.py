@@ -32,9 +32,10 @@ def glm5_layers(fields: Fields, found: Found) -> None:
         fields, "short_conv_kernel_size", "linear_conv_kernel_dim", 4
     )
     floor = fields.take(f"{_OBJECT}.gate_lower_bound", float)
-    safe, usual = f"{_OBJECT}.safe_gate", fields.take("linear_lower_bound", float)
-    if floor is None and not fields.given(safe, bool, True):
-        raise fields.refused(safe, "gates with 'gate_lower_bound' are supported")
+    name, usual = f"{_OBJECT}.safe_gate", fields.take("linear_lower_bound", float)
+    is_safe = fields.given(name, bool, True)
+    if floor is None and not is_safe:
+        raise fields.refused(name, "gates with 'gate_lower_bound' are supported")
     if (floor := usual if floor is None else floor) is not None:
         found["kda.gate_lower_bound"] = floor
 
