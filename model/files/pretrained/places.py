@@ -28,7 +28,7 @@ _OUTER = re.compile(
 _LAYERS = re.compile(r"^(?:layers?|h|blocks)\.(\d{1,9})\.(.+)$")
 #: The only layer of EAGLE-3 heads.
 _MIDLAYER = re.compile(r"^midlayer\.")
-_NUMBERS = re.compile(r"(?<=\.)\d{1,9}(?=\.|$)")
+_NUMBERS = re.compile(r"(?<=\.)\d{1,9}(?=\.|$)|(?<=\.shard_)\d{1,9}(?=\.)")
 #: Parts of multi-modal models beside the text decoder, and heads that predict further tokens.
 _OTHER_PARTS = (
     *("vision_tower.", "visual.", "vision_model.", "embed_vision.", "vision_embed_tokens."),
