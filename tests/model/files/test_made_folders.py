@@ -62,6 +62,15 @@ _PATCHES = {
 #: Of positions on three axes; those of text are equal.
 _SECTIONS = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [6, 5, 5]}
 _SHORT = {**_SECTIONS, "mrope_section": [3, 3, 2]}
+_QWEN4 = {
+    "moe_intermediate_size": 48, "num_experts_per_tok": 2, "num_experts": 4, "head_dim": 32,
+    "shared_expert_intermediate_size": 32, "intermediate_size": None, "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+    "layer_types": ["linear_attention", "indexed_attention"] * 2, "hc_lowrank": 8,
+    "ngram_vocab_size_base": 100, "heads_per_ngram": 2, "split_ngram_parts": 2,
+    "indexer_n_heads": 16, "indexer_kv_heads": 1, "indexer_head_dim": 32, "indexer_budget": 16,
+    "indexer_compress_ratio": 4,
+}  # fmt: skip
 #: Prefixes of classes, and the fields that differ from `_BASE` (None: absent).
 DECODERS: dict[str, dict[str, Any]] = {
     "Afmoe": {**_MOE, **_WINDOWS, "num_experts": 4, "num_dense_layers": 1, "num_shared_experts": 1,
@@ -145,14 +154,7 @@ WRAPPERS: dict[str, tuple[dict[str, Any], dict[str, Any] | None]] = {
     ),
     "PaddleOCRVL": ({"head_dim": 32}, _VISION),
     "Qwen4Exp": (
-        {"moe_intermediate_size": 48, "num_experts_per_tok": 2, "num_experts": 4, "head_dim": 32,
-         "shared_expert_intermediate_size": 32, "linear_key_head_dim": 16,
-         "linear_value_head_dim": 16, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
-         "layer_types": ["linear_attention", "indexed_attention"] * 2, "hc_lowrank": 8,
-         "ple_layer_ids": [3], "ngram_vocab_size_base": 100, "heads_per_ngram": 2,
-         "split_ngram_parts": 2, "indexer_n_heads": 16, "indexer_kv_heads": 1,
-         "indexer_head_dim": 32, "indexer_budget": 16, "indexer_compress_ratio": 4,
-         "intermediate_size": None, "output_gate_type": "sigmoid"},
+        {**_QWEN4, "output_gate_type": "sigmoid", "ple_layer_ids": [3]},
         {**_PATCHES, "num_position_embeddings": 16},
     ),
     "Qwen3VLMoe": ({**_MOE, "num_experts": 4, "head_dim": 32},
@@ -189,6 +191,9 @@ OTHERS: dict[str, tuple[str, str, dict[str, Any]]] = {
         "Gemma3nTextConfig", "Gemma3nForCausalLM",
         {"num_hidden_layers": 25, "num_kv_shared_layers": 5, "head_dim": 32, "sliding_window": 20,
          "vocab_size_per_layer_input": 300, "rms_norm_eps": 1e-5},
+    ),
+    "qwen4_exp_text": (
+        "Qwen4ExpTextConfig", "Qwen4ExpForCausalLM", {**_QWEN4, "rope_parameters": _SHORT},
     ),
     "minimax_m3_vl_text": (
         "MiniMaxM3VLTextConfig", "MiniMaxM3VLForCausalLM",
