@@ -80,6 +80,7 @@ _OF_FOLDERS = {
 _NEWER = (
     *("xielu.", "ffn_", "indexer_compressor_", "attn_compressor_"),
     *("attn_kv", "attn_output_", "indexer.q_", "indexer.k_"),
+    *("hc_attn_", "hc_ffn_", "output_hc_", "ple_"),
 )
 
 
@@ -653,6 +654,12 @@ def test_odd_values_are_refused_or_read(model_type: str) -> None:
         needed |= {"q_lora_rank": 4, "swa_q_lora_rank": 4, "swa_qk_rope_head_dim": 4}
     if family.architecture == "gemma3n":
         needed |= {"num_kv_shared_layers": 0, "activation_sparsity_pattern": [0.95]}
+    if family.architecture == "glm5-next":
+        needed |= {"qk_rope_head_dim": 0, "q_lora_rank": 4, "linear_num_heads": 2}
+        needed |= {"num_key_value_heads": 2}
+    if family.architecture == "qwen4exp":
+        needed |= {"indexer_compress_ratio": 4, "ple_layer_ids": [1], "eos_token_id": 1}
+        needed |= {"heads_per_ngram": 2, "ngram_vocab_size_base": 100}
     base = {"hidden_act": "absent", **needed}
     names = {*CONFIG, *family.keys, *family.fixed, *asked, "rope_scaling", "rope_parameters"}
     cases = [{name: odd} for name in sorted(names - {"model_type"}) for odd in _ODD]
