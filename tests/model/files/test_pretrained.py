@@ -660,6 +660,8 @@ def test_odd_values_are_refused_or_read(model_type: str) -> None:
     if family.architecture == "qwen4exp":
         needed |= {"indexer_compress_ratio": 4, "ple_layer_ids": [1], "eos_token_id": 1}
         needed |= {"heads_per_ngram": 2, "ngram_vocab_size_base": 100}
+    if model_type == "ernie4_5_vl_moe_text":
+        needed |= {"moe_intermediate_size": [4, 4]}
     base = {"hidden_act": "absent", **needed}
     names = {*CONFIG, *family.keys, *family.fixed, *asked, "rope_scaling", "rope_parameters"}
     cases = [{name: odd} for name in sorted(names - {"model_type"}) for odd in _ODD]
