@@ -456,6 +456,47 @@ def test_what_families_add(fields: dict[str, Any], expected: dict[str, Any]) -> 
     assert {key: found.get(key) for key in expected} == expected
 
 
+_LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+           "original_max_position_embeddings": 8, "rope_theta": 5e5}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["type", "rope_type"])
+def test_a_scaling_added_by_hand_replaces_that_of_rope_parameters(kind: str) -> None:
+    """Under either name of the kind; the base stays. Without a kind its numbers are added."""
+    old = {kind: "yarn", "factor": 4.0, "original_max_position_embeddings": 8, "beta_fast": None}
+    found, same = (
+        _keys(head_dim=128, rope_theta="absent", **fields)
+        for fields in (
+            {"rope_parameters": _LLAMA3, "rope_scaling": old},
+            {"rope_parameters": {**old, "rope_theta": 5e5}},
+        )
+    )
+    assert found["rope.freq_base"] == same["rope.freq_base"] == 5e5
+    np.testing.assert_array_equal(found["rope_freqs.weight"], same["rope_freqs.weight"])
+    plain = _keys(rope_parameters=_LLAMA3, rope_scaling={kind: "default"})
+    assert "rope_freqs.weight" not in plain
+    for nothing in ({}, {kind: None, "factor": None}):
+        llama = _keys(rope_parameters=_LLAMA3, rope_scaling=nothing)
+        np.testing.assert_array_equal(
+            llama["rope_freqs.weight"], _keys(rope_parameters=_LLAMA3)["rope_freqs.weight"]
+        )
+    with pytest.raises(UnsupportedError, match="RoPE 'ntk' is not supported"):
+        _keys(rope_parameters=_LLAMA3, rope_scaling={kind: "ntk", "factor": 2.0})
+
+
+@pytest.mark.parametrize("part", ["lora_A.weight", "lora_B.default.weight", "base_layer.weight"])
+def test_tensors_of_an_adapter_in_a_model_are_refused_with_what_to_do(
+    make_folder: Folders, part: str
+) -> None:
+    name = f"model.layers.0.self_attn.q_proj.{part}"
+    found = {
+        **_tensors(model__embed_tokens__weight=(3, 8)),
+        name: ("F32", np.ones((2, 8), np.float32)),
+    }
+    with pytest.raises(UnsupportedError, match=r"q_proj.*of an adapter \(merge_and_unload"):
+        SafetensorsModel(make_folder(CONFIG | TIE, found))
+
+
 def test_longrope_has_two_sets_of_factors() -> None:
     scaling = {"type": "longrope", "long_factor": [4.0, 8.0], "short_factor": [1.0, 1.5]}
     found = _keys(model_type="phi3", rope_scaling=scaling, original_max_position_embeddings=8)
