@@ -456,6 +456,64 @@ def test_what_families_add(fields: dict[str, Any], expected: dict[str, Any]) -> 
     assert {key: found.get(key) for key in expected} == expected
 
 
+_KIMI = {
+    "model_type": "kimi_linear", "num_hidden_layers": 2, "num_key_value_heads": 2,
+    "kv_lora_rank": 4, "qk_nope_head_dim": 4, "qk_rope_head_dim": 4, "v_head_dim": 4,
+}  # fmt: skip
+_BAILING = {**_KIMI, "model_type": "bailing_hybrid", "short_conv_kernel_size": 4}
+_KINDS = {"layer_types": ["linear_attention", "full_attention"]}
+_SIZES = {"linear_head_dim": 8, "linear_num_heads": 2, "linear_conv_kernel_dim": 4}
+_EXPERTS = {"ffn_hidden_size": 16, "moe_num_experts": 2, "moe_top_k": 1}
+
+
+@pytest.mark.parametrize(
+    ("older", "newer"),
+    [
+        (
+            {**_KIMI, "first_k_dense_replace": 1, "linear_attn_config":
+             {"kda_layers": [1], "full_attn_layers": [2], "num_heads": 2, "head_dim": 8,
+              "short_conv_kernel_size": 4}},
+            {**_KIMI, **_KINDS, **_SIZES, "mlp_layer_types": ["dense", "sparse"]},
+        ),
+        (
+            {**_BAILING, "layer_group_size": 2, "head_dim": 8, "first_k_dense_replace": 1},
+            {**_BAILING, **_KINDS, **_SIZES, "layer_group_size": 2, "head_dim": 4,
+             "mlp_layer_types": ["dense", "sparse"], "mtp_loss_scaling_factor": 0.0},
+        ),
+        (
+            {"model_type": "dbrx", "ffn_config": _EXPERTS},
+            {"model_type": "dbrx", "ffn_config": {**_EXPERTS, "hidden_size": 8, "model_type": ""}},
+        ),
+    ],
+)  # fmt: skip
+def test_what_newer_versions_of_transformers_write_is_read_alike(
+    older: dict[str, Any], newer: dict[str, Any]
+) -> None:
+    first, second = (
+        {key: np.asarray(value).tolist() for key, value in _keys(**of).items()}
+        for of in (older, newer)
+    )
+    assert first == second
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"linear_num_heads": 3}, "'linear_num_heads' is 3; 2 are supported"),
+        ({"layer_types": ["conv", "conv"]}, "linear_attention, full_attention are supported"),
+    ],
+)
+def test_delta_rules_that_are_refused(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(UnsupportedError, match=message):
+        _keys(**{**_BAILING, **_KINDS, **_SIZES, **fields})
+
+
+def test_kinds_of_layers_that_disagree_are_refused() -> None:
+    config = {"kda_layers": [2], "full_attn_layers": [1], "num_heads": 2}
+    with pytest.raises(ConfigError, match=r"'linear_attn_config\.kda_layers' is"):
+        _keys(**{**_KIMI, **_KINDS, **_SIZES, "linear_attn_config": config})
+
+
 _LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
            "original_max_position_embeddings": 8, "rope_theta": 5e5}  # fmt: skip
 

@@ -11,6 +11,7 @@ import numpy as np
 from urdir.model.files.pretrained.family import Found
 from urdir.model.files.pretrained.fields import Fields
 from urdir.model.files.pretrained.steps.common import layer_kinds, layers_of, number
+from urdir.model.files.pretrained.steps.recurrent import LINEAR, delta_size
 
 _FULL = ("indexed_attention", "full_attention")
 _OBJECT = "linear_attn_config"
@@ -21,14 +22,14 @@ def glm5_layers(fields: Fields, found: Found) -> None:
     heads, layers = number(found, "attention.head_count"), layers_of(fields, found)
     if (given := found.pop("attention.head_count_kv", heads)) != heads:
         raise fields.refused("num_key_value_heads", f"{heads} are supported, not {given}")
-    kinds = layer_kinds(fields, found, "linear_attention", *_FULL)
+    kinds = layer_kinds(fields, found, LINEAR, *_FULL)
     full = [layer % 4 == 3 for layer in range(layers)]
     full = full if kinds is None else [kind in _FULL for kind in kinds]
     found["attention.head_count_kv"] = np.array([heads if one else 0 for one in full], np.int32)
-    if _either(fields, "num_heads", "linear_num_heads", 64) != heads:
+    if delta_size(fields, "num_heads", "linear_num_heads", 64) != heads:
         raise fields.refused("linear_num_heads", f"{heads} are supported")
-    found["kda.head_dim"] = _either(fields, "head_dim", "linear_head_dim", 128)
-    found["ssm.conv_kernel"] = _either(
+    found["kda.head_dim"] = delta_size(fields, "head_dim", "linear_head_dim", 128)
+    found["ssm.conv_kernel"] = delta_size(
         fields, "short_conv_kernel_size", "linear_conv_kernel_dim", 4
     )
     floor = fields.take(f"{_OBJECT}.gate_lower_bound", float)
@@ -38,11 +39,6 @@ def glm5_layers(fields: Fields, found: Found) -> None:
         raise fields.refused(name, "gates with 'gate_lower_bound' are supported")
     if (floor := usual if floor is None else floor) is not None:
         found["kda.gate_lower_bound"] = floor
-
-
-def _either(fields: Fields, inner: str, name: str, default: int) -> int:
-    """A size that may be in the object of delta rules."""
-    return fields.size(f"{_OBJECT}.{inner}", fields.size(name, default))
 
 
 def still_heads(fields: Fields, found: Found) -> None:

@@ -272,7 +272,7 @@ FAMILIES: Mapping[str, Family] = {
         names=_DELTA,
         keys=_KIMI_EXPERTS,
         implied={"expert_gating_func": 2},
-        steps=(latent_heads, kimi_layers),
+        steps=(latent_heads, mlp_layers, kimi_layers),
         fixed={
             "mla_use_nope": (True,),
             "moe_renormalize": (True,),
@@ -291,16 +291,19 @@ FAMILIES: Mapping[str, Family] = {
         keys={
             **_KIMI_EXPERTS,
             "kda_lower_bound": "kda.gate_lower_bound",
-            "short_conv_kernel_size": "ssm.conv_kernel",
+            **dict.fromkeys(
+                ("short_conv_kernel_size", "linear_conv_kernel_dim"), "ssm.conv_kernel"
+            ),
             "head_dim": "kda.head_dim",
         },
         implied={"expert_gating_func": 2},
         steps=(
-            latent_heads,
+            *(latent_heads, mlp_layers),
             every_last_is_full("layer_group_size", 6),
             flag("moe_renormalize", "expert_weights_norm"),
             flag("kda_safe_gate", "kda.safe_gate"),
         ),
+        ignored=frozenset({"mtp_loss_scaling_factor"}),
         layouts={"ssm_a": Layout(values=exp, shape=column)},
         rope="interleaved",
     ),
