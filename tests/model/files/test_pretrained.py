@@ -38,7 +38,7 @@ from urdir.model.files.pretrained.layouts import (
 )
 from urdir.model.files.pretrained.model import SafetensorsModel
 from urdir.model.files.pretrained.names import ENDS, LAYER
-from urdir.model.files.pretrained.places import Place
+from urdir.model.files.pretrained.places import Place, find_places
 from urdir.model.files.pretrained.rows import RowBytes, Rows
 from urdir.model.files.pretrained.tables import FAMILIES
 from urdir.model.files.pretrained.tables.text_defaults import TEXT_DEFAULTS
@@ -494,6 +494,15 @@ def test_what_newer_versions_of_transformers_write_is_read_alike(
         for of in (older, newer)
     )
     assert first == second
+
+
+def test_dense_layers_of_kimi_linear_have_the_name_of_mixtures() -> None:
+    """In folders that transformers 5 writes."""
+    names = [f"model.layers.0.block_sparse_moe.{of}_proj.weight" for of in ("gate", "up", "down")]
+    names.append("model.layers.1.block_sparse_moe.gate.weight")
+    found = find_places(names, FAMILIES["kimi_linear"], 2, Path("a")).found
+    kinds = [f"blk.0.ffn_{of}.weight" for of in ("gate", "up", "down")]
+    assert list(found) == [*kinds, "blk.1.ffn_gate_inp.weight"]
 
 
 @pytest.mark.parametrize(

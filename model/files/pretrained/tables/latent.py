@@ -269,7 +269,11 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "kimi_linear": Family(
         "kimi-linear",
-        names=_DELTA,
+        # transformers 5 writes the networks of dense layers under the name of mixtures
+        names={
+            **_DELTA,
+            **{f"block_sparse_moe.{of}_proj": f"ffn_{of}" for of in ("gate", "up", "down")},
+        },
         keys=_KIMI_EXPERTS,
         implied={"expert_gating_func": 2},
         steps=(latent_heads, mlp_layers, kimi_layers),
