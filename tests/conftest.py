@@ -40,6 +40,12 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
         metavar="DIR",
         help="run the tests of logits, and no others, on the references of this folder",
     )
+    parser.addoption(
+        "--made-folders",
+        type=Path,
+        metavar="DIR",
+        help="where test_made_folders.py keeps its folders (pytest's cache)",
+    )
     parser.addoption("--soak", type=float, default=600.0, help="seconds of a server under load")
     if not pluginmanager.has_plugin("urdir"):  # from the source tree: nothing is installed
         pluginmanager.register(pytest_plugin, "urdir")

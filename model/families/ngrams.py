@@ -97,15 +97,17 @@ def ngram_memory(file: Reader, layer: int) -> NgramMemory:
             f"{hash.heads} rows of {width} values ({file.key('embedding_length_per_layer_input')}) "
             f"are not as wide as the stream, {hidden} values"
         )
-    name = "per_layer_token_embd"
-    rows, *_ = file.stored.get(f"{name}.weight") or (hash.rows,)
+    # a folder has the table among the layer's tensors
+    name, at = ("ple_table", layer) if file.of_folder else ("per_layer_token_embd", None)
+    stored = f"{name}.weight" if at is None else f"blk.{at}.{name}.weight"
+    rows, *_ = file.stored.get(stored) or (hash.rows,)
     if rows < hash.rows:
         raise ConfigError(
-            f"tensor '{name}.weight' has {rows} rows, {file.key('ple.head_offsets')} and "
+            f"tensor '{stored}' has {rows} rows, {file.key('ple.head_offsets')} and "
             f"ple.head_vocab_sizes require {hash.rows}"
         )
     return NgramMemory(
-        table=file.matrix(name, None, rows, width),
+        table=file.matrix(name, at, rows, width),
         hash=hash,
         key=file.linear("ple_key", layer, streams, hidden, bias="absent"),
         o=file.linear("ple_value", layer, hidden, hidden, bias="absent"),

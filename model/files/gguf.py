@@ -13,7 +13,7 @@ from pathlib import Path
 
 from urdir.model.errors import GgufError, UnsupportedError
 from urdir.model.files.gguf_header import Header, TensorInfo, read_header
-from urdir.model.files.metadata import Metadata
+from urdir.model.files.metadata import FOLDER, OWN, TOKENIZER, Metadata
 from urdir.model.files.open_file import ByteSource, FileBytes, OpenFile
 from urdir.model.files.split import join, part_paths
 from urdir.model.files.tensor_types import TENSOR_TYPES, tensor_type
@@ -66,7 +66,7 @@ class Gguf(Owner):
         first = parts[0]
         self.path, self.version, self.alignment = first.path, first.version, first.alignment
         self.nbytes = sum(part.nbytes for part in parts)
-        self.metadata = first.metadata
+        self.metadata = _with_usual_names(first.metadata)
         self.tensors = join(parts)
 
     def close(self) -> None:
@@ -95,6 +95,13 @@ class _File:
     nbytes: int
     metadata: Metadata
     tensors: dict[str, Tensor]
+
+
+def _with_usual_names(metadata: Metadata) -> Metadata:
+    """Metadata in which the tokeniser of a file made of a folder has its usual name; see `OWN`."""
+    kind = metadata.get(TOKENIZER)
+    is_own = isinstance(kind, str) and kind.startswith(OWN) and metadata.get(FOLDER) is True
+    return metadata.replaced(TOKENIZER, str(kind).removeprefix(OWN)) if is_own else metadata
 
 
 def _read_file(path: Path) -> _File:

@@ -18,6 +18,9 @@ from urdir.model.files.limits import NAME_LENGTH
 FOLDER = "own.folder"
 #: Says that experts are in another order than their folder, which adapters do not fit.
 REORDERED = "own.reordered"
+#: The tokeniser's kind; of a file made of a folder it has a name of its own ("own.llama"), so that
+#: other programs refuse the file, whose rows are in an order that they do not know.
+TOKENIZER, OWN = "tokenizer.ggml.model", "own."
 _T = TypeVar("_T")
 _D = TypeVar("_D")
 
@@ -131,6 +134,10 @@ class Metadata(Mapping[str, Value]):
 
     def __len__(self) -> int:
         return len(self._values)
+
+    def replaced(self, key: str, value: Value) -> Metadata:
+        """The same with another value of ``key``."""
+        return Metadata({**self._values, key: value}, self._path)
 
     def require(self, key: str, kind: type[_T]) -> _T:
         """The value of `key`; ConfigError if absent."""

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from urdir.model.errors import ModelError, UnsupportedError
 from urdir.model.files.gguf import Gguf, Tensor
-from urdir.model.files.metadata import FOLDER, Metadata
+from urdir.model.files.metadata import FOLDER, OWN, TOKENIZER, Metadata, StringArray
 from urdir.model.files.pretrained.model import SafetensorsModel
 from urdir.model.files.pretrained.rows import RowBytes
 from urdir.model.files.quantised import Recipe, quantizer
@@ -98,10 +98,6 @@ def requantise(
 def _types(model: Gguf | SafetensorsModel, kind: str) -> dict[str, int]:
     """The type that each tensor gets: of a folder it has it already."""
     if isinstance(model, SafetensorsModel):
-        if model.metadata.get("tokenizer.ggml.model", _HUGGINGFACE) != _HUGGINGFACE:
-            raise UnsupportedError(
-                f"{model.path}: without tokenizer.json other programs would misread the file"
-            )
         return {name: tensor.type_id for name, tensor in model.tensors.items()}
     layers = model.metadata.optional(f"{model.architecture}.block_count", int, 0)
     recipe = Recipe(kind, layers, "output.weight" not in model.tensors)
@@ -116,10 +112,12 @@ def _write_metadata(metadata: Metadata, writer: GGUFWriter) -> None:
     for key, value in metadata.items():
         if key == "general.architecture":
             continue
-        values = value if isinstance(value, np.ndarray | list) else [value]
+        if key == TOKENIZER and value != _HUGGINGFACE:
+            value = f"{OWN}{value}"
+        values = value if isinstance(value, np.ndarray | list | StringArray) else [value]
         if not len(values):
             continue
-        given = values.tolist() if isinstance(values, np.ndarray) else values
+        given = values.tolist() if isinstance(values, np.ndarray) else list(values)
         kind = GGUFValueType.get_type(given[0])
         if isinstance(given[0], int) and not isinstance(given[0], bool):
             kind = GGUFValueType.INT64

@@ -13,6 +13,7 @@ that name is not used: its numpy interface lacks BF16.)
 from __future__ import annotations
 
 import math
+import re
 import struct
 from dataclasses import dataclass
 from pathlib import Path
@@ -137,6 +138,10 @@ def _are_sizes(value: object) -> bool:
     return isinstance(value, list) and all(type(n) is int and 0 <= n < 1 << 63 for n in value)
 
 
+#: The end of the name of one of several files.
+_SHARD = re.compile(r"-\d+-of-(\d{1,9})\.safetensors$")
+
+
 def read_folder(folder: Path) -> dict[str, StoredTensor]:
     """The tensors of a transformers folder.
 
@@ -150,6 +155,11 @@ def read_folder(folder: Path) -> dict[str, StoredTensor]:
     if index.exists():
         return _read_indexed(folder, index)
     found = sorted(folder.glob("*.safetensors"))
+    shard = _SHARD.search(found[0].name) if len(found) == 1 else None
+    if shard is not None and int(shard[1]) > 1:
+        raise SafetensorsError(
+            f"{found[0]} is one of {int(shard[1])} files: download the others and {index.name}"
+        )
     if len(found) != 1:
         torch = next(iter(sorted(folder.glob("pytorch_model*.bin"))), None)
         raise SafetensorsError(

@@ -12,7 +12,7 @@ from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, ceil_div
 from urdir.ptxgen.weights.formats import FORMATS, Format
 from urdir.ptxgen.weights.layout import Layout
-from urdir.ptxgen.weights.quantise import QUANTISERS, SIX_STEPS, STEPS
+from urdir.ptxgen.weights.quantise import QUANTISERS, STEPS
 
 #: The types that are made of groups alone; `QuantiseRows` makes those with a scale a row.
 TYPES = ("Q4_K", "Q5_K", "Q6_K", "Q8_0")
@@ -63,7 +63,7 @@ class Quantise(KernelSpec):
         """The codes that a group's span, or its largest value, gets with each scale that is
         tried."""
         if self.format.name == "Q6_K":
-            return tuple(-32 - step for step in SIX_STEPS)
+            return tuple(-32 - step for step in STEPS)
         most = 31 if self.format.name == "Q5_K" else 15
         return tuple(most + step for step in STEPS)
 

@@ -1,8 +1,8 @@
 """Rows of floats to blocks of Q4_K, Q5_K, Q6_K, Q8_0 and E4M3, in numpy.
 
-Scales of K-quants are searched as llama.cpp does without an importance matrix, by fewer steps. All
-arithmetic is f32, rounded after each operation, and sums are added by halves (`_sum`): the kernels
-`Quantise` and `QuantiseRows` write the same bytes.
+Scales of K-quants are searched as llama.cpp does without an importance matrix, by other steps (see
+`STEPS`). All arithmetic is f32, rounded after each operation, and sums are added by halves
+(`_sum`): the kernels `Quantise` and `QuantiseRows` write the same bytes.
 
 Source: `make_qkx2_quants`, `make_qx_quants` and `quantize_row_q8_0_ref` of ggml (`ggml-quants.c`);
 block layouts as in `formats`.
@@ -20,9 +20,12 @@ from urdir.ptxgen.weights.e4m3 import MOST, to_e4m3
 Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]
 
-#: Scales that are tried for a group, relative to the one that covers its range: further down for
-#: types with minimums, both ways for Q6_K.
-STEPS, SIX_STEPS = (-0.4, -0.2, 0.0, 0.2, 0.4), (0.0, -0.4, -0.2, 0.2, 0.4)
+#: The scales that are tried for a group: codes more, or less, than cover its range. llama.cpp tries
+#: 21 (Q4_K), 16 (Q5_K) and 19 (Q6_K), from -1, -0.5 and -0.9 to 1, 1 and 0.9. Its root mean square
+#: errors of normal, Laplace and t weights are 0.1 to 1.4 % larger, since the best scale often cuts
+#: the range.
+STEPS = (-2.0, -1.8, -1.6, -1.4, -1.2, -1.0, -0.8, -0.6, -0.4, -0.2, 0.0, 0.2, 0.4, 0.6, 0.8, 1.0,
+         1.2)  # fmt: skip
 #: The least span of a group, or size of its largest value, by which scales divide.
 LEAST = np.float32(1e-30)
 
@@ -110,7 +113,7 @@ def _q6_k(rows: Floats) -> Bytes:
     peak = np.where(np.abs(peak) < LEAST, LEAST, peak)
     weights = x * x
     best_scale, best = np.zeros_like(peak), np.full_like(peak, -1)
-    for step in SIX_STEPS:
+    for step in STEPS:
         q = np.clip(np.rint(x * (np.float32(-32 - step) / peak)), -32, 31)
         wq = weights * q
         sum_qx, sum_qq = _sum(wq * x), _sum(wq * q)

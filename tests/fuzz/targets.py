@@ -114,7 +114,16 @@ class SafetensorsTarget:
     """A folder: config.json, headers and index of *.safetensors; of floats, or quantised."""
 
     #: Kinds of quantised folders: all sets of tensors that belong together.
-    _KINDS = ("fp8-blocks", "fp8-matrix", "gptq-order", "awq", "w4a16-zeros", "nvfp4", "mxfp4")
+    _KINDS = (
+        "fp8-blocks",
+        "fp8-matrix",
+        "gptq-order",
+        "awq",
+        "w4a16-zeros",
+        "nvfp4",
+        "mxfp4",
+        "bitnet",
+    )
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder / "pretrained"

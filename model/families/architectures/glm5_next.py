@@ -5,7 +5,8 @@ Keys: those of `parts`, `latent`, `kimi_delta`, `mixtures` and `hyper`; attentio
 attention.indexer.head_count, key_length, top_k, types, kpool (tokens of a pool),
 kpool_select_tail (false is refused), attention.layer_norm_epsilon (of index keys),
 kda.gate_lower_bound, rope.dimension_count (others than 0 are refused), swiglu_clamp_exp and
-swiglu_clamp_shexp (refused). llama.cpp: `src/models/` glm5-next.cpp; it has no graph for MTP.
+swiglu_clamp_shexp (refused; a folder has one limit of all FFNs). llama.cpp: `src/models/`
+glm5-next.cpp; it has no graph for MTP.
 """
 
 from __future__ import annotations
@@ -16,11 +17,18 @@ from urdir.model.errors import UnsupportedError
 from urdir.model.families.architectures.deepseek32 import INDEXER, indexer, own_indexers
 from urdir.model.families.attention import Attention
 from urdir.model.families.description import Description
-from urdir.model.families.feed_forward import Mixture
+from urdir.model.families.feed_forward import Dense, Mixture
 from urdir.model.families.hyper import with_streams
 from urdir.model.families.kimi_delta import heads_of_all, kimi_decoder, kimi_delta, low_rank
 from urdir.model.families.latent import latent_attention
-from urdir.model.families.mixtures import expert_width, scoring, shared_count, unless_dense
+from urdir.model.families.mixtures import (
+    expert_width,
+    leading_dense,
+    limited,
+    plain_dense,
+    scoring,
+    shared_count,
+)
 from urdir.model.families.reader import Reader
 from urdir.model.families.recurrent import KimiDelta
 from urdir.model.families.scored_experts import scored_experts
@@ -41,6 +49,7 @@ def glm5_next(file: Reader) -> Description:
             raise UnsupportedError(f"{file.key(key)}: limits of experts")
     layers, kv_heads = file.layer_count(), file.by_layer("attention.head_count_kv", int)
     attending = (layer for layer in range(layers) if kv_heads[layer])
+    limit = limited(file.own("swiglu_limit", float, 0.0), "inputs")
     own, scores = own_indexers(file, [True] * layers, attending), scoring(file, "sigmoid")
 
     def attends(index: int) -> Attention:
@@ -58,9 +67,13 @@ def glm5_next(file: Reader) -> Description:
 
     def experts(index: int) -> Mixture:
         beside = shared_count(file) * expert_width(file, index)
-        return scored_experts(file, index, beside, scores=scores)
+        return scored_experts(file, index, beside, limit, scores=scores)
 
-    description = kimi_decoder(file, attends, delta, unless_dense(file, experts))
+    def network(index: int) -> Dense | Mixture:
+        is_dense = index < leading_dense(file)
+        return plain_dense(file, index, limit) if is_dense else experts(index)
+
+    description = kimi_decoder(file, attends, delta, network)
     return replace(
         description,
         layers=tuple(with_streams(file, *at) for at in enumerate(description.layers)),

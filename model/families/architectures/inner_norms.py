@@ -16,6 +16,8 @@ from urdir.model.families.description import Description
 from urdir.model.families.feed_forward import Dense
 from urdir.model.families.layers import Block, Branch, LayerConfig
 from urdir.model.families.parts import (
+    RELU2,
+    SILU,
     attention,
     dense,
     head_dims,
@@ -24,7 +26,7 @@ from urdir.model.families.parts import (
     rms_norm,
     sequential,
 )
-from urdir.model.families.reader import Reader
+from urdir.model.families.reader import Presence, Reader
 from urdir.ptxgen.kernels.norm import Norm
 
 #: Chameleon's tokens of pictures.
@@ -35,8 +37,9 @@ _HEADS = Norm("layer", 1e-5)
 
 def bitnet(file: Reader) -> Description:
     """BitNet b1.58 (arXiv 2402.17764): a norm of all heads' results and one of the inner values;
-    products may have a factor, NAME.scale."""
+    products may have a factor, NAME.scale. A folder may have squared ReLUs and an output matrix."""
     norm, rope = rms_norm(file), shared_rope(file, "half")
+    activation = RELU2 if file.own("squared_relu", bool, False) else SILU
 
     def scaled(network: Any, layer: int, **names: str) -> dict[str, Any]:
         """The matrices of a network, by field, with the factors of those names."""
@@ -52,11 +55,12 @@ def bitnet(file: Reader) -> Description:
         return replace(of, norm=file.norm("attn_sub_norm", layer, norm, of.output_width), **own)
 
     def network(layer: int) -> Dense:
-        of = dense(file, layer, bias="absent")
+        of = dense(file, layer, activation, bias="absent")
         own = scaled(of, layer, up="ffn_up", gate="ffn_gate", down="ffn_down")
         return replace(of, norm=file.norm("ffn_sub_norm", layer, norm, of.width), **own)
 
-    return rms_decoder(file, mixer, network, output="absent", output_bias="absent")
+    output: Presence = "optional" if file.of_folder else "absent"
+    return rms_decoder(file, mixer, network, output=output, output_bias="absent")
 
 
 def chameleon(file: Reader) -> Description:

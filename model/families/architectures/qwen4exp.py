@@ -48,7 +48,8 @@ def qwen4exp(file: Reader) -> Description:
 
     def mixer(index: int) -> Network:
         if recurrent[index]:
-            return replace(delta_net(file, index), gating="sigmoid")
+            of = delta_net(file, index)
+            return of if file.own("silu_gates", bool, False) else replace(of, gating="sigmoid")
         return _attention(file, index, rope, ratios[index])
 
     def layer(index: int) -> LayerConfig:

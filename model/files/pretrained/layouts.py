@@ -27,7 +27,8 @@ class Layout:
     (..., in, out) are ``transposed``, always or by keys and shape. Row i of the result is row
     ``rows``(keys, number of rows)[i]. Small tensors may be changed: rows are multiplied by
     ``factors``(keys, number of rows) and ``scale``(keys, values of a row), and replaced by
-    ``values`` of them.
+    ``values`` of them. Several stored tensors have a dimension of their own, unless they are
+    ``joined``: rows of one matrix.
     """
 
     transposed: bool | Callable[[Keys, tuple[int, ...]], bool] = False
@@ -36,6 +37,7 @@ class Layout:
     scale: Callable[[Keys, int], float] | None = None
     values: Callable[[Floats], Floats] | None = None
     shape: Callable[[Keys], tuple[int, ...]] | None = None
+    joined: bool = False
 
 
 PLAIN = Layout()

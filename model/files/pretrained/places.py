@@ -26,9 +26,12 @@ _OUTER = re.compile(
     r"^(model|transformer|backbone|gpt_neox|decoder|language_model|text_model|thinker)\."
 )
 _LAYERS = re.compile(r"^(?:layers?|h|blocks)\.(\d{1,9})\.(.+)$")
+#: Tensors of an adapter that was saved with its model.
+_ADAPTER = re.compile(r"\.(lora_[AB]|lora_embedding_[AB]|lora_magnitude_vector|base_layer)(\.|$)")
+_ADAPTER_HINT = ": it is of an adapter (merge_and_unload of peft, or its folder as --lora)"
 #: The only layer of EAGLE-3 heads.
 _MIDLAYER = re.compile(r"^midlayer\.")
-_NUMBERS = re.compile(r"(?<=\.)\d{1,9}(?=\.|$)")
+_NUMBERS = re.compile(r"(?<=\.)\d{1,9}(?=\.|$)|(?<=\.shard_)\d{1,9}(?=\.)")
 #: Parts of multi-modal models beside the text decoder, and heads that predict further tokens.
 _OTHER_PARTS = (
     *("vision_tower.", "visual.", "vision_model.", "embed_vision.", "vision_embed_tokens."),
@@ -81,6 +84,7 @@ def find_places(names: Iterable[str], family: Family, layers: int, path: Path) -
         if not known:
             raise UnsupportedError(
                 f"{path}: tensor '{stored}' is not supported in a '{family.architecture}' model"
+                + (_ADAPTER_HINT if _ADAPTER.search(stored) else "")
             )
         for name, number in known:
             group = groups.setdefault(name, {})

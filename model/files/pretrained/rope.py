@@ -35,7 +35,7 @@ _REPEATED = (
 
 def read_rope(fields: Fields, found: Found, family: Family, head_dim: int) -> None:
     """Add the keys rope.* and the tensors rope_* of full and of windowed layers."""
-    both = (fields.given("rope_parameters", dict, {})) | (fields.given("rope_scaling", dict, {}))
+    both = _both(fields.given("rope_parameters", dict, {}), fields.given("rope_scaling", dict, {}))
     theta, old = (fields.take(name, float) for name in ("rope_theta", "rotary_emb_base"))
     theta = theta or old
     local = fields.take("rope_local_base_freq", float)
@@ -54,6 +54,16 @@ def read_rope(fields: Fields, found: Found, family: Family, head_dim: int) -> No
         found["own.local_rope"] = True
         _Rope(fields, found, "_swa", dim, local, share, context).read(kinds.get(_LOCAL, {}))
     found.pop("own.short_factors", None)
+
+
+def _both(new: dict[str, Any], old: dict[str, Any]) -> dict[str, Any]:
+    """One object of the fields ``rope_parameters`` and ``rope_scaling``. A kind that the latter
+    names, which users add by hand, replaces the former's with all of its numbers but the base and
+    the share."""
+    if old.get("rope_type") or old.get("type"):
+        kept = ("rope_theta", "partial_rotary_factor", _FULL, _LOCAL)
+        new = {name: value for name, value in new.items() if name in kept}
+    return new | {name: value for name, value in old.items() if value is not None}
 
 
 def read_two_ropes(fields: Fields, found: Found, dim: int) -> None:

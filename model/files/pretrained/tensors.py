@@ -35,6 +35,7 @@ _F32 = re.compile(
     r"|(^|\.)(output_)?hc_\w+\.weight$|_compressor_ape\.weight$"
     r"|\.xielu\.|\.shortconv\.conv\.weight$|\.ffn_norm$|attn_sinks\.weight$|\.scale$|layer_output_scale"
     r"|attn_rel_b\.weight$|\.altup_(router|\w+_coef)\.weight$"
+    r"|\.ple_conv1d\.weight$"
 )
 
 
@@ -189,7 +190,7 @@ def _tensor(
             shape = (len(order), shape[-1])
         rows = Rows(parts, order, transposed)
     if len(parts) > 1:
-        shape = (len(parts), *shape)
+        shape = _shape_together(len(parts), shape, layout)
     if len(shape) < 2 or _F32.search(name) or _is_changed(layout):
         return vector(name, _values(rows, layout, keys, path, name).reshape(shape))
     type_id = type_number(rows.dtype)
@@ -197,6 +198,10 @@ def _tensor(
         type_id = made
     data = row_bytes(rows, type_id)
     return Tensor(name, type_id, shape, 0, len(data), data)
+
+
+def _shape_together(parts: int, shape: tuple[int, ...], layout: Layout) -> tuple[int, ...]:
+    return (parts * shape[0], *shape[1:]) if layout.joined else (parts, *shape)
 
 
 def _is_changed(layout: Layout) -> bool:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
+from ml_dtypes import bfloat16
 
+from tests.model.files.quantised_folders import write_safetensors
 from tests.model.tiny_encoder import write_encoder
 from urdir.model.commands.show import _count_text
 from urdir.model.figures import rounded
 from urdir.model.files.demo import demo_model
+from urdir.model.files.safetensors import read_folder
 
 Cli = Callable[..., tuple[int, str, str]]
 
@@ -51,6 +55,31 @@ def test_show_says_first_whether_it_runs(
     assert "'bert' models are encoders" in cli("run", path, "x")[2]
     message = cli("run", write_llama("pockettts.gguf", arch="pockettts"), "x")[2]
     assert len(message) < 250  # no list of all architectures
+
+
+def test_show_lists_what_of_a_folder_is_skipped(cli: Cli, data: Path, tmp_path: Path) -> None:
+    """Of a wrapper: tensors of other parts, and fields without effect, by their names."""
+    folder = Path(shutil.copytree(data / "safetensors" / "llama-bf16", tmp_path / "wrapper"))
+    text = json.loads((folder / "config.json").read_text()) | {"initializer_range": 0.1}
+    wrapper = {"model_type": "llava", "text_config": text, "vision_config": {"hidden_size": 8}}
+    (folder / "config.json").write_text(json.dumps(wrapper))
+    stored = {}
+    for name, of in read_folder(folder).items():
+        stored[f"language_model.{name}"] = of.data[:].view(bfloat16).reshape(of.shape)
+    others = ["multi_modal_projector.linear_1.bias", "vision_tower.a.weight"]
+    stored |= {name: np.zeros(3, np.float32) for name in others}
+    write_safetensors(folder / "model.safetensors", stored)
+    code, out, _ = cli("show", folder)
+    assert code == 0
+    title = "tensors of other parts of the model:\n"
+    assert f"{title}  {others[0]}\n  {others[1]}\n\n" in out
+    assert "fields of config.json without effect:\n" in out
+    assert "\n  initializer_range\n" in out
+    found = json.loads(cli("show", folder, "--json")[1])
+    assert found["unused_tensors"] == others
+    assert "initializer_range" in found["ignored_fields"]
+    plain = cli("show", data / "safetensors" / "llama-bf16")[1]
+    assert title not in plain
 
 
 def test_what_would_be_streamed(cli: Cli) -> None:

@@ -38,6 +38,7 @@ def _logits(path: Path, device: str, **options: Any) -> Any:
     [
         ("llama-bf16", "fp8-blocks"),
         ("llama-bf16", "gptq-order"),
+        ("llama-bf16", "bitnet-auto"),
         ("qwen3moe-bf16", "nvfp4"),
         ("llama-bf16", "fp4"),
         ("qwen3moe-bf16", "nf4"),

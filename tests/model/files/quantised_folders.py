@@ -150,7 +150,9 @@ def awq(weights: Array, rng: np.random.Generator) -> tuple[Stored, Array]:
     return {"qweight": packed(quants.T), "qzeros": packed(zeros.T), "scales": scales.T}, values
 
 
-def packed_integers(bits: int, group: int, symmetric: bool) -> Kind:
+def packed_integers(bits: int, group: int, symmetric: bool, shuffled: bool = False) -> Kind:
+    """``shuffled``: with columns in an order of activations."""
+
     def quantize(weights: Array, rng: np.random.Generator) -> tuple[Stored, Array]:
         zero = 2 ** (bits - 1) if symmetric else None
         quants, scales, zeros, values = _integers(weights, bits, group, rng, zero)
@@ -161,9 +163,16 @@ def packed_integers(bits: int, group: int, symmetric: bool) -> Kind:
         }
         if not symmetric:
             stored["weight_zero_point"] = np.ascontiguousarray(_bits_of(zeros.T, bits).T)
+        if shuffled:
+            cols = quants.shape[1]
+            of_group = np.random.default_rng(cols).permutation(np.arange(cols) // group)
+            stored["weight_g_idx"] = of_group.astype(np.int32)
+            each = scales.astype(np.float32)[:, of_group]
+            values = (each * (quants - zeros[:, of_group])).astype(np.float32)
         return stored, values
 
     fields = {"num_bits": bits, "type": "int", "symmetric": symmetric}
+    fields |= {"actorder": "group"} if shuffled else {}
     return Kind(_compressed("pack-quantized", **fields), quantize)
 
 
@@ -253,6 +262,30 @@ def llm_int8(weights: Array, rng: np.random.Generator) -> tuple[Stored, Array]:
     return stored, quants * scales[:, None]
 
 
+def bitnet(divides: bool) -> Kind:
+    """Four rows in two bits each of a byte's row, as transformers packs them."""
+
+    def quantize(weights: Array, rng: np.random.Generator) -> tuple[Stored, Array]:
+        signs = rng.integers(-1, 2, weights.shape)
+        quarters = np.split((signs + 1).astype(np.uint8), 4)
+        packed = quarters[0] | quarters[1] << 2 | quarters[2] << 4 | quarters[3] << 6
+        scale = np.array([2.0 ** rng.integers(3, 7)], ml_dtypes.bfloat16)  # and 1 / scale, exact
+        scale = scale if divides else (scale.astype(np.float32) * 0.00123).astype(scale.dtype)
+        factor = 1 / scale.astype(np.float32) if divides else scale.astype(np.float32)
+        return {"weight": packed, "weight_scale": scale}, (signs * factor).astype(np.float32)
+
+    linear = "bitlinear" if divides else "autobitlinear"
+    fields = {"linear_class": linear, "quantization_mode": "offline", "use_rms_norm": False}
+    return Kind({"quant_method": "bitnet", "modules_to_not_convert": None, **fields}, quantize)
+
+
+def bitnet_online(weights: Array, rng: np.random.Generator) -> tuple[Stored, Array]:
+    """Floats that the model rounds."""
+    mean = np.float32(abs(weights).mean(dtype=np.float64))
+    rounded = np.clip(np.round(weights * (np.float32(1) / mean)), -1, 1)
+    return {"weight": weights.astype(np.float32)}, (rounded * mean).astype(np.float32)
+
+
 def _bits_and_bytes(bits: int, **fields: Any) -> dict[str, Any]:
     loads = {f"load_in_{of}bit": of == bits for of in (4, 8)}
     return {"quant_method": "bitsandbytes", **loads, "llm_int8_threshold": 6.0, **fields}
@@ -273,6 +306,7 @@ KINDS: Mapping[str, Kind] = {
     "awq": Kind({"quant_method": "awq", "bits": 4, "version": "gemm"}, awq),
     "w4a16": packed_integers(4, 32, symmetric=True),
     "w4a16-zeros": packed_integers(4, 64, symmetric=False),
+    "w4a16-order": packed_integers(4, 32, symmetric=False, shuffled=True),
     "w8a16": packed_integers(8, 0, symmetric=True),
     "nvfp4": Kind(_FOURS, nvfp4(("weight_packed", "weight_global_scale"), divides=True)),
     "nvfp4-modelopt": Kind(
@@ -282,8 +316,15 @@ KINDS: Mapping[str, Kind] = {
     "nf4": Kind(_bits_and_bytes(4), bitsandbytes("nf4", 64, nested=True)),
     "fp4": Kind(_bits_and_bytes(4), bitsandbytes("fp4", 128, nested=False)),
     "llm-int8": Kind(_bits_and_bytes(8), llm_int8),
+    "bitnet": bitnet(divides=True),
+    "bitnet-auto": bitnet(divides=False),
     "mxfp4": Kind(_compressed("mxfp4-pack-quantized", num_bits=4, type="float"), mxfp4),
 }
+#: Which floats are quantised: no format.
+ONLINE = Kind(
+    {"quant_method": "bitnet", "linear_class": "autobitlinear", "quantization_mode": "online"},
+    bitnet_online,
+)
 #: Orders of experts differ.
 OWN_ORDERS = gptq(4, 32, shuffled=True, each=True)
 

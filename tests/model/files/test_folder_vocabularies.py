@@ -12,16 +12,19 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import gguf as reference
 import numpy as np
 import pytest
 
 from urdir.model.errors import SafetensorsError, UnsupportedError
 from urdir.model.files.gguf import Gguf
-from urdir.model.files.metadata import Metadata
+from urdir.model.files.metadata import FOLDER, Metadata
 from urdir.model.files.pretrained import sentencepiece
+from urdir.model.files.pretrained.model import SafetensorsModel
 from urdir.model.files.pretrained.sentencepiece import sentencepiece_metadata
 from urdir.model.files.pretrained.tiktoken import is_tiktoken, tiktoken_metadata
 from urdir.model.files.pretrained.tokens import text_metadata
+from urdir.model.files.requantise import requantise
 from urdir.model.text.spelling import BYTE_ALPHABET
 from urdir.model.text.tokenizer import Tokenizer
 
@@ -60,14 +63,14 @@ def _message(*fields: tuple[int, Any]) -> bytes:
     return found
 
 
-def _sentencepiece(metadata: Metadata, algorithm: int = 2) -> bytes:
+def _sentencepiece(metadata: Metadata, algorithm: int = 2, most: int | None = None) -> bytes:
     tokens = metadata["tokenizer.ggml.tokens"]
     scores, types = (
         np.asarray(metadata[f"tokenizer.ggml.{name}"]).tolist() for name in ("scores", "token_type")
     )
     pieces = [
         (1, _message((1, token.encode()), (2, float(score)), (3, int(kind))))
-        for token, score, kind in zip(tokens, scores, types, strict=True)
+        for token, score, kind in list(zip(tokens, scores, types, strict=True))[:most]
     ]
     trainer = _message((3, algorithm), (40, 0), (41, 1), (42, 2), (43, -1))
     return _message(*pieces, (2, trainer), (3, _message((3, 1))), (99, b"unknown"))
@@ -92,6 +95,25 @@ def test_sentencepiece(vocab_file: Callable[[str], Path], tmp_path: Path) -> Non
         assert found.encode(text, add_bos=True) == wanted, text
         assert found.decode(wanted) == expected.decode(wanted)
     assert found.encode("<|new|>", parse_special=True) == [count]
+
+
+def test_sentencepiece_in_a_file_made_of_a_folder(
+    vocab_file: Callable[[str], Path], data: Path, tmp_path: Path
+) -> None:
+    """Other programs do not know the tokeniser's name, and refuse the file."""
+    folder = Path(shutil.copytree(data / "safetensors" / "llama-bf16", tmp_path / "copy"))
+    (folder / "tokenizer.json").unlink()
+    with Gguf(vocab_file("llama-spm")) as file:
+        (folder / "tokenizer.model").write_bytes(_sentencepiece(file.metadata, most=320))
+    out = tmp_path / "out.gguf"
+    requantise(folder, out, "q8_0")
+    named = reference.GGUFReader(out).fields["tokenizer.ggml.model"]
+    assert named.contents() == "own.llama"
+    with Gguf(out) as made, SafetensorsModel(folder, "q8_0") as loaded:
+        assert set(loaded.metadata) == set(made.metadata) - {FOLDER}
+        found, wanted = Tokenizer.of(made), Tokenizer.of(loaded)
+    for text in TEXTS:
+        assert found.encode(text, add_bos=True) == wanted.encode(text, add_bos=True), text
 
 
 @pytest.mark.parametrize(

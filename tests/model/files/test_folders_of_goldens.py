@@ -413,7 +413,42 @@ def _neighbours(values: Values) -> Values:
     return _sparse(found)
 
 
+_GLM5 = _names(
+    **{f"attn_{n}": f"self_attn.{n}_proj" for n in ("q_a", "q_b", "kv_b")},
+    attn_kv_a_mqa="self_attn.kv_a_proj_with_mqa", attn_q_a_norm="self_attn.q_a_layernorm",
+    attn_kv_a_norm="self_attn.kv_a_layernorm", experts="mlp.experts",
+    exp_probs_b="mlp.gate.e_score_correction_bias", indexer="self_attn.indexer",
+    indexer_compressor_ape="self_attn.indexer.index_kpool_compress_ape",
+    indexer_compressor_gate="self_attn.indexer.index_kpool_compress_gate",
+    **{f"ssm_{a}_{b}": f"self_attn.{a}_{b}_proj" for a in "fg" for b in "ab"},
+    **{f"ssm_conv1d_{n}": f"self_attn.{n}_conv1d" for n in "qkv"},
+    ssm_a="self_attn.A_log", ssm_beta="self_attn.b_proj", ssm_norm="self_attn.o_norm",
+    ssm_dt="self_attn.dt_bias",
+    **{f"ffn_{n}_shexp": f"mlp.shared_experts.{n}_proj" for n in ("gate", "up", "down")},
+    **{f"hc_{a}_{b}": f"hc_{a}_{b}" for a in ("attn", "ffn") for b in ("fn", "base", "scale")},
+)  # fmt: skip
+
+
+def _of_glm5(name: str) -> str:
+    """As Zhipu publishes it, whose names transformers changes as it loads."""
+    found = _GLM5(name).replace("model.", "model.language_model.", 1)
+    alone = ("compress_ape.weight", "compress_gate.weight", "dt_bias.bias")
+    return found.rpartition(".")[0] if found.endswith(alone) else found
+
+
 CASES = [
+    _case("glm5-next", "glm5_next_text", _of_glm5,
+        lambda values: _apart(_logs(_one_of_latent(_with_indexers(values)))),
+        {**{name: key for name, key in _SPARSE_KEYS.items() if name != "num_experts"},
+         "n_routed_experts": "expert_count", "qk_nope_head_dim": "attention.key_length_mla",
+         "index_kpool": "attention.indexer.kpool", "hc_mult": "hyper_connection.count",
+         "hc_eps": "hyper_connection.epsilon",
+         "hc_sinkhorn_iters": "hyper_connection.sinkhorn_iterations"},
+        num_key_value_heads=2, head_dim=0, qk_rope_head_dim=0, swiglu_limit=1e6,
+        layer_types=["full_attention", "linear_attention"] * 2, rope_theta=None,
+        linear_attn_config={"head_dim": 64, "num_heads": 2, "short_conv_kernel_size": 4,
+                            "gate_lower_bound": -5.0, "safe_gate": True},
+        tolerance=3e-5),
     _case("dots3note", "dots3_note", _names(
         **_SPARSE_MODULES, attn_gate="self_attn.g_proj",
         attn_k_norm="self_attn.k_rope_only_layernorm"),
@@ -483,6 +518,9 @@ CASES = [
     _case("hrm_text-dense", "hrm_text", _hrm_names, lambda values: values, _HRM,
           embedding_scale=1.0, L_bp_cycles=[2]),
     _case("hrm_text-dense", "hrm_text", _hrm_names, _fused_gates, _HRM, initializer_range=1.0),
+    _case("bitnet-dense", "bitnet", _names(
+        attn_sub_norm="self_attn.attn_sub_norm", ffn_sub_norm="mlp.ffn_sub_norm"),
+        lambda values: values, hidden_act="silu", tie_word_embeddings=True),
     _case("smollm3-dense", "smollm3", _names(), _half_style),
     _case("qwen3moe-moe", "qwen3_moe", _names(experts="mlp.experts"), _apart,
           {**_RMS, **_EXPERTS, "moe_intermediate_size": "expert_feed_forward_length"}),

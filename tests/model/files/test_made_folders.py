@@ -1,11 +1,16 @@
 """Folders that transformers writes of tiny models with random weights, against its own logits.
 
-Needs the extra `folders` (torch and transformers), which `dev` does not have: skipped without. It
-covers classes that no kept reference has. Folders are F32, so that numpy's logits are the same.
+Making them needs the extra `folders` (torch and transformers), which `dev` does not have. They
+are kept in pytest's cache or in ``--made-folders DIR``, under a name with a digest of what they
+are made of: another run needs no transformers. Tests without a folder are skipped. They cover
+classes that no reference has. Folders are F32, so that numpy's logits are the same.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +21,9 @@ from urdir.model.families.config import Config
 from urdir.model.files.pretrained.model import SafetensorsModel
 from urdir.model.verify.conformance import relative_rms
 
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
+#: The file of a folder with tokens and the class's logits.
+_GOLDEN = "golden.npz"
+Keep = Callable[[str, Any, Callable[[Path], None]], Path]
 
 _BASE = {
     "vocab_size": 320, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 4,
@@ -56,10 +62,20 @@ _PATCHES = {
 #: Of positions on three axes; those of text are equal.
 _SECTIONS = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [6, 5, 5]}
 _SHORT = {**_SECTIONS, "mrope_section": [3, 3, 2]}
+_QWEN4 = {
+    "moe_intermediate_size": 48, "num_experts_per_tok": 2, "num_experts": 4, "head_dim": 32,
+    "shared_expert_intermediate_size": 32, "intermediate_size": None, "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+    "layer_types": ["linear_attention", "indexed_attention"] * 2, "hc_lowrank": 8,
+    "ngram_vocab_size_base": 100, "heads_per_ngram": 2, "split_ngram_parts": 2,
+    "indexer_n_heads": 16, "indexer_kv_heads": 1, "indexer_head_dim": 32, "indexer_budget": 16,
+    "indexer_compress_ratio": 4,
+}  # fmt: skip
 #: Prefixes of classes, and the fields that differ from `_BASE` (None: absent).
 DECODERS: dict[str, dict[str, Any]] = {
     "Afmoe": {**_MOE, **_WINDOWS, "num_experts": 4, "num_dense_layers": 1, "num_shared_experts": 1,
               "route_scale": 2.0, "head_dim": 32, "mup_enabled": True},
+    "BitNet": {"rope_parameters": {"rope_type": "default", "rope_theta": 5000.0}},
     "Bamba": {**_MAMBA, "attn_layer_indices": [1]},
     "Cohere": {},
     "Cohere2Moe": {**_WINDOWS, "num_experts": 4, "num_experts_per_tok": 2, "head_dim": 32,
@@ -113,6 +129,15 @@ WRAPPERS: dict[str, tuple[dict[str, Any], dict[str, Any] | None]] = {
                        3: {"head_dim": 64}}, "pad_token_id": 0, "sliding_window": 20,
                        "layer_types": ["sliding_attention", "full_attention"] * 2,
                        "rope_parameters": None}, None),
+    "Glm5Next": (
+        {**_LATENT, **_ROUTED, "first_k_dense_replace": None, "qk_rope_head_dim": None,
+         "mlp_layer_types": ["dense", *["sparse"] * 3], "num_attention_heads": 2,
+         "layer_types": ["indexed_attention", "linear_attention"] * 2, "linear_head_dim": 32,
+         "linear_num_heads": 2, "linear_lower_bound": -4.0, "index_n_heads": 16,
+         "index_head_dim": 32, "index_topk": 16, "index_kpool": 4, "swiglu_limit": 1.5,
+         "hc_sinkhorn_iters": 3, "routed_scaling_factor": 1.5, "rope_parameters": None},
+        {**_PATCHES, "out_hidden_size": 64, "projection_intermediate_size": 48},
+    ),
     "Glm4v": ({}, _PATCHES),
     "Glm4vMoe": ({**_ROUTED, "head_dim": 32,
                   "rope_parameters": {**_SHORT, "partial_rotary_factor": 0.5}}, _PATCHES),
@@ -128,6 +153,10 @@ WRAPPERS: dict[str, tuple[dict[str, Any], dict[str, Any] | None]] = {
         {**_VISION, "pos_emb_height": 4, "pos_emb_width": 4},
     ),
     "PaddleOCRVL": ({"head_dim": 32}, _VISION),
+    "Qwen4Exp": (
+        {**_QWEN4, "output_gate_type": "sigmoid", "ple_layer_ids": [3]},
+        {**_PATCHES, "num_position_embeddings": 16},
+    ),
     "Qwen3VLMoe": ({**_MOE, "num_experts": 4, "head_dim": 32},
                    {**_PATCHES, "deepstack_visual_indexes": [0]}),
     "Step3p7": ({**_MOE, "head_dim": 32, "n_routed_experts": 4, "share_expert_dim": 48,
@@ -163,6 +192,9 @@ OTHERS: dict[str, tuple[str, str, dict[str, Any]]] = {
         {"num_hidden_layers": 25, "num_kv_shared_layers": 5, "head_dim": 32, "sliding_window": 20,
          "vocab_size_per_layer_input": 300, "rms_norm_eps": 1e-5},
     ),
+    "qwen4_exp_text": (
+        "Qwen4ExpTextConfig", "Qwen4ExpForCausalLM", {**_QWEN4, "rope_parameters": _SHORT},
+    ),
     "minimax_m3_vl_text": (
         "MiniMaxM3VLTextConfig", "MiniMaxM3VLForCausalLM",
         {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 32, "rotary_dim": 16,
@@ -181,11 +213,51 @@ OTHERS: dict[str, tuple[str, str, dict[str, Any]]] = {
 _SMALLER = {"gemma3n_text": 4.0}
 
 
-def _check(model_class: Any, config: Any, folder: Path, reference_model: Any) -> None:
+@pytest.fixture
+def keep(request: pytest.FixtureRequest) -> Keep:
+    """A folder by its name and what it is made of, made if it is not kept."""
+    chosen = request.config.getoption("--made-folders")
+    root = Path(chosen or request.config.cache.mkdir("made_folders"))
+
+    def kept(name: str, made_of: Any, make: Callable[[Path], None]) -> Path:
+        text = json.dumps(made_of, sort_keys=True).encode()
+        folder = root / f"{name}-{hashlib.sha256(text).hexdigest()[:12]}"
+        if not (folder / _GOLDEN).exists():  # written last
+            pytest.importorskip("torch")
+            pytest.importorskip("transformers")
+            folder.mkdir(parents=True, exist_ok=True)
+            make(folder)
+        return folder
+
+    return kept
+
+
+def _write_golden(folder: Path, tokens: Any, logits: Any) -> None:
+    part = folder / f"part-{_GOLDEN}"
+    np.savez(part, tokens=tokens[0].numpy(), logits=logits.numpy())
+    part.rename(folder / _GOLDEN)
+
+
+def _error(folder: Path, reference_model: Any) -> float:
+    """How far numpy's logits are from those of the class."""
+    with np.load(folder / _GOLDEN) as golden:
+        tokens, wanted = golden["tokens"], golden["logits"]
+    with SafetensorsModel(folder) as file:
+        logits = reference_model(file, Config.of(file), 512).logits(tokens)
+    shown = wanted > np.finfo(np.float32).min  # others are tokens that are never chosen
+    assert np.array_equal(logits > np.finfo(np.float32).min, shown)
+    return relative_rms(logits[shown], wanted[shown])
+
+
+def _make(folder: Path, model_class: str, config_class: str, fields: dict[str, Any]) -> None:
+    import torch
+    import transformers
+
+    config = getattr(transformers, config_class)(**fields)
     deviation = 1.2 / _SMALLER.get(config.model_type, 1.0)
     config._attn_implementation = "eager"
     torch.manual_seed(5)
-    model = model_class(config).float().eval()
+    model = getattr(transformers, model_class)(config).float().eval()
     with torch.no_grad():
         for values in model.parameters():
             if values.dim() < 2:
@@ -196,13 +268,20 @@ def _check(model_class: Any, config: Any, folder: Path, reference_model: Any) ->
             if "bias" in name and values.is_floating_point():
                 values.normal_(0.0, 0.1)
         tokens = torch.randint(2, 320, (1, 48))
-        wanted = model(tokens).logits[0].numpy()
+        wanted = model(tokens).logits[0]
     model.save_pretrained(folder)
-    with SafetensorsModel(folder) as file:
-        logits = reference_model(file, Config.of(file), 512).logits(tokens[0].numpy())
-    shown = wanted > np.finfo(np.float32).min  # others are tokens that are never chosen
-    assert np.array_equal(logits > np.finfo(np.float32).min, shown)
-    assert relative_rms(logits[shown], wanted[shown]) < 1e-4
+    _write_golden(folder, tokens, wanted)
+
+
+def _check(
+    model_class: str, config_class: str, fields: dict[str, Any], keep: Keep, reference_model: Any
+) -> None:
+    folder = keep(
+        model_class,
+        [config_class, fields, _SMALLER],
+        lambda folder: _make(folder, model_class, config_class, fields),
+    )
+    assert _error(folder, reference_model) < 1e-4
 
 
 def _fields(changed: dict[str, Any]) -> dict[str, Any]:
@@ -211,24 +290,85 @@ def _fields(changed: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("prefix", DECODERS)
-def test_decoders(prefix: str, tmp_path: Path, reference_model: Any) -> None:
-    config = getattr(transformers, f"{prefix}Config")(**_fields(DECODERS[prefix]))
-    _check(getattr(transformers, f"{prefix}ForCausalLM"), config, tmp_path, reference_model)
+def test_decoders(prefix: str, keep: Keep, reference_model: Any) -> None:
+    fields = _fields(DECODERS[prefix])
+    _check(f"{prefix}ForCausalLM", f"{prefix}Config", fields, keep, reference_model)
 
 
 @pytest.mark.parametrize("model_type", OTHERS)
-def test_other_classes(model_type: str, tmp_path: Path, reference_model: Any) -> None:
+def test_other_classes(model_type: str, keep: Keep, reference_model: Any) -> None:
     config, model, fields = OTHERS[model_type]
-    made = getattr(transformers, config)(**_fields(fields))
-    _check(getattr(transformers, model), made, tmp_path, reference_model)
+    _check(model, config, _fields(fields), keep, reference_model)
 
 
 @pytest.mark.parametrize("prefix", WRAPPERS)
-def test_text_decoders_of_multi_modal_models(
-    prefix: str, tmp_path: Path, reference_model: Any
-) -> None:
+def test_text_decoders_of_multi_modal_models(prefix: str, keep: Keep, reference_model: Any) -> None:
     text, vision = WRAPPERS[prefix]
     text = _fields({"rope_parameters": _SECTIONS, **text})
-    config = getattr(transformers, f"{prefix}Config")(text_config=text, vision_config=vision)
-    made = getattr(transformers, f"{prefix}ForConditionalGeneration")
-    _check(made, config, tmp_path, reference_model)
+    fields = {"text_config": text, "vision_config": vision}
+    model = f"{prefix}ForConditionalGeneration"
+    _check(model, f"{prefix}Config", fields, keep, reference_model)
+
+
+@pytest.mark.parametrize(
+    ("linear", "mode"),
+    [("bitlinear", "offline"), ("autobitlinear", "offline"), ("autobitlinear", "online")],
+)
+@pytest.mark.filterwarnings("ignore:.* are rounded to f16:UserWarning")
+def test_ternary_weights(
+    linear: str, mode: str, keep: Keep, reference_model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """BitNet's own layers, with activations that are not rounded."""
+    folder = keep(
+        "BitNet", [linear, mode], lambda folder: _make_ternary(folder, linear, mode, monkeypatch)
+    )
+    # f16 has the scale that multiplies, not its inverse and not a mean
+    has_scale = (linear, mode) == ("autobitlinear", "offline")
+    assert _error(folder, reference_model) < (1e-5 if has_scale else 5e-4)
+
+
+def _make_ternary(folder: Path, linear: str, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+    import transformers
+    from safetensors.torch import save_file
+    from transformers.integrations import bitnet
+    from transformers.utils.quantization_config import BitNetQuantConfig
+
+    monkeypatch.setattr(bitnet.BitLinear, "activation_quant", lambda self, x: (x, 1.0))
+    monkeypatch.setattr(bitnet.ActQuant, "apply", staticmethod(lambda x: x))
+    config = transformers.BitNetConfig(**_fields({"hidden_size": 256, "intermediate_size": 256}))
+    config._attn_implementation = "eager"
+    torch.manual_seed(5)
+    model = transformers.BitNetForCausalLM(config).float().eval()
+    quantised = BitNetQuantConfig(linear_class=linear, quantization_mode=mode)
+    model = bitnet.replace_with_bitnet_linear(model, ["lm_head"], quantised)
+    stored = {}
+    for name, module in model.named_modules():
+        if not isinstance(module, bitnet.BitLinear | bitnet.AutoBitLinear):
+            continue
+        shape = (module.out_features, module.in_features)
+        signs = torch.randint(-1, 2, shape).float()
+        scale = torch.tensor([40.0 if linear == "bitlinear" else 0.025]).bfloat16().float()
+        packed = bitnet.pack_weights(signs.clone())
+        if mode == "online":
+            weights = 0.05 * torch.randn(shape)
+            module.weight = torch.nn.Parameter(weights, requires_grad=False)
+            stored[f"{name}.weight"] = weights
+            continue
+        stored |= {f"{name}.weight": packed, f"{name}.weight_scale": scale}
+        module.weight_scale, module.dtype = scale, torch.float32
+        if linear == "bitlinear":
+            module.weight = packed
+        else:
+            module.weight = torch.nn.Parameter(signs, requires_grad=False)
+    with torch.no_grad(), torch.compiler.set_stance("force_eager"):
+        for name, values in model.named_parameters():
+            if not name.endswith("_proj.weight"):
+                values.normal_(0.0, 1 / 16 if values.dim() > 1 else 0.1)
+                stored[name] = values.clone()
+        tokens = torch.randint(2, 320, (1, 48))
+        wanted = model(tokens).logits[0]
+    config.quantization_config = quantised
+    config.save_pretrained(folder)
+    save_file(stored, folder / "model.safetensors")
+    _write_golden(folder, tokens, wanted)

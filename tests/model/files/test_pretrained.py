@@ -38,7 +38,7 @@ from urdir.model.files.pretrained.layouts import (
 )
 from urdir.model.files.pretrained.model import SafetensorsModel
 from urdir.model.files.pretrained.names import ENDS, LAYER
-from urdir.model.files.pretrained.places import Place
+from urdir.model.files.pretrained.places import Place, find_places
 from urdir.model.files.pretrained.rows import RowBytes, Rows
 from urdir.model.files.pretrained.tables import FAMILIES
 from urdir.model.files.pretrained.tables.text_defaults import TEXT_DEFAULTS
@@ -80,6 +80,7 @@ _OF_FOLDERS = {
 _NEWER = (
     *("xielu.", "ffn_", "indexer_compressor_", "attn_compressor_"),
     *("attn_kv", "attn_output_", "indexer.q_", "indexer.k_"),
+    *("hc_attn_", "hc_ffn_", "output_hc_", "ple_"),
 )
 
 
@@ -455,6 +456,114 @@ def test_what_families_add(fields: dict[str, Any], expected: dict[str, Any]) -> 
     assert {key: found.get(key) for key in expected} == expected
 
 
+_KIMI = {
+    "model_type": "kimi_linear", "num_hidden_layers": 2, "num_key_value_heads": 2,
+    "kv_lora_rank": 4, "qk_nope_head_dim": 4, "qk_rope_head_dim": 4, "v_head_dim": 4,
+}  # fmt: skip
+_BAILING = {**_KIMI, "model_type": "bailing_hybrid", "short_conv_kernel_size": 4}
+_KINDS = {"layer_types": ["linear_attention", "full_attention"]}
+_SIZES = {"linear_head_dim": 8, "linear_num_heads": 2, "linear_conv_kernel_dim": 4}
+_EXPERTS = {"ffn_hidden_size": 16, "moe_num_experts": 2, "moe_top_k": 1}
+
+
+@pytest.mark.parametrize(
+    ("older", "newer"),
+    [
+        (
+            {**_KIMI, "first_k_dense_replace": 1, "linear_attn_config":
+             {"kda_layers": [1], "full_attn_layers": [2], "num_heads": 2, "head_dim": 8,
+              "short_conv_kernel_size": 4}},
+            {**_KIMI, **_KINDS, **_SIZES, "mlp_layer_types": ["dense", "sparse"]},
+        ),
+        (
+            {**_BAILING, "layer_group_size": 2, "head_dim": 8, "first_k_dense_replace": 1},
+            {**_BAILING, **_KINDS, **_SIZES, "layer_group_size": 2, "head_dim": 4,
+             "mlp_layer_types": ["dense", "sparse"], "mtp_loss_scaling_factor": 0.0},
+        ),
+        (
+            {"model_type": "dbrx", "ffn_config": _EXPERTS},
+            {"model_type": "dbrx", "ffn_config": {**_EXPERTS, "hidden_size": 8, "model_type": ""}},
+        ),
+    ],
+)  # fmt: skip
+def test_what_newer_versions_of_transformers_write_is_read_alike(
+    older: dict[str, Any], newer: dict[str, Any]
+) -> None:
+    first, second = (
+        {key: np.asarray(value).tolist() for key, value in _keys(**of).items()}
+        for of in (older, newer)
+    )
+    assert first == second
+
+
+def test_dense_layers_of_kimi_linear_have_the_name_of_mixtures() -> None:
+    """In folders that transformers 5 writes."""
+    names = [f"model.layers.0.block_sparse_moe.{of}_proj.weight" for of in ("gate", "up", "down")]
+    names.append("model.layers.1.block_sparse_moe.gate.weight")
+    found = find_places(names, FAMILIES["kimi_linear"], 2, Path("a")).found
+    kinds = [f"blk.0.ffn_{of}.weight" for of in ("gate", "up", "down")]
+    assert list(found) == [*kinds, "blk.1.ffn_gate_inp.weight"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"linear_num_heads": 3}, "'linear_num_heads' is 3; 2 are supported"),
+        ({"layer_types": ["conv", "conv"]}, "linear_attention, full_attention are supported"),
+    ],
+)
+def test_delta_rules_that_are_refused(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(UnsupportedError, match=message):
+        _keys(**{**_BAILING, **_KINDS, **_SIZES, **fields})
+
+
+def test_kinds_of_layers_that_disagree_are_refused() -> None:
+    config = {"kda_layers": [2], "full_attn_layers": [1], "num_heads": 2}
+    with pytest.raises(ConfigError, match=r"'linear_attn_config\.kda_layers' is"):
+        _keys(**{**_KIMI, **_KINDS, **_SIZES, "linear_attn_config": config})
+
+
+_LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+           "original_max_position_embeddings": 8, "rope_theta": 5e5}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["type", "rope_type"])
+def test_a_scaling_added_by_hand_replaces_that_of_rope_parameters(kind: str) -> None:
+    """Under either name of the kind; the base stays. Without a kind its numbers are added."""
+    old = {kind: "yarn", "factor": 4.0, "original_max_position_embeddings": 8, "beta_fast": None}
+    found, same = (
+        _keys(head_dim=128, rope_theta="absent", **fields)
+        for fields in (
+            {"rope_parameters": _LLAMA3, "rope_scaling": old},
+            {"rope_parameters": {**old, "rope_theta": 5e5}},
+        )
+    )
+    assert found["rope.freq_base"] == same["rope.freq_base"] == 5e5
+    np.testing.assert_array_equal(found["rope_freqs.weight"], same["rope_freqs.weight"])
+    plain = _keys(rope_parameters=_LLAMA3, rope_scaling={kind: "default"})
+    assert "rope_freqs.weight" not in plain
+    for nothing in ({}, {kind: None, "factor": None}):
+        llama = _keys(rope_parameters=_LLAMA3, rope_scaling=nothing)
+        np.testing.assert_array_equal(
+            llama["rope_freqs.weight"], _keys(rope_parameters=_LLAMA3)["rope_freqs.weight"]
+        )
+    with pytest.raises(UnsupportedError, match="RoPE 'ntk' is not supported"):
+        _keys(rope_parameters=_LLAMA3, rope_scaling={kind: "ntk", "factor": 2.0})
+
+
+@pytest.mark.parametrize("part", ["lora_A.weight", "lora_B.default.weight", "base_layer.weight"])
+def test_tensors_of_an_adapter_in_a_model_are_refused_with_what_to_do(
+    make_folder: Folders, part: str
+) -> None:
+    name = f"model.layers.0.self_attn.q_proj.{part}"
+    found = {
+        **_tensors(model__embed_tokens__weight=(3, 8)),
+        name: ("F32", np.ones((2, 8), np.float32)),
+    }
+    with pytest.raises(UnsupportedError, match=r"q_proj.*of an adapter \(merge_and_unload"):
+        SafetensorsModel(make_folder(CONFIG | TIE, found))
+
+
 def test_longrope_has_two_sets_of_factors() -> None:
     scaling = {"type": "longrope", "long_factor": [4.0, 8.0], "short_factor": [1.0, 1.5]}
     found = _keys(model_type="phi3", rope_scaling=scaling, original_max_position_embeddings=8)
@@ -653,6 +762,14 @@ def test_odd_values_are_refused_or_read(model_type: str) -> None:
         needed |= {"q_lora_rank": 4, "swa_q_lora_rank": 4, "swa_qk_rope_head_dim": 4}
     if family.architecture == "gemma3n":
         needed |= {"num_kv_shared_layers": 0, "activation_sparsity_pattern": [0.95]}
+    if family.architecture == "glm5-next":
+        needed |= {"qk_rope_head_dim": 0, "q_lora_rank": 4, "linear_num_heads": 2}
+        needed |= {"num_key_value_heads": 2}
+    if family.architecture == "qwen4exp":
+        needed |= {"indexer_compress_ratio": 4, "ple_layer_ids": [1], "eos_token_id": 1}
+        needed |= {"heads_per_ngram": 2, "ngram_vocab_size_base": 100}
+    if model_type == "ernie4_5_vl_moe_text":
+        needed |= {"moe_intermediate_size": [4, 4]}
     base = {"hidden_act": "absent", **needed}
     names = {*CONFIG, *family.keys, *family.fixed, *asked, "rope_scaling", "rope_parameters"}
     cases = [{name: odd} for name in sorted(names - {"model_type"}) for odd in _ODD]

@@ -191,6 +191,17 @@ def test_more_values_than_any_header_has(
         tracemalloc.stop()
 
 
+def test_one_of_several_files_without_an_index_is_refused(tmp_path: Path) -> None:
+    folder = _folder(tmp_path, {}, x={"a": entry(0, 2, [2])})
+    (folder / "model.safetensors.index.json").unlink()
+    (folder / "x.safetensors").rename(folder / "model-00001-of-00003.safetensors")
+    with pytest.raises(SafetensorsError, match="is one of 3 files: download the others"):
+        read_folder(folder)
+    whole = folder / "model-00001-of-00001.safetensors"
+    (folder / "model-00001-of-00003.safetensors").rename(whole)
+    assert list(read_folder(folder)) == ["a"]
+
+
 def test_an_index_of_two_files(tmp_path: Path) -> None:
     index = {"weight_map": {"a": "x.safetensors", "b": "y.safetensors"}}
     folder = _folder(tmp_path, index, x={"a": entry(0, 2, [2])}, y={"b": entry(0, 2, [2])})

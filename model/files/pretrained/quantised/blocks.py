@@ -76,6 +76,15 @@ def mxfp4_blocks(codes: Bytes, exponents: Bytes) -> Bytes:
     return blocks.reshape(len(codes), -1)
 
 
+def ternary_blocks(codes: Bytes, scale: float) -> Bytes:
+    """Codes (rows, cols) of weights plus 1, a scale of all -> TQ2_0's blocks, whose bytes have
+    codes 32 apart, (rows, bytes)."""
+    digits = codes.reshape(len(codes), -1, 2, 4, 32) << np.array([0, 2, 4, 6], np.uint8)[:, None]
+    quants = np.bitwise_or.reduce(digits, axis=3).reshape(len(codes), -1, 64)
+    halves = np.full((*quants.shape[:2], 1), scale, np.float16).view(np.uint8)
+    return np.concatenate([quants, halves], axis=2).reshape(len(codes), -1)
+
+
 def integer_blocks(
     fmt: Format, bits: int, packed: Bytes, scales: Floats, zeros: NDArray[np.integer[Any]]
 ) -> Bytes:

@@ -14,6 +14,7 @@ stored as one of these sets of tensors:
 | N_packed or N_blocks (U8), N_scale or N_scales (U8) | MXFP4 |
 | N (U8), N.absmax, N.quant_map, N.nested_*, N.quant_state.* | NF4 and FP4 of bitsandbytes |
 | N (I8), SCB, weight_format of the module | LLM.int8 of bitsandbytes |
+| N (U8), N_scale | ternary weights of BitNet, four in a byte; or floats N that are rounded |
 """
 
 from __future__ import annotations
@@ -23,7 +24,13 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from urdir.model.errors import SafetensorsError, UnsupportedError
-from urdir.model.files.pretrained.quantised import bitsandbytes, e2m1, e4m3, integers
+from urdir.model.files.pretrained.quantised import (
+    bitsandbytes,
+    e2m1,
+    e4m3,
+    integers,
+    ternary,
+)
 from urdir.model.files.pretrained.quantised.parts import Parts
 from urdir.model.files.pretrained.quantised.scheme import Scheme
 from urdir.model.files.safetensors import StoredTensor
@@ -48,10 +55,17 @@ def merge_parts(
     rest = {name: of for name, of in stored.items() if not name.endswith(_OF_ACTIVATIONS)}
     merged = {}
     for name in list(rest):
-        if name not in rest or (base := _base(rest[name], rest)) is None:
+        if name not in rest:
+            continue
+        is_rounded = ternary.is_rounded(rest[name], scheme)
+        base = name if is_rounded else _base(rest[name], rest)
+        if base is None:
             continue
         parts = Parts(base, rest, path)
-        matrix = _matrix(parts, scheme)
+        if scheme.method == "bitnet":
+            matrix = ternary.rounded(parts) if is_rounded else ternary.packed(parts, scheme)
+        else:
+            matrix = _matrix(parts, scheme)
         for taken in parts.taken:
             del rest[taken]
         if base in rest or base in merged:

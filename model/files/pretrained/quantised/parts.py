@@ -105,14 +105,21 @@ def _fits(shape: tuple[int, ...], wanted: Shape) -> bool:
 
 def floats(tensor: StoredTensor) -> Floats:
     """All values of a tensor of scales, in its shape, f32. Exact."""
-    raw = np.ascontiguousarray(tensor.data[: len(tensor.data)])
-    if tensor.dtype == "BF16":
-        values = (raw.view("<u2").astype(np.uint32) << 16).view(np.float32)
-    elif tensor.dtype == "F8_E4M3":
-        values = e4m3()[raw]
-    else:
-        values = raw.view({"F32": "<f4", "F16": "<f2"}[tensor.dtype]).astype(np.float32)
-    return values.reshape(tensor.shape)
+    return _floats(tensor.data[: len(tensor.data)], tensor.dtype).reshape(tensor.shape)
+
+
+def floats_of(tensor: StoredTensor, first: int, last: int) -> Floats:
+    """Rows [first, last) of a matrix of floats, (rows, cols) f32. Exact."""
+    return _floats(rows_of(tensor, first, last), tensor.dtype).reshape(last - first, -1)
+
+
+def _floats(data: Bytes, dtype: str) -> Floats:
+    raw = np.ascontiguousarray(data).reshape(-1)
+    if dtype == "BF16":
+        return (raw.view("<u2").astype(np.uint32) << 16).view(np.float32)
+    if dtype == "F8_E4M3":
+        return e4m3()[raw]
+    return raw.view({"F32": "<f4", "F16": "<f2"}[dtype]).astype(np.float32)
 
 
 def rows_of(tensor: StoredTensor, first: int, last: int) -> Bytes:

@@ -30,19 +30,20 @@ _UNREAD = frozenset(
         "group_size", "hyb_act", "ignore", "ignored_layers", "is_marlin_format",
         "kv_cache_quant_algo", "kv_cache_scheme", "llm_int8_enable_fp32_cpu_offload",
         "llm_int8_has_fp16_weight", "llm_int8_skip_modules", "llm_int8_threshold",
-        "lm_head", "load_in_4bit", "load_in_8bit", "max_input_length", "meta",
+        "linear_class", "lm_head", "load_in_4bit", "load_in_8bit", "max_input_length", "meta",
         "meta_info", "model_file_base_name", "model_name_or_path", "model_seqlen",
         "module_name_preceding_first_block", "modules_in_block_to_quantize",
         "modules_to_not_convert", "pack_dtype", "pad_token_id", "producer", "q_group_size",
-        "quant_algo", "quant_algo_kv", "quant_method", "quantization_status",
-        "quantize_moe", "quantized_layers", "quantizer", "scale_fmt", "sparsity_config",
+        "quant_algo", "quant_algo_kv", "quant_method", "quantization_mode",
+        "quantization_status", "quantize_moe", "quantized_layers", "quantizer", "rms_norm_eps",
+        "scale_fmt", "sparsity_config",
         "static_groups", "sym", "targets", "tokenizer", "transform_config",
-        "true_sequential", "use_cuda_fp16", "use_exllama", "version", "w_bit",
+        "true_sequential", "use_cuda_fp16", "use_exllama", "use_rms_norm", "version", "w_bit",
         "weight_block_size", "zero_point",
     }
 )  # fmt: skip
 _METHODS = ("fp8", "fbgemm_fp8", "compressed-tensors", "gptq", "awq", "modelopt", "mxfp4",
-            "bitsandbytes")  # fmt: skip
+            "bitsandbytes", "bitnet")  # fmt: skip
 _FORMATS = (
     "float-quantized", "pack-quantized", "int-quantized", "naive-quantized",
     "nvfp4-pack-quantized", "mxfp4-pack-quantized", "mixed-precision",
@@ -56,7 +57,9 @@ class Scheme:
 
     ``bits`` of packed integers, ``zero_added`` to their stored zero points (1 in GPTQ's first
     format), ``interleaved`` as AWQ packs them; ``block``: (rows, columns) of an FP8 scale, None
-    where scales belong to rows or matrices.
+    where scales belong to rows or matrices. BitNet's matrix is divided by its scale if that
+    ``divides``; or its matrices are floats that the model rounds, other than the
+    modules ``unrounded`` (None: they are stored rounded).
     """
 
     method: str
@@ -64,6 +67,8 @@ class Scheme:
     zero_added: int = 0
     interleaved: bool = False
     block: tuple[int, int] | None = None
+    divides: bool = False
+    unrounded: tuple[str, ...] | None = None
 
 
 def read_scheme(config: Mapping[str, Any], path: Path) -> Scheme | None:
@@ -162,11 +167,29 @@ def _awq(found: Mapping[str, Any], path: Path) -> Scheme:
     return Scheme("awq", bits=4, interleaved=True)
 
 
+def _bitnet(found: Mapping[str, Any], path: Path) -> Scheme:
+    kind, mode = found.get("linear_class", "bitlinear"), found.get("quantization_mode", "offline")
+    if kind not in ("bitlinear", "autobitlinear"):
+        raise _refused(path, "linear_class", kind, "bitlinear", "autobitlinear")
+    if mode not in ("online", "offline"):
+        raise _refused(path, "quantization_mode", mode, "online", "offline")
+    if found.get("use_rms_norm"):
+        raise _refused(path, "use_rms_norm", found["use_rms_norm"], "false")
+    skipped = found.get("modules_to_not_convert") or []
+    if not isinstance(skipped, list) or not all(isinstance(of, str) for of in skipped):
+        raise ConfigError(f"{path}: quantization_config: modules_to_not_convert are not names")
+    rounds = kind == "autobitlinear" and mode == "online"
+    return Scheme(
+        "bitnet", divides=kind == "bitlinear", unrounded=tuple(skipped) if rounds else None
+    )
+
+
 _READERS: Mapping[str, Callable[[Mapping[str, Any], Path], Scheme]] = {
     "fp8": _fp8,
     "compressed-tensors": _compressed,
     "gptq": _gptq,
     "awq": _awq,
+    "bitnet": _bitnet,
 }
 
 

@@ -78,6 +78,11 @@ def flag(name: str, key: str) -> Step:
     return step
 
 
+def squared_relu(fields: Fields, found: Found) -> None:
+    """Whether a gate is a squared ReLU, as it is unless the configuration says otherwise."""
+    found["own.squared_relu"] = fields.given("hidden_act", str, "relu2") == "relu2"
+
+
 def hrm_stacks(fields: Fields, found: Found) -> None:
     """HRM-Text's two stacks of layers and how often they run. The number of layers is that of one
     stack, or of all runs if the configuration has both."""

@@ -10,32 +10,52 @@ from urdir.model.files.pretrained.family import Found, Step
 from urdir.model.files.pretrained.fields import Fields
 from urdir.model.files.pretrained.steps.common import FULL, layer_kinds, layers_of, number
 
+#: The kind of layers with a delta rule or with lightning attention.
+LINEAR = "linear_attention"
+
 
 def kimi_layers(fields: Fields, found: Found) -> None:
-    """Kimi Linear's layers, counted from 1, and sizes of its delta rules."""
-    heads = number(found, "attention.head_count")
+    """Kimi Linear's layers, by name or by numbers from 1, and sizes of its delta rules."""
+    heads, layers = number(found, "attention.head_count"), layers_of(fields, found)
     delta = fields.items("linear_attn_config.kda_layers", int) or []
     full = fields.items("linear_attn_config.full_attn_layers", int) or []
-    layers = layers_of(fields, found)
-    if sorted(delta + full) != list(range(1, layers + 1)):
+    kinds = layer_kinds(fields, found, LINEAR, FULL)
+    named = [layer + 1 for layer, kind in enumerate(kinds or ()) if kind == LINEAR]
+    if kinds is not None and not (delta or full):
+        delta, full = named, sorted({*range(1, layers + 1)}.difference(named))
+    is_same = kinds is None or sorted(delta) == named
+    if sorted(delta + full) != list(range(1, layers + 1)) or not is_same:
         raise fields.wrong("linear_attn_config.kda_layers", f"{delta} and {full}")
-    if fields.size("linear_attn_config.num_heads") != heads:
+    if delta_size(fields, "num_heads", "linear_num_heads", 32) != heads:
         raise fields.refused("linear_attn_config.num_heads", f"{heads} are supported")
-    found["kda.head_dim"] = fields.size("linear_attn_config.head_dim")
-    found["ssm.conv_kernel"] = fields.size("linear_attn_config.short_conv_kernel_size")
+    found["kda.head_dim"] = delta_size(fields, "head_dim", "linear_head_dim", 128)
+    found["ssm.conv_kernel"] = delta_size(
+        fields, "short_conv_kernel_size", "linear_conv_kernel_dim", 4
+    )
     found["attention.head_count_kv"] = np.array(
         [0 if layer + 1 in delta else heads for layer in range(layers)], np.int32
     )
 
 
+def delta_size(fields: Fields, inner: str, name: str, default: int) -> int:
+    """A size of delta rules, which published folders have in an object."""
+    return fields.size(f"linear_attn_config.{inner}", fields.size(name, default))
+
+
 def every_last_is_full(name: str, default: int) -> Step:
-    """Delta rules in all but the last of every ``name`` layers."""
+    """Delta rules in all but the last of every ``name`` layers, unless layers are named. Newer
+    configurations name the sizes of delta rules, too."""
 
     def step(fields: Fields, found: Found) -> None:
         heads, layers = number(found, "attention.head_count"), layers_of(fields, found)
-        every = fields.size(name, default)
-        counts = [heads if (layer + 1) % every == 0 else 0 for layer in range(layers)]
-        found["attention.head_count_kv"] = np.array(counts, np.int32)
+        every, kinds = fields.size(name, default), layer_kinds(fields, found, LINEAR, FULL)
+        full = [(layer + 1) % every == 0 for layer in range(layers)]
+        full = full if kinds is None else [kind == FULL for kind in kinds]
+        found["attention.head_count_kv"] = np.array([heads if of else 0 for of in full], np.int32)
+        if fields.size("linear_num_heads", heads) != heads:
+            raise fields.refused("linear_num_heads", f"{heads} are supported")
+        if fields.has("linear_head_dim"):  # then "head_dim" is what rotates
+            found["kda.head_dim"] = fields.size("linear_head_dim")
 
     return step
 
@@ -103,7 +123,7 @@ def zamba_attention(fields: Fields, found: Found) -> None:
 def nemotron_layers(fields: Fields, found: Found) -> None:
     """Nemotron-H's layers: M is a Mamba-2 mixer, * attention, - an FFN, E experts; newer
     configurations list them by name."""
-    names = {"mamba": "M", "linear_attention": "M", "attention": "*", FULL: "*", "mlp": "-"}
+    names = {"mamba": "M", LINEAR: "M", "attention": "*", FULL: "*", "mlp": "-"}
     names["moe"] = "E"
     kinds = fields.items("layers_block_type", str) or fields.items("layer_types", str)
     pattern = fields.take("hybrid_override_pattern", str)
@@ -144,11 +164,11 @@ def lfm2_layers(fields: Fields, found: Found) -> None:
 def delta_layers(fields: Fields, found: Found) -> None:
     """Qwen3-Next's layers: delta rules, with attention in every nth, and sizes of theirs."""
     layers = layers_of(fields, found)
-    kinds = layer_kinds(fields, found, "linear_attention", FULL)
+    kinds = layer_kinds(fields, found, LINEAR, FULL)
     every = fields.size("full_attention_interval", 4)
     if kinds is None:
-        kinds = [FULL if (i + 1) % every == 0 else "linear_attention" for i in range(layers)]
-    found["attention.recurrent_layers"] = np.array(kinds) == "linear_attention"
+        kinds = [FULL if (i + 1) % every == 0 else LINEAR for i in range(layers)]
+    found["attention.recurrent_layers"] = np.array(kinds) == LINEAR
     found["ssm.state_size"] = fields.size("linear_key_head_dim")
     found["ssm.group_count"] = fields.size("linear_num_key_heads")
     found["ssm.time_step_rank"] = values = fields.size("linear_num_value_heads")
@@ -158,10 +178,10 @@ def delta_layers(fields: Fields, found: Found) -> None:
 
 def minimax_layers(fields: Fields, found: Found) -> None:
     """MiniMax-01's layers, and the scale of its residuals, which must be one for all."""
-    kinds, layers = layer_kinds(fields, found, "linear_attention", FULL), layers_of(fields, found)
+    kinds, layers = layer_kinds(fields, found, LINEAR, FULL), layers_of(fields, found)
     if kinds is None:
-        kinds = [FULL if (i + 1) % 2 == 0 else "linear_attention" for i in range(layers)]
-    found["attention.recurrent_layers"] = np.array(kinds) == "linear_attention"
+        kinds = [FULL if (i + 1) % 2 == 0 else LINEAR for i in range(layers)]
+    found["attention.recurrent_layers"] = np.array(kinds) == LINEAR
     names = [f"{of}_alpha_factor" for of in ("full_attn", "linear_attn", "mlp")]
     scales = {fields.given(name, float, 1.0) for name in names}
     if len(scales) != 1:

@@ -12,6 +12,7 @@ from urdir.model.files.pretrained.tables import (
     gpt,
     latent,
     mixtures,
+    qwen4,
     recurrent,
     t5,
 )
@@ -23,6 +24,7 @@ FAMILIES: Mapping[str, Family] = {
     **ernie.FAMILIES,
     **latent.FAMILIES,
     **recurrent.FAMILIES,
+    **qwen4.FAMILIES,
     **encoders.FAMILIES,
     **t5.FAMILIES,
 }

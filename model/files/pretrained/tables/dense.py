@@ -21,6 +21,7 @@ from urdir.model.files.pretrained.steps.common import (
     one_base,
     rotates,
     square_root,
+    squared_relu,
 )
 
 GELU_TANH = ("gelu_pytorch_tanh", "gelu_new")
@@ -248,6 +249,12 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "ministral3": Family("mistral3"),
     "arcee": Family("arcee", activations=("relu2",)),
+    "bitnet": Family(
+        "bitnet",
+        names={"self_attn.attn_sub_norm": "attn_sub_norm", "mlp.ffn_sub_norm": "ffn_sub_norm"},
+        steps=(squared_relu,),
+        activations=("relu2", "silu", "swish"),
+    ),
     "apertus": Family(
         "apertus",
         names={

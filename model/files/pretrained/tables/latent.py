@@ -9,6 +9,7 @@ from urdir.model.files.pretrained.family import Family
 from urdir.model.files.pretrained.layouts import Layout, column, exp, negated_exp
 from urdir.model.files.pretrained.steps.common import flag
 from urdir.model.files.pretrained.steps.dots import latent_scale, two_kinds
+from urdir.model.files.pretrained.steps.glm5 import glm5_layers, still_heads
 from urdir.model.files.pretrained.steps.mixtures import (
     compressed_blocks,
     grouped,
@@ -151,7 +152,51 @@ _HY_V4 = replace(
     ignored=frozenset({"learnable_sink_init", "layer_types"}),
     rope="half",
 )
+#: GLM 5 Next, by the names of published folders, which its class changes as it loads, and of the
+#: class.
+_GLM5 = replace(
+    _SPARSE,
+    architecture="glm5-next",
+    names={
+        **_INDEXER,
+        **_STREAMS,
+        **_DELTA,
+        **{f"hc_{a}_{b}": f"hc_{a}_{b}.weight" for a in ("attn", "ffn")
+           for b in ("fn", "base", "scale")},
+        **{name.replace("attn.", "attn.forget_gate."): to for name, to in _DELTA.items()},
+        "self_attn.indexer.index_kpool_compress_ape": "indexer_compressor_ape.weight",
+        "self_attn.indexer.index_kpool_compress_gate": "indexer_compressor_gate.weight",
+    },
+    keys={
+        **_SPARSE.keys,
+        "index_kpool": "attention.indexer.kpool",
+        "hc_mult": "hyper_connection.count",
+        "hc_eps": "hyper_connection.epsilon",
+        "hc_sinkhorn_iters": "hyper_connection.sinkhorn_iterations",
+        "swiglu_limit": "own.swiglu_limit",
+        "head_dim": "",  # of values that rotate
+    },
+    implied={"expert_gating_func": 2},
+    defaults={
+        **{"vocab_size": 154880, "hidden_size": 4096, "intermediate_size": 12288},
+        **{"num_hidden_layers": 45, "num_attention_heads": 64, "max_position_embeddings": 1 << 20},
+        **{"kv_lora_rank": 512, "q_lora_rank": 1536, "qk_nope_head_dim": 256, "v_head_dim": 256},
+        **{"n_routed_experts": 288, "n_shared_experts": 1, "num_experts_per_tok": 8},
+        **{"moe_intermediate_size": 2048, "routed_scaling_factor": 2.5, "norm_topk_prob": True},
+        **{"rms_norm_eps": 1e-5, "swiglu_limit": 10.0, "first_k_dense_replace": 3},
+        **{"index_topk": 2048, "index_head_dim": 128, "index_n_heads": 32, "index_kpool": 16},
+        **{"hc_mult": 4, "hc_eps": 1e-6, "hc_sinkhorn_iters": 20, "linear_lower_bound": -5.0},
+        "index_kpool_always_select_tail": True,
+    },
+    steps=(
+        *(still_heads, glm5_layers, mlp_layers, grouped, weights_norm, indexer_kinds),
+        flag("index_kpool_always_select_tail", "attention.indexer.kpool_select_tail"),
+    ),
+    layouts={"ssm_a": Layout(values=negated_exp)},
+    rope=None,
+)  # fmt: skip
 FAMILIES: Mapping[str, Family] = {
+    **dict.fromkeys(("glm5_next", "glm5_next_text"), _GLM5),
     **dict.fromkeys(("dots3_note", "dots3_note_text"), _DOTS),
     "deepseek_v2": Family(
         "deepseek2",
@@ -224,10 +269,14 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "kimi_linear": Family(
         "kimi-linear",
-        names=_DELTA,
+        # transformers 5 writes the networks of dense layers under the name of mixtures
+        names={
+            **_DELTA,
+            **{f"block_sparse_moe.{of}_proj": f"ffn_{of}" for of in ("gate", "up", "down")},
+        },
         keys=_KIMI_EXPERTS,
         implied={"expert_gating_func": 2},
-        steps=(latent_heads, kimi_layers),
+        steps=(latent_heads, mlp_layers, kimi_layers),
         fixed={
             "mla_use_nope": (True,),
             "moe_renormalize": (True,),
@@ -246,16 +295,19 @@ FAMILIES: Mapping[str, Family] = {
         keys={
             **_KIMI_EXPERTS,
             "kda_lower_bound": "kda.gate_lower_bound",
-            "short_conv_kernel_size": "ssm.conv_kernel",
+            **dict.fromkeys(
+                ("short_conv_kernel_size", "linear_conv_kernel_dim"), "ssm.conv_kernel"
+            ),
             "head_dim": "kda.head_dim",
         },
         implied={"expert_gating_func": 2},
         steps=(
-            latent_heads,
+            *(latent_heads, mlp_layers),
             every_last_is_full("layer_group_size", 6),
             flag("moe_renormalize", "expert_weights_norm"),
             flag("kda_safe_gate", "kda.safe_gate"),
         ),
+        ignored=frozenset({"mtp_loss_scaling_factor"}),
         layouts={"ssm_a": Layout(values=exp, shape=column)},
         rope="interleaved",
     ),

@@ -203,6 +203,7 @@ FAMILIES: Mapping[str, Family] = {
             "attn_config.clip_qkv": "attention.clamp_kqv",
             "attn_config.rope_theta": "rope.freq_base",
             "ffn_config.ffn_hidden_size": "feed_forward_length",
+            "ffn_config.hidden_size": "embedding_length",
             "ffn_config.moe_num_experts": "expert_count",
             "ffn_config.moe_top_k": "expert_used_count",
         },

@@ -45,7 +45,8 @@ _MAMBA2 = {
     "ssm_norm.weight": Layout(shape=groups),
     "ssm_conv1d.weight": Layout(shape=taps),
 }
-_DELTA = {
+#: Of delta rules.
+DELTA = {
     **{name: layout for name, layout in ONE_MORE.items() if name != "ssm_norm.weight"},
     "ssm_a": Layout(values=negated_exp),
     "ssm_conv1d.weight": Layout(shape=taps),
@@ -76,7 +77,7 @@ _QWEN35 = Family(
     steps=(delta_layers, own_weights_norm),
     fixed={**_QWEN_FIXED, "attn_output_gate": (True,)},
     ignored=frozenset({"mtp_use_dedicated_embeddings"}),
-    layouts=_DELTA,
+    layouts=DELTA,
 )
 
 
@@ -376,7 +377,7 @@ FAMILIES: Mapping[str, Family] = {
         steps=(delta_layers, own_weights_norm),
         fixed=_QWEN_FIXED,
         layouts={
-            **_DELTA,
+            **DELTA,
             "attn_qkv.weight": Layout(rows=by_key_head(slice(0, 3))),
             "attn_gate.weight": Layout(rows=by_key_head(slice(3, 4))),
         },
@@ -389,6 +390,6 @@ FAMILIES: Mapping[str, Family] = {
         steps=_QWEN35.steps,
         fixed=_QWEN35.fixed,
         ignored=_QWEN35.ignored,
-        layouts=_DELTA,
+        layouts=DELTA,
     ),
 }
