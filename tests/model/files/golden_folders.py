@@ -1,5 +1,4 @@
-"""Folders as transformers would publish llama.cpp's references: names of tensors, fields, and ways of
-storing weights.
+"""Folders as transformers would publish references of llama.cpp: names, fields, stored weights.
 
 Rows that the converter permutes, transposed matrices, gates and ups in turns, experts apart or
 stacked, one matrix for keys and values of latent attention, projections grouped by key head, and
@@ -479,7 +478,8 @@ CASES = [
         {**RMS, "sliding_window": "attention.sliding_window", "query_pre_attn_scalar":
          "attention.key_length", "rope_local_base_freq": "rope.freq_base_swa"},
         sliding_window_pattern=2),
-    _case("gpt2-dense", "gpt2", published_names("h", attn_norm="ln_1", ffn_norm="ln_2", token_embd="wte",
+    _case("gpt2-dense", "gpt2", published_names(
+          "h", attn_norm="ln_1", ffn_norm="ln_2", token_embd="wte",
           attn_qkv="attn.c_attn", attn_output="attn.c_proj", ffn_up="mlp.c_fc",
           ffn_down="mlp.c_proj", output_norm="ln_f", position_embd="wpe"), _transposed, _NORM),
     _case("gpt-oss-moe", "gpt_oss", published_names(
