@@ -217,23 +217,12 @@ def _graph_of(bound: BoundPlan, programmatic: bool) -> Work[RecordedGraph]:
 def _recording(
     bound: BoundPlan, graph: Graph, waits: Sequence[Waits], needed: Sequence[Edge]
 ) -> Work[RecordedGraph]:
-    operations = [*bound.plan]
-
-    def add(number: int) -> None:
-        operation, (plain, early) = operations[number], waits[number]
-        if isinstance(operation, Launch):
-            loaded = bound.kernels[number]
-            assert loaded is not None
-            graph.add_kernel(loaded, operation, plain, early)
-        elif isinstance(operation, Copy):
-            graph.add_copy(operation, plain)
-        else:
-            graph.add_fill(operation, plain)
-
-    for first in range(0, len(operations), PIECE):
-        with graph.entered():
-            for number in range(first, min(first + PIECE, len(operations))):
-                add(number)
+    given = [
+        (operation, loaded, *wait)
+        for operation, loaded, wait in zip(bound.plan, bound.kernels, waits, strict=True)
+    ]
+    for first in range(0, len(given), PIECE):
+        graph.add_all(given[first : first + PIECE])
         yield None
     if graph.node_count != len(bound):
         raise DriverError(

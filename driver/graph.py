@@ -6,8 +6,7 @@ recording. `Graph` is under construction, `RecordedGraph` can be launched.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -55,7 +54,6 @@ class Graph(Owned):
         self.nodes: list[Node] = []
         self.edges: list[GraphEdge] = []
         self._unconnected: list[GraphEdge] = []  # programmatic edges that the driver lacks
-        self._has_entered = False
 
     def add_kernel(
         self,
@@ -70,25 +68,25 @@ class Graph(Owned):
         non-cooperative kernels on sm_90 or newer and the second waits for its dependencies: other
         such edges would be races.
         """
-        programmatic = tuple(programmatic)
-        for before in programmatic:
-            self._check_programmatic(self._node(before), launch)
-        return self._add(
-            lambda api, before: add_kernel_node(api, self.handle, loaded, launch, before),
-            *(launch, loaded, after, programmatic),
-        )
+        return self._add(self._enter(), launch, loaded, after, programmatic)
 
     def add_copy(self, copy: Copy, after: Iterable[int] = ()) -> int:
         """Add a copy to device memory; returns the node's number."""
-        return self._add(
-            lambda api, before: add_copy_node(api, self.handle, copy, before), copy, None, after
-        )
+        return self._add(self._enter(), copy, None, after)
 
     def add_fill(self, fill: Fill, after: Iterable[int] = ()) -> int:
         """Add a fill of device memory; returns the node's number."""
-        return self._add(
-            lambda api, before: add_fill_node(api, self.handle, fill, before), fill, None, after
-        )
+        return self._add(self._enter(), fill, None, after)
+
+    def add_all(
+        self,
+        given: Iterable[tuple[Operation, LoadedKernel | None, Iterable[int], Iterable[int]]],
+    ) -> None:
+        """Add several nodes, each as ``add_kernel``, ``add_copy`` or ``add_fill`` does with its
+        kernel and edges; this thread's context is set once."""
+        api = self._enter()
+        for operation, loaded, after, programmatic in given:
+            self._add(api, operation, loaded, after, programmatic)
 
     def instantiate(self, needed: Iterable[Edge] | None = None) -> RecordedGraph:
         """Instantiate the graph. Raises LaunchError if two conflicting nodes are unordered.
@@ -157,43 +155,33 @@ class Graph(Owned):
             lines.append(f"  n{edge.before} -> n{edge.after}{style};")
         return "\n".join([*lines, "}", ""])
 
-    @contextmanager
-    def entered(self) -> Iterator[None]:
-        """Within, this thread makes its context current once, and not for each node."""
-        self._enter()
-        self._has_entered = True
-        try:
-            yield
-        finally:
-            self._has_entered = False
-
     def _enter(self) -> Any:
         """Check that it is open and make its context current."""
         _ = self.handle
-        if not self._has_entered:
-            self.device.context.make_current()
+        self.device.context.make_current()
         return self.device.api
 
     def _add(
         self,
-        add: Callable[[Any, Sequence[Any]], Any],
+        api: Any,
         operation: Operation,
         loaded: LoadedKernel | None,
         after: Iterable[int],
         programmatic: Iterable[int] = (),
     ) -> int:
-        """Add the node that ``add`` makes, with plain edges from some nodes. If the driver fails
-        the graph is closed: the node may lack an attribute, or edges. Raises LaunchError for an
-        edge that the graph cannot have."""
+        """Add a node in the current context. If the driver fails the graph is closed: the node may
+        lack an attribute, or edges. Raises LaunchError for an edge that the graph cannot have."""
         index = len(self.nodes)
         plain = [GraphEdge(before, index) for before in after]
         early = [GraphEdge(before, index, programmatic=True) for before in programmatic]
         edges = sorted((*plain, *early), key=lambda edge: edge.before)
         for edge in edges:
-            self._node(edge.before)
-        api = self._enter()
+            before = self._node(edge.before)
+            if edge.programmatic:
+                self._check_programmatic(before, operation)
+        handles = [self.nodes[edge.before].handle for edge in plain]
         try:
-            handle = add(api, [self.nodes[edge.before].handle for edge in plain])
+            handle = self._made(api, operation, loaded, handles)
         except CudaError:
             self.finish(quiet=True)
             raise
@@ -201,6 +189,17 @@ class Graph(Owned):
         self._unconnected += early
         self.edges += edges
         return index
+
+    def _made(
+        self, api: Any, operation: Operation, loaded: LoadedKernel | None, before: Sequence[Any]
+    ) -> Any:
+        """The driver's node."""
+        if isinstance(operation, Launch):
+            assert loaded is not None
+            return add_kernel_node(api, self.handle, loaded, operation, before)
+        if isinstance(operation, Copy):
+            return add_copy_node(api, self.handle, operation, before)
+        return add_fill_node(api, self.handle, operation, before)
 
     def _connect(self, api: Any) -> None:
         try:
@@ -218,11 +217,11 @@ class Graph(Owned):
             )
         return self.nodes[index]
 
-    def _check_programmatic(self, before: Node, launch: Launch) -> None:
-        if not may_be_programmatic(self.device, before.operation, launch):
+    def _check_programmatic(self, before: Node, after: Operation) -> None:
+        if not may_be_programmatic(self.device, before.operation, after):
             raise LaunchError(
                 f"graph {self.name}: no programmatic edge can lead from "
-                f"{before.operation.label!r} to {launch.label!r} on {self.device.target}: it takes "
+                f"{before.operation.label!r} to {after.label!r} on {self.device.target}: it takes "
                 "two kernels that are not cooperative, the second with griddepcontrol.wait "
                 "(waits_for_dependencies), and sm_90 or newer"
             )

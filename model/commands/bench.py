@@ -48,6 +48,33 @@ def add_parser(commands: options.Subparsers) -> None:
     parser.add_argument("--type", metavar="TYPE", help="its weights (as published: mostly q4_k_m)")
     options.add_quantize(parser)
     options.add_llama_flags(parser, "model", "memory", "bench")
+    _add_other_measurements(parser)
+    _add_reports(parser)
+    _add_drafts(parser)
+    parser.add_argument(
+        "--routing",
+        type=values.routing,
+        metavar="SHARE|locality",
+        help="rows choose experts at random: independently, the first half of them with this share "
+        "of all choices (0.9: as published of Qwen3-30B-A3B), or with the temporal locality of "
+        "traces of that model: what a cache of experts is worth",
+    )
+    parser.add_argument(
+        "--lora",
+        type=values.rank_and_count,
+        metavar="RANK[xCOUNT]",
+        help="LoRA adapters of random values and that rank on all products; each sequence has one "
+        "(16x8)",
+    )
+    options.add_device(parser)
+    options.add_gpus(parser)
+    options.add_placement(parser)
+    options.add_prompt_arithmetic(parser)
+    bench_load.add_arguments(parser)
+
+
+def _add_other_measurements(parser: argparse.ArgumentParser) -> None:
+    """What is measured in place of a model's prompts and steps."""
     instead = parser.add_mutually_exclusive_group()
     instead.add_argument(
         "--kernels", action="store_true", help="time matrix-vector products instead of a model"
@@ -85,6 +112,10 @@ def add_parser(commands: options.Subparsers) -> None:
         metavar="N",
         help="time the first token of a prompt of N tokens, and of the next turn, instead",
     )
+
+
+def _add_reports(parser: argparse.ArgumentParser) -> None:
+    """--profile, --falls, --plot and --trace."""
     parser.add_argument(
         "--profile",
         action="store_true",
@@ -107,6 +138,10 @@ def add_parser(commands: options.Subparsers) -> None:
         help="write that profile of decode steps for ui.perfetto.dev, launch by launch, and the "
         "nodes of all recorded graphs with their ids in Nsight Systems and CUPTI",
     )
+
+
+def _add_drafts(parser: argparse.ArgumentParser) -> None:
+    """--draft, what limits it, and --accept."""
     parser.add_argument(
         "--draft",
         metavar="WHOSE",
@@ -142,26 +177,6 @@ def add_parser(commands: options.Subparsers) -> None:
         help="accept drafts with this probability whatever they are: the speed of drafts of that "
         "quality, and a wrong text",
     )
-    parser.add_argument(
-        "--routing",
-        type=values.routing,
-        metavar="SHARE|locality",
-        help="rows choose experts at random: independently, the first half of them with this share "
-        "of all choices (0.9: as published of Qwen3-30B-A3B), or with the temporal locality of "
-        "traces of that model: what a cache of experts is worth",
-    )
-    parser.add_argument(
-        "--lora",
-        type=values.rank_and_count,
-        metavar="RANK[xCOUNT]",
-        help="LoRA adapters of random values and that rank on all products; each sequence has one "
-        "(16x8)",
-    )
-    options.add_device(parser)
-    options.add_gpus(parser)
-    options.add_placement(parser)
-    options.add_prompt_arithmetic(parser)
-    bench_load.add_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:

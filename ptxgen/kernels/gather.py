@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
-from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, ceil_div
+from urdir.ptxgen.kernels.row_threads import VectorThreads
+from urdir.ptxgen.spec import Access, Array, KernelSpec, Param
 
 
 @dataclass(frozen=True)
-class Gather(KernelSpec):
+class Gather(VectorThreads, KernelSpec):
     """y[r] = x[index[r]], x (height, cols) and y (rows, cols) f32, index (rows,) u32.
 
     An index of ``height`` or more reads nothing and gives zeros. y may be x if ``rows`` is 1.
@@ -38,17 +39,6 @@ class Gather(KernelSpec):
                 f"gather: {self.rows} of {self.height} rows of {self.cols} values: all at least 1, "
                 "and at most 65535 rows"
             )
-
-    @property
-    def vector(self) -> int:
-        """Values per access: four if every row stays 16-byte aligned."""
-        return 4 if self.cols % 4 == 0 else 1
-
-    @property
-    def launch_shape(self) -> LaunchShape:
-        vectors = self.cols // self.vector
-        threads = min(128, 32 * ceil_div(vectors, 32))
-        return LaunchShape(grid=(ceil_div(vectors, threads), self.rows, 1), block=(threads, 1, 1))
 
     def reference(self, **inputs: Any) -> dict[str, Array]:
         x, index = inputs["x"], inputs["index"]

@@ -12,6 +12,7 @@ from urdir.driver import execute
 from urdir.driver.device import Device
 from urdir.driver.group import Group
 from urdir.driver.stream import Stream
+from urdir.model.engine.batch import Output, StepShape
 from urdir.model.engine.generate import Generation
 from urdir.model.engine.realizar import EagerSteps
 from urdir.model.engine.requests.request import Request
@@ -68,6 +69,20 @@ def loaded_group(
                 for share, device in zip(shares, group, strict=True)
             ],
         )
+
+
+def launched_steps(session: Session) -> list[int]:
+    """Steps of each launch from now on that chooses tokens."""
+    steps: list[int] = []
+    launch = session.steps.launch
+
+    def counting(shape: StepShape, stream: Stream) -> None:
+        if shape.output is not Output.NONE:
+            steps.append(shape.steps)
+        launch(shape, stream)
+
+    session.steps.launch = counting  # type: ignore[method-assign]
+    return steps
 
 
 def set_sampling(eager: EagerSteps, settings: SamplingSettings, sequence: int = 0) -> None:

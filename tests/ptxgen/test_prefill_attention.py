@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import numpy as np
 import pytest
 
+from tests.ptxgen.prompt_chunks import IDLE, Inputs, check_chunks, chunk, prefill_of, run
 from urdir.driver.compare import compare
 from urdir.driver.device import Device
-from urdir.driver.harness import run_kernel
 from urdir.driver.launch import launch, pack
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
@@ -19,32 +18,12 @@ from urdir.ptxgen.kernels.attention.random_inputs import attention_inputs
 from urdir.ptxgen.kernels.attention.scores import Scores
 from urdir.ptxgen.tools.assemble import assemble, is_available
 
-Inputs = dict[str, Any]
-IDLE = 0xFFFFFFFF
-
 
 def prefill(heads: int = 2, rows: int = 20, **fields: Any) -> PrefillAttention:
     """A small spec; ``fields`` are the layout's or the scores'."""
-    layout: dict[str, Any] = {
-        "sequences": 1, "kv_heads": 1, "max_len": 200, "head_dim": 32, "dtype": "f16",
-        "page_len": 0, "pages": 0, "value_dim": 0, "capacity": 0,
-    }  # fmt: skip
-    layout.update({name: fields.pop(name) for name in list(fields) if name in layout})
-    return PrefillAttention(heads, KvLayout(**layout), rows, Scores(**fields))
-
-
-def chunk(spec: PrefillAttention, start: int, seed: int = 0, live: int | None = None) -> Inputs:
-    """Inputs of a chunk from position ``start`` on, its rows after ``live`` idle."""
-    live = spec.rows if live is None else live
-    positions = [start + r if r < live else IDLE for r in range(spec.rows)]
-    return attention_inputs(spec, np.random.default_rng(seed), positions, [0] * spec.rows)
-
-
-def run(device: Device, spec: PrefillAttention, inputs: Inputs) -> Any:
-    """The output, which is checked; test_attention_fields.py checks the reference."""
-    outputs = run_kernel(device, spec, inputs)
-    compare(spec, outputs, spec.reference(**inputs))
-    return outputs["out"]
+    made: PrefillAttention
+    made = prefill_of(PrefillAttention, heads, rows, {"max_len": 200, "head_dim": 32, **fields})
+    return made
 
 
 # ---- borders ----
@@ -54,7 +33,7 @@ def run(device: Device, spec: PrefillAttention, inputs: Inputs) -> Any:
 @pytest.mark.parametrize("start", [0, 1, 43, 44, 45, 63, 64, 65, 108, 127, 128, 180])
 def test_chunks_around_the_borders_of_key_tiles(device: Device, start: int) -> None:
     spec = prefill()
-    run(device, spec, chunk(spec, start, seed=start))
+    run(device, spec, chunk(spec, start))
 
 
 @pytest.mark.parametrize("rows", [1, 2, 5, 6, 10, 11, 21, 22, 23, 43, 64, 150])
@@ -135,23 +114,7 @@ def test_later_keys_do_not_matter_bit_for_bit(device: Device) -> None:
 @pytest.mark.parametrize("fields", [{}, {"window": 50}, {"heads": 5, "head_dim": 256}])
 def test_a_row_has_the_same_bits_in_every_chunk(device: Device, fields: dict[str, Any]) -> None:
     whole = prefill(rows=90, **fields)
-    inputs = chunk(whole, 100)
-    expected = run(device, whole, inputs)
-    at = 0
-    for rows, live in ((1, 1), (16, 16), (40, 33), (40, 40)):
-        part = dataclasses.replace(whole, rows=rows)
-        position = np.full(rows, IDLE, np.uint32)
-        position[:live] = inputs["position"][at : at + live]
-        some = {
-            **inputs,
-            "q": np.resize(inputs["q"][at : at + live], (rows, *inputs["q"].shape[1:])),
-            "sequence": inputs["sequence"][:rows],
-            "position": position,
-        }
-        out = run(device, part, some)
-        np.testing.assert_array_equal(out[:live], expected[at : at + live])
-        at += live
-    assert at == whole.rows
+    check_chunks(device, whole, 100, ((1, 1), (16, 16), (40, 33), (40, 40)))
 
 
 # ---- memory ----

@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from urdir.driver.compare import compare
+from tests.ptxgen.prompt_chunks import IDLE, Inputs, check_chunks, chunk, prefill_of, run
 from urdir.driver.device import Device
-from urdir.driver.harness import run_kernel
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.attention.choice import prompt_attention
 from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
@@ -22,8 +21,6 @@ from urdir.ptxgen.kernels.attention.scores import Scores
 from urdir.ptxgen.tools.assemble import assemble, is_available
 from urdir.ptxgen.weights.packed import pack
 
-Inputs = dict[str, Any]
-IDLE = 0xFFFFFFFF
 ALL = Scores(softcap=30.0, window=4096, chunk=8192, sinks=True, max_bias=8.0)
 
 
@@ -32,26 +29,9 @@ pytestmark = pytest.mark.usefixtures("on_hopper")
 
 def prefill(heads: int = 2, rows: int = 70, **fields: Any) -> PrefillWgmma:
     """A small spec; ``fields`` are the layout's or the scores'."""
-    layout: dict[str, Any] = {
-        "sequences": 1, "kv_heads": 1, "max_len": 400, "head_dim": 64, "dtype": "f16",
-        "page_len": 0, "pages": 0, "value_dim": 0, "capacity": 0,
-    }  # fmt: skip
-    layout.update({name: fields.pop(name) for name in list(fields) if name in layout})
-    return PrefillWgmma(heads, KvLayout(**layout), rows, Scores(**fields))
-
-
-def chunk(spec: PromptAttention, start: int, live: int | None = None) -> Inputs:
-    """Inputs of a chunk from position ``start`` on, its rows after ``live`` idle."""
-    live = spec.rows if live is None else live
-    positions = [start + r if r < live else IDLE for r in range(spec.rows)]
-    return attention_inputs(spec, np.random.default_rng(start), positions, [0] * spec.rows)
-
-
-def run(device: Device, spec: PromptAttention, inputs: Inputs) -> Any:
-    """The output, which is checked."""
-    outputs = run_kernel(device, spec, inputs)
-    compare(spec, outputs, spec.reference(**inputs))
-    return outputs["out"]
+    made: PrefillWgmma
+    made = prefill_of(PrefillWgmma, heads, rows, {"max_len": 400, "head_dim": 64, **fields})
+    return made
 
 
 # ---- borders ----
@@ -132,24 +112,7 @@ def test_paged_is_contiguous_bit_for_bit(device: Device) -> None:
 @pytest.mark.parametrize("fields", [{}, {"window": 50}, {"heads": 5, "head_dim": 256}])
 def test_a_row_has_the_same_bits_in_every_chunk(device: Device, fields: dict[str, Any]) -> None:
     whole = prefill(**{"rows": 140, **fields})
-    inputs = chunk(whole, 120)
-    expected = run(device, whole, inputs)
-    at = 0
-    for rows, live in ((3, 3), (90, 67), (70, 70)):
-        part = dataclasses.replace(whole, rows=rows)
-        position = np.full(rows, IDLE, np.uint32)
-        position[:live] = inputs["position"][at : at + live]
-        some = {
-            **inputs,
-            "count": np.uint32(rows),
-            "q": np.resize(inputs["q"][at : at + live], (rows, *inputs["q"].shape[1:])),
-            "sequence": inputs["sequence"][:rows],
-            "position": position,
-        }
-        out = run(device, part, some)
-        np.testing.assert_array_equal(out[:live], expected[at : at + live])
-        at += live
-    assert at == whole.rows
+    check_chunks(device, whole, 120, ((3, 3), (90, 67), (70, 70)))
 
 
 # ---- packed heads ----

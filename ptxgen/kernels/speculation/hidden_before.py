@@ -10,11 +10,12 @@ import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.advance import IDLE
-from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, ceil_div
+from urdir.ptxgen.kernels.row_threads import VectorThreads
+from urdir.ptxgen.spec import Access, Array, KernelSpec, Param
 
 
 @dataclass(frozen=True)
-class HeldVectors(KernelSpec):
+class HeldVectors(VectorThreads, KernelSpec):
     """A kernel for ``rows`` vectors of ``cols`` values, each of a position of a sequence, of which
     the last ones are kept: ``held[s, p % slots]`` is that of position p. A position of ``max_len``
     or more marks a padding row. ``slots`` is a power of two.
@@ -38,17 +39,6 @@ class HeldVectors(KernelSpec):
             raise PtxgenError(f"{self.name}: max_len must be in 1 ... 2^31 - 1, not {self.max_len}")
         if self.slots < 1 or self.slots & (self.slots - 1):
             raise PtxgenError(f"{self.name}: slots is {self.slots}: expected a power of two")
-
-    @property
-    def vector(self) -> int:
-        """Values per access: four if every row stays 16-byte aligned."""
-        return 4 if self.cols % 4 == 0 else 1
-
-    @property
-    def launch_shape(self) -> LaunchShape:
-        vectors = self.cols // self.vector
-        threads = min(128, 32 * ceil_div(vectors, 32))
-        return LaunchShape(grid=(ceil_div(vectors, threads), self.rows, 1), block=(threads, 1, 1))
 
     def bytes_moved(self) -> int:
         """Bytes of the rows, read and written."""

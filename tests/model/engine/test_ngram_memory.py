@@ -10,11 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.model.engine.test_recurrent_together import Opened, check_preempted
-from tests.model.engine.test_shared_states import first_logprobs
+from tests.model.engine.test_recurrent_together import check_preempted
+from tests.model.engine.test_shared_states import check_a_prefix_is_found
 from tests.model.stepping import answer, loaded_group, logits_of, stepping
 from urdir.driver.device import Device
-from urdir.model.engine.requests.service import Service
 from urdir.model.engine.session import Session
 from urdir.model.families.config import Config
 from urdir.model.families.shapes import Shape
@@ -162,18 +161,7 @@ def test_drafts_change_no_token(weights: Weights, device: Device) -> None:
 @pytest.mark.usefixtures("short_prompts_are_worth_a_state")
 def test_a_prefix_is_shared_with_its_states(weights: Weights, device: Device) -> None:
     settings = replace(EXACT, shared_states=4)
-    other = [*TOKENS[:33], 3, 1, 4]
-    with (
-        Session(device, weights, settings) as session,
-        Service(Opened(session, None), None) as service,
-    ):
-        assert first_logprobs(service, TOKENS[:33])[0] == 0
-        found, top = first_logprobs(service, other)
-        assert found >= 16
-    with Session(device, weights, EXACT) as session:
-        logits = logits_of(session, other).astype(np.float64)
-    whole = (logits - np.log(np.exp(logits).sum()))[list(top)]
-    assert relative_rms(np.array([*top.values()]), whole) < CLOSE
+    check_a_prefix_is_found(device, weights, settings, TOKENS[:33], [*TOKENS[:33], 3, 1, 4])
 
 
 @pytest.mark.full

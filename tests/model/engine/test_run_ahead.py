@@ -12,10 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.model.stepping import answer, set_sampling
+from tests.model.stepping import answer, launched_steps, set_sampling
 from urdir.driver.device import Device
 from urdir.driver.errors import CudaError
-from urdir.driver.stream import Stream
 from urdir.model.engine.batch import Output, StepShape
 from urdir.model.engine.decode_graphs import LOOK_AHEAD
 from urdir.model.engine.generate import Generation
@@ -68,20 +67,6 @@ def prepare_all(session: Session, shape: StepShape) -> int:
     return pieces
 
 
-def watch(session: Session) -> list[int]:
-    """Steps of each launch from now on that chooses tokens."""
-    steps: list[int] = []
-    launch = session.steps.launch
-
-    def counting(shape: StepShape, stream: Stream) -> None:
-        if shape.output is not Output.NONE:
-            steps.append(shape.steps)
-        launch(shape, stream)
-
-    session.steps.launch = counting  # type: ignore[method-assign]
-    return steps
-
-
 def together(session: Session, requests: Sequence[Request]) -> list[list[int]]:
     """The tokens of several answers, begun in the same step."""
     with AnswerLoop(session, None, Limits.for_throughput(session.shapes, len(requests))) as loop:
@@ -119,7 +104,7 @@ def test_answers_that_take_turns_equal_each_alone(
     with Session(device, weights, SessionSettings(24, sequences=9)) as session:
         session.paced = PacedRows()  # on the emulator, too
         alone = [answer(session, prompt) for prompt in prompts]
-        launched, written = watch(session), list[int]()
+        launched, written = launched_steps(session), list[int]()
         write = session.parts.state.write_rows
 
         def watched(rows: Sequence[tuple[int, int]], *more: Any) -> None:
@@ -146,7 +131,7 @@ def test_several_steps_at_once_equal_single_ones(
     the end; no step beyond what is asked for; left in the midst of a launch; of two sequences."""
     output, prompt = Output.of(settings), (3, 1, 4)
     with Session(device, weights, SessionSettings(16, sequences=2)) as session:
-        launched = watch(session)
+        launched = launched_steps(session)
         with EagerSteps(session) as eager:
             eager.feed(prompt)
             set_sampling(eager, settings)
@@ -199,7 +184,7 @@ def test_nothing_is_recorded_on_the_way_once_all_is_prepared(
         answer(session, [7], 1)  # the prompt's
         session.graphs.prepare_all(1, Output.GREEDY, 1, 15, AT_ONCE)
         monkeypatch.setattr(session.steps, "_recording", None)
-        launched = watch(session)
+        launched = launched_steps(session)
         assert len(answer(session, [7], 15)) == 15
     assert launched[:3] == [1, AT_ONCE, AT_ONCE]
 
@@ -212,7 +197,7 @@ def test_several_steps_stay_in_a_length_bucket(device: Device, weights: Weights)
         singly = single_steps(session, tokens, 12)
         for keys in (256, 512):
             prepare_all(session, StepShape(1, keys, Output.GREEDY, AT_ONCE))
-        launched = watch(session)
+        launched = launched_steps(session)
         assert answer(session, tokens, 12) == singly
         assert launched[:4] == [1, AT_ONCE, 1, 1]
 

@@ -10,15 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.model.engine.test_recurrent_together import Opened, check_preempted
-from tests.model.engine.test_shared_states import first_logprobs
-from tests.model.stepping import logits_of, stepping
+from tests.model.engine.test_recurrent_together import check_preempted
+from tests.model.engine.test_shared_states import check_a_prefix_is_found
+from tests.model.stepping import stepping
 from urdir.driver.device import Device
 from urdir.driver.operation import Launch
 from urdir.model.engine.batch import Output, StepShape
 from urdir.model.engine.encoding.encoder import check_encodes
 from urdir.model.engine.realizar import Layers
-from urdir.model.engine.requests.service import Service
 from urdir.model.engine.session import Session
 from urdir.model.engine.step import build_plan
 from urdir.model.errors import ModelError, UnsupportedError
@@ -130,18 +129,7 @@ def weights(narrow: Any, device: Device) -> Iterator[Weights]:
 
 
 def test_a_prefix_has_its_index_keys(weights: Weights, device: Device) -> None:
-    with (
-        Session(device, weights, EXACT) as session,
-        Service(Opened(session, None), None) as service,
-    ):
-        assert first_logprobs(service, TOKENS[:20])[0] == 0
-        other = [*TOKENS[:17], 3, 1, 4]
-        found, top = first_logprobs(service, other)
-        assert found >= 16
-    with Session(device, weights, EXACT) as session:
-        logits = logits_of(session, other).astype(np.float64)
-    whole = (logits - np.log(np.exp(logits).sum()))[list(top)]
-    assert relative_rms(np.array([*top.values()]), whole) < CLOSE
+    check_a_prefix_is_found(device, weights, EXACT, TOKENS[:20], [*TOKENS[:17], 3, 1, 4])
 
 
 def test_a_sequence_is_cut_and_forked(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from tests.model.engine.requests.test_service import GREEDY, Collected, ask, is_
 from tests.model.engine.test_recurrent_together import Letters, Opened, check_greedy, patient
 from tests.model.stepping import logits_of
 from tests.patience import wait_for
+from urdir.driver.device import Device
 from urdir.driver.errors import DriverError
 from urdir.model.engine.engine import Engine
 from urdir.model.engine.requests.request import Ending, Piece, Request
@@ -21,6 +23,7 @@ from urdir.model.engine.requests.service import Service
 from urdir.model.engine.sampling_settings import SamplingSettings
 from urdir.model.engine.session import Session
 from urdir.model.memory.session_settings import SessionSettings, Split
+from urdir.model.memory.weights import Weights
 from urdir.model.verify.conformance import relative_rms
 
 #: A state beside attention, in one layer, and in all of a model without attention.
@@ -38,10 +41,9 @@ ENDS = [5, 17, 40, 77, 101, 120]
 
 @pytest.fixture(scope="module", params=NAMES)
 def engine(
-    request: pytest.FixtureRequest, device_name: str, reference_file: Callable[[str], Path]
+    request: pytest.FixtureRequest, exact_engine: Callable[[str, int], Engine]
 ) -> Iterator[Engine]:
-    file = reference_file(request.param)
-    with Engine.open(file, device=device_name, context=128, kv_dtype="f32", exact=True) as engine:
+    with exact_engine(request.param, 128) as engine:
         yield engine
 
 
@@ -77,6 +79,23 @@ def first_logprobs(
     found = cached(collected)
     (choice,) = (choice for piece in pieces if isinstance(piece, Piece) for choice in piece.choices)
     return found, dict(choice.top)
+
+
+def check_a_prefix_is_found(
+    device: Device, weights: Weights, settings: SessionSettings, prompt: list[int], other: list[int]
+) -> None:
+    """What follows another prompt, which begins like an earlier one, is as if nothing was found."""
+    with (
+        Session(device, weights, settings) as session,
+        Service(Opened(session, None), None) as service,
+    ):
+        assert first_logprobs(service, prompt)[0] == 0
+        found, top = first_logprobs(service, other)
+        assert found >= 16
+    with Session(device, weights, replace(settings, shared_states=None)) as session:
+        logits = logits_of(session, other).astype(np.float64)
+    whole = (logits - np.log(np.exp(logits).sum()))[list(top)]
+    assert relative_rms(np.array([*top.values()]), whole) < CLOSE
 
 
 def logprobs_of(engine: Engine, prompt: list[int]) -> np.ndarray[Any, Any]:

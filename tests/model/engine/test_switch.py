@@ -11,14 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.model.engine.test_recurrent_together import Opened, check_preempted
-from tests.model.engine.test_shared_states import first_logprobs
-from tests.model.stepping import answer, loaded_group, logits_of, stepping
+from tests.model.engine.test_recurrent_together import check_preempted
+from tests.model.engine.test_shared_states import check_a_prefix_is_found
+from tests.model.stepping import answer, loaded_group, stepping
 from urdir.driver.device import Device
 from urdir.model.engine.encoding.encoder import check_encodes
 from urdir.model.engine.engine import Engine
 from urdir.model.engine.realizar import EagerSteps, Layers
-from urdir.model.engine.requests.service import Service
 from urdir.model.engine.sampling_settings import SamplingSettings
 from urdir.model.engine.session import Session
 from urdir.model.errors import ConfigError, ModelError, UnsupportedError
@@ -132,18 +131,7 @@ def test_many_rows_have_the_adapters_of_the_last_ones(
 
 
 def test_a_prefix_has_switched_its_adapters_on(weights: Weights, device: Device) -> None:
-    with (
-        Session(device, weights, EXACT) as session,
-        Service(Opened(session, None), None) as service,
-    ):
-        assert first_logprobs(service, TOKENS[:20])[0] == 0
-        other = [*TOKENS[:17], 3, 2, 5]
-        found, top = first_logprobs(service, other)
-        assert found >= 16
-    with Session(device, weights, EXACT) as session:
-        logits = logits_of(session, other).astype(np.float64)
-    whole = (logits - np.log(np.exp(logits).sum()))[list(top)]
-    assert relative_rms(np.array([*top.values()]), whole) < CLOSE
+    check_a_prefix_is_found(device, weights, EXACT, TOKENS[:20], [*TOKENS[:17], 3, 2, 5])
 
 
 @pytest.mark.slow

@@ -289,14 +289,8 @@ def test_a_small_one_is_loaded(kind: str, device_name: str, tiny: Tiny) -> None:
         assert expected.std() == pytest.approx(0.7 / 16, rel=0.3)
 
 
-@pytest.mark.turns(8)
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "kind",
-    TYPES,
-)
-def test_a_small_one_decodes(kind: str, device_name: str, tiny: Tiny) -> None:
-    model = tiny(kind)
+def check_decodes(model: SyntheticModel, device_name: str) -> None:
+    """A prompt and a token."""
     with (
         Device.open(device_name) as device,
         Weights.load(model, Config.of(model), device) as weights,
@@ -306,6 +300,13 @@ def test_a_small_one_decodes(kind: str, device_name: str, tiny: Tiny) -> None:
         assert np.isfinite(eager.logits()).all()
         eager.feed([4])
         assert 0 <= eager.step()[0] < 77
+
+
+@pytest.mark.turns(8)
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", TYPES)
+def test_a_small_one_decodes(kind: str, device_name: str, tiny: Tiny) -> None:
+    check_decodes(tiny(kind), device_name)
 
 
 @pytest.mark.slow
@@ -323,16 +324,7 @@ def test_a_small_mixture_decodes(
     tiny = Shape("qwen3moe", 1, 256, 4, 2, 64, 256, 77, tied=False, keys=keys, layer=norms)
     monkeypatch.setitem(SHAPES, "tiny", tiny)
     monkeypatch.setattr(shapes, "_POOL_BLOCKS", 64)
-    model = SyntheticModel("tiny", kind)
-    with (
-        Device.open(device_name) as device,
-        Weights.load(model, Config.of(model), device) as weights,
-        stepping(device, weights, SessionSettings(16)) as eager,
-    ):
-        eager.feed([1, 2, 3])
-        assert np.isfinite(eager.logits()).all()
-        eager.feed([4])
-        assert 0 <= eager.step()[0] < 77
+    check_decodes(SyntheticModel("tiny", kind), device_name)
 
 
 def test_unknown_shapes_and_types_are_refused() -> None:

@@ -11,19 +11,15 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.model.serve.conftest import running
-from tests.model.serve.test_clients import CITIES, SAYS
-from tests.model.serve.test_tool_calls import CALL, Service
-from urdir.model.text.chat import ChatTemplate
-from urdir.model.text.matcher import ConstraintCompiler
-from urdir.model.text.named_templates import named_template
+from tests.model.serve.test_clients import CITIES, SAYS, server
+from tests.model.serve.test_tool_calls import CALL
 
+__all__ = ["server"]  # a fixture
 pytestmark = pytest.mark.full
 HERE = Path(__file__).with_name("node")
 OLDEST = 18
@@ -47,17 +43,6 @@ def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
         shutil.copy(HERE / name, folder)
     (folder / "node_modules").symlink_to(packages.resolve())
     return folder / "clients.js"
-
-
-@pytest.fixture(scope="module")
-def server(toy_texts: Any) -> Iterator[Any]:
-    tokenizer, _ = toy_texts
-    with (
-        ChatTemplate(named_template("chatml"), tokenizer) as template,
-        ConstraintCompiler(tokenizer) as compiler,
-        running(Service(tokenizer, template, compiler)) as made,
-    ):
-        yield made
 
 
 @pytest.mark.parametrize("what", ["plain", "turns", "tools", "required", "structured"])

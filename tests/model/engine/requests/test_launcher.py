@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.model.stepping import Numbers, set_sampling
+from tests.model.stepping import Numbers, launched_steps, set_sampling
 from urdir.driver.errors import DriverError
-from urdir.driver.stream import Stream
 from urdir.model.engine.batch import Output, StepShape
 from urdir.model.engine.realizar import EagerSteps
 from urdir.model.engine.requests.request import Ending, Finish, Item, Piece, Request
@@ -34,16 +33,7 @@ class Opened:
 @pytest.fixture
 def launched(session: Session) -> list[int]:
     """Steps of each launch that chooses tokens."""
-    steps: list[int] = []
-    launch = session.steps.launch
-
-    def counting(shape: StepShape, stream: Stream) -> None:
-        if shape.output is not Output.NONE:
-            steps.append(shape.steps)
-        launch(shape, stream)
-
-    session.steps.launch = counting  # type: ignore[method-assign]
-    return steps
+    return launched_steps(session)
 
 
 def answer(service: Service, request: Request) -> tuple[list[int], str, Ending, int]:
