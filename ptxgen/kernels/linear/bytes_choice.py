@@ -32,6 +32,8 @@ LEAST_ROWS = 449
 LEAST_FLOATS = 137
 #: Row groups of a CTA, and vectors, or all there are: registers allow as many.
 ROW_GROUPS, VECTORS = 2, (64, 96, 128, 160, 192, 208)
+#: Vectors where slices of columns have scales, and how many of them are one pass, at most.
+PASS_VECTORS, PASS = (64, 96, 128, 160, 192, 256), 96
 #: CTAs that share activations, and that divide the columns.
 CLUSTERS = ((2, 1), (1, 1), (1, 2), (1, 4))
 #: Stages of weights and of activations, deepest first.
@@ -54,6 +56,11 @@ def any_cut(batch: int) -> BytesCut:
     return BytesCut(ROW_GROUPS, min(64, _whole(batch)), 1, 1)
 
 
+def any_passes(batch: int) -> BytesCut:
+    """The same where slices of columns have scales."""
+    return replace(any_cut(batch), x_stages=2, passes=1)
+
+
 def estimate(product: GemmBytes, sms: int) -> float:
     """us on an H200."""
     cut = product.cut
@@ -69,7 +76,8 @@ def estimate(product: GemmBytes, sms: int) -> float:
 def ways(product: GemmBytes, sms: int) -> list[GemmBytes]:
     """The product with each cut that may be the best one."""
     found = []
-    for vectors in sorted({min(_whole(product.batch), each) for each in VECTORS}):
+    most = PASS_VECTORS if product.operands.of_blocks else VECTORS
+    for vectors in sorted({min(_whole(product.batch), each) for each in most}):
         for sharers, cluster in CLUSTERS:
             way = _deepest(product, vectors, sharers, cluster)
             if way is not None and (cluster == 1 or _ctas(way) <= sms):
@@ -91,12 +99,19 @@ def _whole(batch: int) -> int:
 def _deepest(product: GemmBytes, vectors: int, sharers: int, cluster: int) -> GemmBytes | None:
     """With the deepest rings that fit, and two sets of registers if they do; None for a cut that
     the product cannot have."""
+    passes = _passes(vectors) if product.operands.of_blocks else 0
     for sets in (2, 1):
         for weights, activations in RINGS:
             try:
                 rings = weights, activations
-                cut = BytesCut(ROW_GROUPS, vectors, *rings, sharers, sets, cluster)
+                cut = BytesCut(ROW_GROUPS, vectors, *rings, sharers, sets, cluster, passes)
                 return replace(product, cut=cut)
             except PtxgenError:
                 continue
     return None
+
+
+def _passes(vectors: int) -> int:
+    """The fewest passes of whole groups of so many vectors."""
+    few = range(1, vectors // GROUP + 1)
+    return next(n for n in few if vectors <= PASS * n and vectors % (GROUP * n) == 0)

@@ -64,7 +64,10 @@ def _block_examples(cls: type[GemmE4m3Blocks]) -> Iterator[tuple[str, GemmE4m3Bl
     yield "large tile", cls(fmt, 200, 768, 300, two)
     yield "gated", cls.of(fmt, 96, 512, 30, paired, Gated(), PackedVectors())
     yield "two matrices", cls(fmt, 192, 384, 12, paired, others=((fmt, 33),))
-    yield "cluster", cls.of(fmt, 70, 1280, 40, BytesCut(1, 32, 2, 2, cluster=2, passes=1), Residual())
+    yield (
+        "cluster",
+        cls.of(fmt, 70, 1280, 40, BytesCut(1, 32, 2, 2, cluster=2, passes=1), Residual()),
+    )
     shared = BytesCut(1, 32, 2, 3, sharers=2, sets=2, passes=4)
     yield "shared activations", cls(fmt, 250, 1280, 75, shared)
     own = Adapted(2, 8, places=(0, 1), count=2)

@@ -208,7 +208,7 @@ class BlockOperands(E4m3Operands):
 
     def error(self, product: Product) -> float:
         """What tensor cores drop of each slice, of sums that are independent of each other."""
-        return 2.0**-11 * ceil_div(product.cols, eights.SLICE) ** 0.5
+        return float(2.0**-11 * ceil_div(product.cols, eights.SLICE) ** 0.5)
 
 
 def _stored(product: Product, part: Part) -> list[Param]:
