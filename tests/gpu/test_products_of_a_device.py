@@ -16,8 +16,8 @@ from urdir.ptxgen.kernels.linear.epilogue.activation import Activated
 from urdir.ptxgen.kernels.linear.epilogue.bias import Bias
 from urdir.ptxgen.kernels.linear.epilogue.pack import PackedVectors
 from urdir.ptxgen.kernels.linear.epilogue.residual import Residual
-from urdir.ptxgen.kernels.linear.products.gemm_bytes import BytesCut
-from urdir.ptxgen.kernels.linear.products.gemm_e4m3 import GemmE4m3
+from urdir.ptxgen.kernels.linear.products.gemm_bytes import BytesCut, GemmBytes
+from urdir.ptxgen.kernels.linear.products.gemm_e4m3 import GemmE4m3, GemmE4m3Blocks
 from urdir.ptxgen.kernels.linear.products.gemm_wgmma import GemmWgmma, WgmmaCut
 from urdir.ptxgen.kernels.linear.products.gemv import Gemv
 from urdir.ptxgen.kernels.linear.wgmma_choice import any_cut, choose_wgmma
@@ -39,7 +39,7 @@ def hopper(urdir_gpu: Device, needs_wgmma: Callable[[Device], None]) -> Device:
     return urdir_gpu
 
 
-def check(device: Device, spec: GemmWgmma | GemmE4m3 | Gemv) -> None:
+def check(device: Device, spec: GemmWgmma | GemmBytes | Gemv) -> None:
     """All runs give the same bits, and those of the reference but for rounding."""
     inputs = spec.make_inputs(np.random.default_rng(spec.cols))
     wanted = spec.reference(**inputs)
@@ -77,6 +77,23 @@ def test_products_of_e4m3(hopper: Device) -> None:
     rows, cols, steps = PRODUCTS["many columns"]
     spec = GemmE4m3.of(FORMATS["E4M3R256"], rows, cols, VECTORS, BytesCut(1, 8, 2, 2), *steps)
     check(hopper, choose_bytes(spec, hopper.properties.sm_count))
+
+
+@pytest.mark.parametrize("product", PRODUCTS)
+@pytest.mark.parametrize(
+    "cut",
+    [
+        BytesCut(2, 128, 3, 4, sharers=2, sets=2, passes=1),
+        BytesCut(2, 192, 2, 3, sharers=2, sets=2, passes=2),
+        BytesCut(2, 256, 2, 2, passes=4),
+    ],
+)
+def test_products_of_e4m3_with_scales_of_slices(
+    hopper: Device, product: str, cut: BytesCut
+) -> None:
+    """While one warpgroup adds sums of slices to its others the other one multiplies."""
+    rows, cols, steps = PRODUCTS[product]
+    check(hopper, GemmE4m3Blocks.of(FORMATS["E4M3G128"], rows, cols, VECTORS, cut, *steps))
 
 
 @pytest.mark.parametrize("name", ["NVFP4", "Q4_K", "Q6_K", "Q8_0", "IQ2_XS"])
