@@ -112,6 +112,6 @@ def _deepest(product: GemmBytes, vectors: int, sharers: int, cluster: int) -> Ge
 
 
 def _passes(vectors: int) -> int:
-    """The fewest passes of whole groups of so many vectors."""
+    """The fewest passes, of whole groups, of these vectors."""
     few = range(1, vectors // GROUP + 1)
     return next(n for n in few if vectors <= PASS * n and vectors % (GROUP * n) == 0)
