@@ -38,6 +38,12 @@ class GemmE4m3Blocks(GemmBytes):
     operands = BlockOperands()
     name = "gemm_e4m3_blocks"
 
+    @property
+    def keeps_rows_alike(self) -> bool:
+        """So that their scales are, where they are of 128 rows as well; not with adapters, whose
+        lanes add to one row of each."""
+        return self.steps.gated and not self.steps.has(Adapted)
+
     @classmethod
     def examples(cls) -> Mapping[str, GemmE4m3Blocks]:
         return dict(_block_examples(cls))
