@@ -156,6 +156,23 @@ def test_slices_are_rounded_by_themselves(device: Device) -> None:
         assert 0.01 < np.sqrt(((row - wanted) ** 2).sum() / (wanted**2).sum()) < 0.05
 
 
+@pytest.mark.sanitizer
+@pytest.mark.parametrize("gated", [False, True])
+def test_rows_may_share_scales_of_slices(device: Device, gated: bool) -> None:
+    """Of 128 rows, as checkpoints have them: in some slices they do here, in others not."""
+    rng = np.random.default_rng(7)
+    fmt, steps = FORMATS["E4M3G128"], [Gated()] * gated
+    spec = GemmE4m3Blocks.of(fmt, 256, 640, 40, BytesCut(2, 32, 2, 2, passes=2), *steps)
+    inputs = spec.make_inputs(rng)
+    for name in ("weights", "up")[: 1 + gated]:
+        blocks = random_blocks(fmt, 256 * 5, rng).reshape(256, 5, -1)
+        blocks[:128, ::2, :4] = blocks[:1, ::2, :4]
+        blocks[128:, 1:, :4] = blocks[128:129, 1:, :4]
+        inputs[name] = spec.layout.pack(blocks)
+    y, wanted = run_kernel(device, spec, inputs)["y"], spec.reference(**inputs)["y"]
+    np.testing.assert_allclose(y, wanted, atol=spec.tolerance.rtol * np.abs(wanted).max())
+
+
 def test_a_vector_of_slices_has_the_same_bits_among_any_others(device: Device) -> None:
     rng = np.random.default_rng(3)
     weights = slices(70, 512, 100).layout.pack(random_blocks(FORMATS["E4M3G128"], 280, rng))

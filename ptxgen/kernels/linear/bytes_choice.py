@@ -41,6 +41,8 @@ RINGS = ((4, 6), (4, 5), (3, 5), (3, 4), (2, 4), (2, 3), (1, 3), (1, 2))
 #: us of a tile of 256 columns: of 64 rows and a vector on tensor cores; of bytes made of weights,
 #: and of those of each 64 rows; and bytes of L2 that an SM gets.
 PRODUCT, WEIGHTS, PER_ROWS, NBYTES = 0.0029, 0.12, 0.3, 42e3
+#: The same of a vector whose slices have scales: their sums are scaled and added.
+PROMOTED = 0.0045
 #: us of a CTA besides, and of sums of a cluster; of this many SMs clusters of four leave one idle.
 BEGIN, CLUSTER, IDLE = 3.0, 2.2, 33
 
@@ -68,7 +70,8 @@ def estimate(product: GemmBytes, sms: int) -> float:
     waves = ceil_div(_ctas(product), sms - idle)
     copied = BANDS * cut.row_groups * product.layout.tile_nbytes + 256 * cut.vectors / cut.sharers
     made = 0.0 if product.operands.are_floats else WEIGHTS + PER_ROWS * cut.row_groups
-    tile = max(cut.row_groups * cut.vectors * PRODUCT, made, copied / NBYTES)
+    of_vector = PROMOTED if product.operands.of_blocks else PRODUCT
+    tile = max(cut.row_groups * cut.vectors * of_vector, made, copied / NBYTES)
     apart = CLUSTER if cut.cluster > 1 else 0.0
     return waves * (BEGIN + ceil_div(product.layout.row_tiles, cut.cluster) * tile) + apart
 
