@@ -7,13 +7,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from urdir.model.graph.attention import Attend, Cache
-from urdir.model.graph.experts import Route
 from urdir.model.graph.op import Op
 from urdir.model.graph.ops import Rope
 from urdir.model.lower.attend import append_tokens, incremental_attention_into
 from urdir.model.lower.lowering import Lowering
 from urdir.model.lower.prepared import Prepared, layer_attention
-from urdir.model.lower.requests import next_matrix, packs, takes_few_heads
+from urdir.model.lower.requests import next_matrix, packs, precedes_mixture, takes_few_heads
 from urdir.model.lower.rule import Rule
 from urdir.model.lower.selection import append_selected_heads, selects
 from urdir.ptxgen.kernels.attention.own_token import OwnToken
@@ -31,7 +30,7 @@ def lower_attention(at: Lowering, ops: Sequence[Op]) -> bool:
     if prepared is None or token is None:
         return False
     attention = layer_attention(at, prepared.attend, token, prepared.constants(at))
-    if at.rows.count == 1 and _precedes_mixture(at):
+    if at.rows.count == 1 and precedes_mixture(at):
         # On an H200 a step of one row of qwen3-30b-a3b takes 942 us so, else 951; an 8B model 1,336
         # in place of 1,284.
         attention = replace(attention, starts_next=True)
@@ -55,12 +54,6 @@ def lower_attention(at: Lowering, ops: Sequence[Op]) -> bool:
         at.plan, attention, heads if packed is None else packed, packs=packed is not None
     )
     return True
-
-
-def _precedes_mixture(at: Lowering) -> bool:
-    """Whether experts are chosen before the next attention."""
-    following = (op for op in at.ops[at.end :] if isinstance(op, Attend | Route))
-    return isinstance(next(following, None), Route)
 
 
 def _takes_packed(at: Lowering, matrix: Matrix) -> bool:
