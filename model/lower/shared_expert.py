@@ -48,7 +48,7 @@ def lower_shared_expert(at: Lowering, ops: Sequence[Op]) -> bool:
     sizes = 1, router.matrix.cols, router.selection
     each, has_bias = RouteExperts.each_of(*sizes), router.matrix.bias is not None
     at.launch(
-        _route(*sizes, computed, has_bias, router.scale, False, each, True),
+        _route(*sizes, computed, has_bias, router.scale, False, each, gate=True),
         route.label,
         weights=router.matrix.data,
         gate_weights=gate.data,
