@@ -25,9 +25,11 @@ from urdir.ptxgen.weights.layout import Layout
 
 #: Vectors of four columns that a thread has registers for: weights, norm and activations.
 MOST_VECTORS = 6
-#: CTAs, at least, of which each makes several logits of a row that it reads. On an H200 a step of
-#: eight rows of qwen3-30b-a3b takes 2,034 us with four logits a CTA, 2,051 with one.
-CTAS = 256
+#: CTAs, at least, of which each makes several logits of a row that it reads: of one row, and of
+#: several. On an H200 a step of one row of qwen3-next-80b-a3b (512 experts) takes 1,161 us with
+#: four logits a CTA, 1,214 with two; one of eight rows of qwen3-30b-a3b 2,034 with four, 2,051 with
+#: one.
+CTAS_OF_ONE, CTAS = 128, 256
 #: Vectors of weights of several experts that a thread has registers for.
 MOST_SEVERAL = 16
 
@@ -89,7 +91,8 @@ class RouteExperts(KernelSpec):
     def each_of(cls, rows: int, cols: int, selection: Selection) -> int:
         """How many logits a CTA should make where products choose: enough that `CTAS` are left."""
         vectors = cls(1, cols, selection).vectors
-        most = min(MOST_SEVERAL // vectors, max(1, rows * selection.experts // CTAS))
+        ctas = CTAS_OF_ONE if rows == 1 else CTAS
+        most = min(MOST_SEVERAL // vectors, max(1, rows * selection.experts // ctas))
         return next(n for n in (4, 2, 1) if n <= most and selection.experts % n == 0)
 
     @cached_property

@@ -14,7 +14,8 @@ from urdir.ptxgen.kernels.experts.selection import MAX_USED, Selection
 from urdir.ptxgen.kernels.pairs import random_choice
 from urdir.ptxgen.spec import Access, Param
 
-#: Experts of which each warp chooses for itself; all of a CTA choose among more.
+#: Experts of which each warp chooses for itself; all of a CTA choose among more. On an H200 a step
+#: of one row of qwen3-next-80b-a3b (512 experts) takes 1,214 us so, 3,026 where each warp sorts.
 MOST_BY_WARPS = 128
 
 

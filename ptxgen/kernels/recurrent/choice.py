@@ -31,16 +31,18 @@ def recurrences(
     exact: bool,
     most: int = 0,
     drafted: bool = False,
+    starts_next: bool = False,
     **rows: Any,
 ) -> tuple[RecurrentRows, ...]:
     """The kernels for a device of native target ``target``, in order; ``rows`` are the fields of
-    `RecurrentRows`. ``most`` and ``drafted`` are those of `DraftedStates`, where steps have drafts.
+    `RecurrentRows`. ``most`` and ``drafted`` are those of `DraftedStates`, where steps have drafts,
+    ``starts_next`` that of `GatedRecurrence`.
 
     ``exact`` requires f32 throughout: token by token. Raises PtxgenError for unsupported shapes.
     """
     if most and not rows["segments"]:
         return (DraftedRecurrence(**rows, rule=rule, most=most, drafted=drafted),)
-    whole = GatedRecurrence(**rows, rule=rule)
+    whole = GatedRecurrence(**rows, rule=rule, starts_next=starts_next)
     pays = rows["segments"] and rows["rows"] >= CHUNKED_ROWS and ChunkedRecurrence.serves(rule)
     if exact or not pays:
         return (whole,)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -24,9 +24,11 @@ TILE, TILE_NBYTES = 16, 32768
 
 @dataclass(frozen=True)
 class GatedRecurrence(RecurrentRows):
-    """Linear attention whose state decays by a ``rule``, token by token, in f32."""
+    """Linear attention whose state decays by a ``rule``, token by token, in f32. ``starts_next``:
+    the launch after this one may start before this one waits for what is before it."""
 
     rule: HeadsRule
+    starts_next: bool = False
 
     #: Neighbouring lanes that compute a token's numbers: the same for every tile, so that bits do
     #: not depend on how a prompt is divided.
@@ -104,7 +106,9 @@ class GatedRecurrence(RecurrentRows):
 
     @classmethod
     def examples(cls) -> Mapping[str, GatedRecurrence]:
-        return recurrence_examples(cls)
+        found = recurrence_examples(cls)
+        one = next(spec for spec in found.values() if spec.rows == 1 and spec.reads_early)
+        return found | {"starts the next": replace(one, starts_next=True)}
 
     def flops(self) -> int:
         return 8 * self.rows * self.rule.state_size
