@@ -98,12 +98,12 @@ def test_no_launch_of_a_dense_model_or_in_exact_mode_does() -> None:
 @pytest.mark.parametrize("rows", [3, 8])
 @pytest.mark.parametrize("name", [QWEN3, QWEN35])
 def test_nothing_reads_too_early(
-    emulator: Device, name: str, rows: int, together: bool, monkeypatch: pytest.MonkeyPatch
+    device: Device, name: str, rows: int, together: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Replays give the logits of launches one after the other, and the emulator finds no race of
     kernels that overlap."""
     monkeypatch.setattr(shared_read, "pays_together", lambda *_: together)
-    found = [two_steps(emulator, name, rows, graph) for graph in (False, True)]
+    found = [two_steps(device, name, rows, graph) for graph in (False, True)]
     assert np.abs(found[0]).max() > 0
     np.testing.assert_array_equal(*found)
 
