@@ -20,7 +20,7 @@ from urdir.model.graph.ops import Add, Norm, Product
 from urdir.model.graph.tensor import Tensor
 from urdir.model.lower.adapters import SLOTS, rows_of_tensor
 from urdir.model.lower.chain import Chain
-from urdir.model.lower.early import router_starts_next
+from urdir.model.lower.early import may_start_next
 from urdir.model.lower.experts.adapters import ExpertAdapters, known_positions
 from urdir.model.lower.experts.cached import through_cache
 from urdir.model.lower.experts.grouped_gemm import GroupedGemm
@@ -203,7 +203,7 @@ def _starts_next(at: Lowering, of: Route, norm: NormLayer | None) -> bool:
     (experts,) = at.readers(of.y)
     assert isinstance(experts, Experts)
     together = SharedRead(at, of.x.rows)
-    return router_starts_next(at, of.x.rows) and together.serves(
+    return may_start_next(at, of.x.rows) and together.serves(
         MixtureLayer.of(at, experts), norm, of.selection
     )
 

@@ -20,7 +20,6 @@ from urdir.model.engine.step import build_plan
 from urdir.model.families.config import Config
 from urdir.model.families.shapes import SHAPES
 from urdir.model.families.synthetic import SyntheticModel
-from urdir.model.lower import early
 from urdir.model.lower.experts import shared_read
 from urdir.model.measure.paper_device import paper_device
 from urdir.model.memory.session_settings import SessionSettings
@@ -70,8 +69,8 @@ def early_ones(plan: Plan) -> set[str]:
     ("rows", "prompt", "together", "expected"),
     [
         (8, 0, True, EARLY),
-        (5, 0, True, EARLY),
-        (4, 0, True, {"attn_qkv"}),
+        (2, 0, True, EARLY),
+        (1, 0, True, {"attention"}),
         # products of a row each load x before they wait
         (8, 0, False, EARLY - {"ffn_gate_inp"}),
         (9, 0, True, set()),
@@ -99,14 +98,12 @@ def test_no_launch_of_a_dense_model_or_in_exact_mode_does() -> None:
 @pytest.mark.parametrize("rows", [3, 8])
 @pytest.mark.parametrize("name", [QWEN3, QWEN35])
 def test_nothing_reads_too_early(
-    emulator: Device, name: str, rows: int, together: bool, monkeypatch: pytest.MonkeyPatch
+    device: Device, name: str, rows: int, together: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All start from two rows on: replays give the logits of launches one after the other, and the
-    emulator finds no race of kernels that overlap."""
+    """Replays give the logits of launches one after the other, and the emulator finds no race of
+    kernels that overlap."""
     monkeypatch.setattr(shared_read, "pays_together", lambda *_: together)
-    for least in ("HEADS_FROM", "OUTPUT_FROM", "ROUTER_FROM"):
-        monkeypatch.setattr(early, least, 2)
-    found = [two_steps(emulator, name, rows, graph) for graph in (False, True)]
+    found = [two_steps(device, name, rows, graph) for graph in (False, True)]
     assert np.abs(found[0]).max() > 0
     np.testing.assert_array_equal(*found)
 

@@ -17,7 +17,7 @@ from urdir.driver.operation import Launch
 from urdir.model.families.feed_forward import Router
 from urdir.model.families.stored import Linear
 from urdir.model.graph.experts import Experts, Route
-from urdir.model.graph.ops import Add
+from urdir.model.graph.ops import Add, Scale
 from urdir.model.graph.ops import Norm as Normed
 from urdir.model.graph.tensor import Tensor
 from urdir.model.lower import moe
@@ -342,6 +342,26 @@ def check_mixture(bench: ExpertsBench, case: str, allowed: float) -> None:
     middle = f.gated(through(g, g_bias, expert, scaled), through(u, u_bias, expert, scaled))
     expected = xs + (after * through(d, d_bias, expert, middle)).sum(axis=1)
     bench.compare(y, expected, allowed)
+
+
+@pytest.mark.parametrize("rows", [1, 3, 12])
+def test_a_sum_of_experts_that_another_operation_reads_is_made(emulator: Device, rows: int) -> None:
+    made = ExpertsBench(emulator, rows, exact=False)
+    router, _, _ = made.experts(1, HIDDEN, bias=False, fmt="F32")
+    up, _, _ = made.experts(WIDTH, HIDDEN, bias=False)
+    down, _, _ = made.experts(HIDDEN, WIDTH, bias=False)
+    x, xs = made.input(HIDDEN)
+    y, half = made.out(HIDDEN), made.out(HIDDEN, "half")
+    chosen, silu = router_of(router, Selection(EXPERTS, 2)), Activation("silu")
+    made.mixture("ffn", chosen, (up, up, down), x, y, activation=silu)
+    add = made.graph.ops[-1]
+    assert isinstance(add, Add)
+    made.add(Scale, "half", half, add.b, 0.5)
+    assert made.run()[-2:] == ["add", "rescale"]
+    branch = made.values(y) - xs
+    assert np.abs(branch).max() > 0.1
+    np.testing.assert_allclose(2 * made.values(half), branch, atol=2e-6)
+    made.close()
 
 
 @every_mode

@@ -66,12 +66,12 @@ def logits(device: Device, name: str, rows: int) -> tuple[list[str], np.ndarray[
 
 @pytest.mark.parametrize("name", MODELS)
 def test_results_are_packed_as_by_a_launch_after_them(
-    emulator: Device, name: str, monkeypatch: pytest.MonkeyPatch
+    device: Device, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kernels, found = logits(emulator, name, 16)
+    kernels, found = logits(device, name, 16)
     for kernel in (CausalConv, SelectiveScan):
         monkeypatch.setattr(kernel, "can_pack", staticmethod(lambda *_: False))
-    others, expected = logits(emulator, name, 16)
+    others, expected = logits(device, name, 16)
     assert others.count("pack") - kernels.count("pack") == SPARED[name]
     assert np.abs(expected).max() > 0
     np.testing.assert_array_equal(found, expected)
