@@ -199,8 +199,8 @@ OTHERS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "granite4_vision_text": (
         "Granite4VisionConfig", "Granite4VisionForConditionalGeneration",
         {"text_config": {**_SCALED, **_BASE, "model_type": "granite4_vision_text"},
-         "vision_config": {**_VISION, "hidden_size": 64, "model_type": "siglip_vision_model", "image_size": 32,
-                           "patch_size": 8}, "downsample_rate": "1/2",
+         "vision_config": {**_VISION, "model_type": "siglip_vision_model", "hidden_size": 64,
+                           "image_size": 32, "patch_size": 8}, "downsample_rate": "1/2",
          "deepstack_layer_map": [[0, 1]], "spatial_target_layers": [0, 1, 2, 3]},
     ),
     "qwen4_exp_text": (
