@@ -192,6 +192,17 @@ OTHERS: dict[str, tuple[str, str, dict[str, Any]]] = {
         {"num_hidden_layers": 25, "num_kv_shared_layers": 5, "head_dim": 32, "sliding_window": 20,
          "vocab_size_per_layer_input": 300, "rms_norm_eps": 1e-5},
     ),
+    "emu3_text_model": (
+        "Emu3TextConfig", "Emu3ForCausalLM",
+        {"pad_token_id": 0, "rope_parameters": {"rope_type": "default", "rope_theta": 5000.0}},
+    ),
+    "granite4_vision_text": (
+        "Granite4VisionConfig", "Granite4VisionForConditionalGeneration",
+        {"text_config": {**_SCALED, **_BASE, "model_type": "granite4_vision_text"},
+         "vision_config": {**_VISION, "model_type": "siglip_vision_model", "hidden_size": 64,
+                           "image_size": 32, "patch_size": 8}, "downsample_rate": "1/2",
+         "deepstack_layer_map": [[0, 1]], "spatial_target_layers": [0, 1, 2, 3]},
+    ),
     "qwen4_exp_text": (
         "Qwen4ExpTextConfig", "Qwen4ExpForCausalLM", {**_QWEN4, "rope_parameters": _SHORT},
     ),

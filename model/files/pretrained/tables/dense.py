@@ -232,6 +232,14 @@ FAMILIES: Mapping[str, Family] = {
     "mistral": LLAMA,
     "ministral": LLAMA,
     "internlm3": LLAMA,
+    "emu3_text_model": replace(
+        LLAMA,
+        defaults={
+            **{"vocab_size": 184622, "hidden_size": 4096, "intermediate_size": 14336},
+            **{"num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8},
+            **{"max_position_embeddings": 9216, "rms_norm_eps": 1e-5, "rope_theta": 1e6},
+        },
+    ),
     "cwm": LLAMA,
     "qwen2": Family("qwen2", defaults={"use_sliding_window": False}),
     # "encoder.layers": in Qianfan OCR, as transformers writes it
@@ -241,6 +249,9 @@ FAMILIES: Mapping[str, Family] = {
     "qwen3_vl_text": Family("qwen3vl"),
     "granite": _GRANITE,
     "granite_docling_text": replace(_GRANITE, tied=True),
+    "granite4_vision_text": replace(
+        _GRANITE, unused=("layerwise_projectors.", "spatial_projectors.")
+    ),
     "granite_swa": GRANITE_SWA,
     "granitemoe_swa": GRANITE_SWA,
     "paddleocr_vl_text": Family("paddleocr", tied=True),
