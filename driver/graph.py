@@ -25,7 +25,7 @@ from urdir.driver.node import (
     kernel_params,
     may_be_programmatic,
 )
-from urdir.driver.operation import Copy, Fill, Launch, Operation, allocation_of
+from urdir.driver.operation import Copy, Launch, Operation, allocation_of
 from urdir.driver.parallel import Job, Work, completed
 from urdir.driver.ranges import named
 
@@ -55,35 +55,27 @@ class Graph(Owned):
         self.edges: list[GraphEdge] = []
         self._unconnected: list[GraphEdge] = []  # programmatic edges that the driver lacks
 
-    def add_kernel(
+    def add(
         self,
-        loaded: LoadedKernel,
-        launch: Launch,
+        operation: Operation,
+        loaded: LoadedKernel | None = None,
         after: Iterable[int] = (),
         programmatic: Iterable[int] = (),
     ) -> int:
-        """Add a launch that waits for the nodes ``after``, and programmatically for others.
+        """Add a launch of ``loaded``, a copy or a fill, that waits for the nodes ``after``, and
+        programmatically for others.
 
         Returns the node's number. Raises LaunchError for a programmatic edge unless it joins two
         non-cooperative kernels on sm_90 or newer and the second waits for its dependencies: other
         such edges would be races.
         """
-        return self._add(self._enter(), launch, loaded, after, programmatic)
-
-    def add_copy(self, copy: Copy, after: Iterable[int] = ()) -> int:
-        """Add a copy to device memory; returns the node's number."""
-        return self._add(self._enter(), copy, None, after)
-
-    def add_fill(self, fill: Fill, after: Iterable[int] = ()) -> int:
-        """Add a fill of device memory; returns the node's number."""
-        return self._add(self._enter(), fill, None, after)
+        return self._add(self._enter(), operation, loaded, after, programmatic)
 
     def add_all(
         self,
         given: Iterable[tuple[Operation, LoadedKernel | None, Iterable[int], Iterable[int]]],
     ) -> None:
-        """Add several nodes, each as ``add_kernel``, ``add_copy`` or ``add_fill`` does with its
-        kernel and edges; this thread's context is set once."""
+        """`add` several nodes; this thread's context is set once."""
         api = self._enter()
         for operation, loaded, after, programmatic in given:
             self._add(api, operation, loaded, after, programmatic)
@@ -167,7 +159,7 @@ class Graph(Owned):
         operation: Operation,
         loaded: LoadedKernel | None,
         after: Iterable[int],
-        programmatic: Iterable[int] = (),
+        programmatic: Iterable[int],
     ) -> int:
         """Add a node in the current context. If the driver fails the graph is closed: the node may
         lack an attribute, or edges. Raises LaunchError for an edge that the graph cannot have."""

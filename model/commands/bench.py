@@ -43,7 +43,7 @@ def add_parser(commands: options.Subparsers) -> None:
     parser = options.add_command(
         commands, "bench", run, "measure prompt and decode speed", EXAMPLES
     )
-    options.add_file(parser, optional=True)
+    options.add_file(parser)
     parser.add_argument("--shape", metavar="NAME", help="a model of this shape, random weights")
     parser.add_argument("--type", metavar="TYPE", help="its weights (as published: mostly q4_k_m)")
     options.add_quantize(parser)

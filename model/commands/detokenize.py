@@ -20,7 +20,7 @@ def add_parser(commands: options.Subparsers) -> None:
     parser = options.add_command(
         commands, "detokenize", run, "print the text of token ids", EXAMPLES
     )
-    options.add_file(parser, optional=True)
+    options.add_file(parser)
     parser.add_argument(
         "ids",
         nargs="?",

@@ -30,7 +30,7 @@ def add_parser(commands: options.Subparsers) -> None:
     parser = options.add_command(
         commands, "embed", run, "write embeddings of texts, or scores of a ranking model", EXAMPLES
     )
-    options.add_file(parser, optional=True)
+    options.add_file(parser)
     parser.add_argument("texts", nargs="*", metavar="TEXT", help="a text to embed")
     options.add_llama_flags(parser, "model", "context")
     options.add_quantize(parser)

@@ -42,7 +42,7 @@ def add_parser(commands: options.Subparsers) -> None:
     parser = options.add_command(
         commands, "logits", run, "write the logits of every position of a text", EXAMPLES
     )
-    options.add_file(parser, optional=True)
+    options.add_file(parser)
     options.add_llama_flags(parser, "model")
     options.add_adapters(parser)
     options.add_quantize(parser)

@@ -189,9 +189,9 @@ def add_prompt_arithmetic(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_file(parser: argparse.ArgumentParser, *, optional: bool = False) -> None:
-    """A model as a positional argument."""
-    parser.add_argument("file", nargs="?" if optional else None, metavar="MODEL", help=MODEL_HELP)
+def add_file(parser: argparse.ArgumentParser) -> None:
+    """A model as a positional argument, which may be missing: it may be given with a flag."""
+    parser.add_argument("file", nargs="?", metavar="MODEL", help=MODEL_HELP)
 
 
 def output_file(args: argparse.Namespace) -> Path:

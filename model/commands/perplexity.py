@@ -31,7 +31,7 @@ def add_parser(commands: options.Subparsers) -> None:
     parser = options.add_command(
         commands, "perplexity", run, "measure how well a model predicts a text", EXAMPLES
     )
-    options.add_file(parser, optional=True)
+    options.add_file(parser)
     options.add_llama_flags(parser, "model")
     options.add_adapters(parser)
     options.add_quantize(parser)

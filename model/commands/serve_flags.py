@@ -15,7 +15,7 @@ _CONTEXT_HELP = (
 
 def add_flags(parser: Parser) -> None:
     """Declare the flags of a server."""
-    options.add_file(parser, optional=True)
+    options.add_file(parser)
     add_opening_flags(parser)
     parser.add_argument(
         "--api-workers",

@@ -45,7 +45,7 @@ def add_parser(commands: options.Subparsers) -> None:
     parser = options.add_command(
         commands, "show", run, "show whether a model runs here, and what it needs", EXAMPLES
     )
-    options.add_file(parser, optional=True)
+    options.add_file(parser)
     options.add_model(parser)
     options.add_device(parser)
     options.add_gpus(parser)

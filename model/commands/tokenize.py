@@ -21,7 +21,7 @@ EXAMPLES = """\
 def add_parser(commands: options.Subparsers) -> None:
     """Declare the command."""
     parser = options.add_command(commands, "tokenize", run, "print the tokens of a text", EXAMPLES)
-    options.add_file(parser, optional=True)
+    options.add_file(parser)
     parser.add_argument("text", nargs="?", metavar="TEXT", help="the text (default: stdin)")
     options.add_llama_flags(parser, "model")
     parser.add_argument("--no-bos", action="store_true", help="do not begin with BOS")

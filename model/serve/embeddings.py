@@ -63,7 +63,7 @@ def read_embeddings(fields: Fields, model: ServedModel, limits: Limits) -> Embed
         usage = {"prompt_tokens": tokens, "total_tokens": tokens}
         return {"object": "list", "data": data, "model": model.names[0], "usage": usage}
 
-    return Embeds(shape, _read_inputs(fields, "input", model), dimensions=width)
+    return Embeds(shape, _read_inputs(fields, model), dimensions=width)
 
 
 def read_ollama_embed(fields: Fields, model: ServedModel, limits: Limits) -> Embeds:
@@ -144,10 +144,9 @@ def read_score(fields: Fields, model: ServedModel, limits: Limits) -> Embeds:
     return Embeds(shape, pairs=tuple(zip(first, second, strict=True)))
 
 
-def _read_inputs(
-    fields: Fields, name: str, model: ServedModel
-) -> tuple[str | tuple[int, ...], ...]:
+def _read_inputs(fields: Fields, model: ServedModel) -> tuple[str | tuple[int, ...], ...]:
     """A text, texts, the tokens of a text, or of several."""
+    name = "input"
     value = fields.raw(name)
     size = model.tokenizer.vocab_size
     if is_whole_list(value) and value:

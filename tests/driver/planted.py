@@ -5,7 +5,6 @@ from __future__ import annotations
 from urdir.driver.device import Device
 from urdir.driver.execute import bind
 from urdir.driver.graph import Graph
-from urdir.driver.operation import Copy, Fill
 from urdir.driver.plan import Plan
 
 
@@ -21,11 +20,5 @@ def graph_without(plan: Plan, device: Device, missing: tuple[int, int]) -> Graph
     waits[second].remove(first)
     waits[second] += set(waits[first]).difference(waits[second])
     for (operation, loaded), before in zip(bound.steps(), waits, strict=True):
-        if isinstance(operation, Copy):
-            graph.add_copy(operation, before)
-        elif isinstance(operation, Fill):
-            graph.add_fill(operation, before)
-        else:
-            assert loaded is not None
-            graph.add_kernel(loaded, operation, before)
+        graph.add(operation, loaded, before)
     return graph

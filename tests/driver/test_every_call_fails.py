@@ -169,7 +169,7 @@ def test_a_graph_in_which_adding_failed_is_closed(make_kernel: MakeKernel) -> No
 
     def record(graph: Graph, loaded: LoadedKernel, launch: Launch, first: int) -> None:
         waits = launch.kernel.waits_for_dependencies
-        graph.add_kernel(loaded, launch, *(([], [first]) if waits else ([first],)))
+        graph.add(launch, loaded, *(([], [first]) if waits else ([first],)))
         graph.instantiate()
 
     for name in ("cuGraphKernelNodeSetAttribute", "cuGraphAddDependencies"):
@@ -180,7 +180,7 @@ def test_a_graph_in_which_adding_failed_is_closed(make_kernel: MakeKernel) -> No
             launch = Launch(kernel, "ramp", {"x": x, "n": N, "y": y, "scale": 1.0})
             graph, loaded = Graph(device, "g"), device.load(kernel)
             other = Launch(kernels[0], "first", {"x": x, "n": N, "y": y, "scale": 1.0})
-            first = graph.add_kernel(device.load(kernels[0]), other)
+            first = graph.add(other, device.load(kernels[0]))
             api.inject(name)
             with pytest.raises(CudaError, match=name):
                 record(graph, loaded, launch, first)

@@ -126,10 +126,10 @@ def read(memory: Arena, name: str) -> np.ndarray[Any, Any]:
 def test_nodes_run_in_the_order_of_their_edges(device: Device, memory: Arena) -> None:
     graph = Graph(device, "chain")
     loaded = device.load(SHIFT)
-    first = graph.add_kernel(loaded, shift(memory, "a", "b", 5))
-    second = graph.add_copy(Copy(memory["c"], memory["b"], "keep"), after=[first])
-    third = graph.add_fill(Fill(memory["b"], 0xFF, "clear"), after=[second])
-    graph.add_kernel(loaded, shift(memory, "b", "d", 7), after=[third])
+    first = graph.add(shift(memory, "a", "b", 5), loaded)
+    second = graph.add(Copy(memory["c"], memory["b"], "keep"), after=[first])
+    third = graph.add(Fill(memory["b"], 0xFF, "clear"), after=[second])
+    graph.add(shift(memory, "b", "d", 7), loaded, after=[third])
     with graph.instantiate() as recorded, device.create_stream() as stream:
         assert recorded.node_count == len(recorded.nodes) == 4
         assert [(e.before, e.after) for e in recorded.edges] == [(0, 1), (1, 2), (2, 3)]
@@ -158,8 +158,8 @@ def test_every_replay_reads_memory_anew(device: Device, memory: Arena) -> None:
 def test_a_graph_without_an_edge_it_needs_is_refused(device: Device, memory: Arena) -> None:
     graph = Graph(device, "race")
     loaded = device.load(SHIFT)
-    graph.add_kernel(loaded, shift(memory, "a", "b", 1))
-    graph.add_kernel(loaded, shift(memory, "c", "a", 1))
+    graph.add(shift(memory, "a", "b", 1), loaded)
+    graph.add(shift(memory, "c", "a", 1), loaded)
     with pytest.raises(LaunchError, match=r"'a->b' to node 1 'c->a'.*write after read.*'y'"):
         graph.instantiate()
 
@@ -167,9 +167,9 @@ def test_a_graph_without_an_edge_it_needs_is_refused(device: Device, memory: Are
 @pytest.mark.parametrize("before", [-1, 1])
 def test_edges_come_from_nodes_added_before(device: Device, memory: Arena, before: int) -> None:
     graph = Graph(device, "order")
-    graph.add_fill(Fill(memory["a"], 0, "first"))
+    graph.add(Fill(memory["a"], 0, "first"))
     with pytest.raises(LaunchError, match=f"not from node {before}"):
-        graph.add_fill(Fill(memory["b"], 0, "second"), after=[before])
+        graph.add(Fill(memory["b"], 0, "second"), after=[before])
 
 
 def test_the_emulator_detects_a_missing_edge(emulator: Device) -> None:
@@ -178,8 +178,8 @@ def test_the_emulator_detects_a_missing_edge(emulator: Device) -> None:
             piece.upload(COUNT)
         graph = Graph(emulator, "race")
         loaded = emulator.load(NO_WAIT)
-        graph.add_kernel(loaded, shift(memory, "a", "b", 1, NO_WAIT))
-        graph.add_kernel(loaded, shift(memory, "b", "a", 1, NO_WAIT))
+        graph.add(shift(memory, "a", "b", 1, NO_WAIT), loaded)
+        graph.add(shift(memory, "b", "a", 1, NO_WAIT), loaded)
         api = emulator.api  # below the check of `instantiate`
         executable = check(api, api.cuGraphInstantiate(graph.handle, 0), "instantiate")
         with emulator.create_stream() as stream:
@@ -469,7 +469,7 @@ def test_the_driver_has_the_edges_of_the_graph(
             before = rng.permutation(number)[:3].tolist()
             early = [of for of in before if of % 2 and launch.kernel.waits_for_dependencies]
             plain = [of for of in before if of not in early]
-            graph.add_kernel(device.load(launch.kernel), launch, plain, early)
+            graph.add(launch, device.load(launch.kernel), plain, early)
         graph.instantiate(needed=()).close()
         found = edges_of(graph)
         kinds = {kind for _, _, kind in found}
@@ -502,11 +502,11 @@ def test_an_illegal_programmatic_edge_is_refused(
 ) -> None:
     graph = Graph(device, "illegal")
     if first is None:
-        graph.add_fill(Fill(memory["b"], 0, "first"))
+        graph.add(Fill(memory["b"], 0, "first"))
     else:
-        graph.add_kernel(device.load(first), shift(memory, "a", "b", 1, first))
+        graph.add(shift(memory, "a", "b", 1, first), device.load(first))
     with pytest.raises(LaunchError, match="no programmatic edge can lead"):
-        graph.add_kernel(device.load(second), shift(memory, "b", "c", 1, second), programmatic=[0])
+        graph.add(shift(memory, "b", "c", 1, second), device.load(second), programmatic=[0])
 
 
 def test_before_sm_90_all_edges_are_plain() -> None:

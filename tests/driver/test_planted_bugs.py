@@ -730,7 +730,7 @@ def test_a_missing_edge_of_a_graph(device: Device) -> None:
     graph = Graph(device, "chain")
     for operation in plan:
         assert isinstance(operation, Launch)
-        graph.add_kernel(device.load(operation.kernel), operation)
+        graph.add(operation, device.load(operation.kernel))
     with pytest.raises(LaunchError, match=r"no path leads.*read after write"):
         graph.instantiate()
     api = device.api
