@@ -86,8 +86,7 @@ class Halves:
     @property
     def pay_early(self) -> bool:
         """Whether products of two vectors are faster with packed ones than with f32 ones."""
-        fmt = self.format
-        return self.factors_are_exact or fmt.arithmetic == "e4m3" or fmt.digits == 2
+        return self.factors_are_exact or self.format.arithmetic == "e4m3"
 
     @property
     def raised(self) -> int:

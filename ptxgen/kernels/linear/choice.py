@@ -43,6 +43,10 @@ PACKED_NORMS_FROM = 5
 #: The same of both, of types that `pay_early`. On an H200 a step of 2, 3 and 4 sequences of an 8B
 #: NVFP4 model takes 1.379, 1.387 and 1.390 ms so, else 1.549, 1.594 and 1.522.
 PACKED_EXACT_FROM = 2
+#: The same of both, of types with a table of two digits: a tile takes 405 instructions as integers
+#: with up to four vectors, 828 with more, and 630 as halves. On an H200 a step of 2 and 4 sequences
+#: of an 8B NF4 model takes 1.866 and 1.923 ms so, else 2.301 and 2.316.
+PACKED_DIGITS_FROM = 5
 #: Types of which products with a norm round f32 vectors: a tile takes fewer instructions with
 #: integers than as halves (SASS: Q5_K 332 and 391, IQ4_XS 438 and 503, IQ3_XXS 457 and 520, IQ2_XXS
 #: 360 and 406; but Q6_K 437 and 373, Q8_0 312 and 271, MXFP4 490 and 354, IQ2_XS 723 and 446).
@@ -168,6 +172,8 @@ class LinearRequest:
             serves, fewest = not self.has(Gated) and len(self.matrices) == 1, PACKED_FROM
         if Halves(self.formats[0]).pay_early:
             fewest = PACKED_EXACT_FROM
+        elif self.formats[0].digits == 2:
+            fewest = PACKED_DIGITS_FROM
         fits = serves and self.cols % TILE_COLS == 0
         several = fits and self.rounds_several and self.batch >= fewest
         several &= not any(fmt.is_float for fmt in self.formats)
