@@ -13,6 +13,11 @@ us of a launch on an H200 (2026-11-22), `Gemm` / `GemmMma`, the weights in memor
     2,048           1,900 / 1,498           927 / 726        3,666 / 1,831
 
 It was faster at 4096 x 4096, with Q6_K and Q8_0, and at 32 and 128 vectors as well.
+
+2,048 vectors by `GemmMma` / `GemmMmaBytes`, Q4_K (an H200, 2026-11-30): 4096 x 4096 219.0 / 133.9
+us, 14336 x 4096 750.6 / 453.3, 4096 x 14336 711.1 / 412.6. E4M3R256 by `GemmMma` / `GemmMmaE4m3`,
+which multiplies f16 numbers there: 245.6 / 285.2, 833.0 / 980.7. Where mma.sync multiplies E4M3
+numbers (`bytes_choice.MMA_E4M3`) it has not been measured.
 """
 
 from __future__ import annotations
