@@ -18,11 +18,10 @@ from urdir.model.memory.buckets import STEP_ROWS, WHOLE_CHUNK
 #: Times of a step that are kept, and that tell what it takes: a device that brakes takes up to
 #: twice as long.
 _KEPT, _KNOWN = 5, 3
-#: Two steps take the place of one where they take this share less; ways with a step that is not
-#: timed are tried where they may take this share more than the best one.
-_LESS, _HOPED = 0.02, 0.1
+#: Two steps take the place of one where they take this share less.
+_LESS = 0.02
 #: How many ways of two steps are looked at.
-_WAYS = 2
+_WAYS = 3
 #: Times tell what a row takes where the variance of rows is this share of their mean square.
 _SPREAD = 0.05
 
@@ -112,11 +111,7 @@ class PromptSteps:
         def seconds(way: tuple[int, ...]) -> tuple[int, float]:
             of = [(graphs[step], step[1]) for step in pairwise(way)]
             least = sum(self._seconds(graph.rows, stop) for graph, stop in of)
-            least *= 1 - _HOPED if self._times and not is_timed(way) else 1
             return sum(not graph.is_recorded for graph, _ in of), least
-
-        def is_timed(way: tuple[int, ...]) -> bool:
-            return all(self._is_timed(graphs[step].rows, step[1]) for step in pairwise(way))
 
         def fine(way: tuple[int, ...]) -> float:
             return sum(self._seconds(graphs[step].least, step[1]) for step in pairwise(way))
@@ -126,7 +121,8 @@ class PromptSteps:
         best = min(others, key=times.__getitem__)
         if times[best] >= (times[first][0], times[first][1] * (1 - _LESS)):
             best = first
-        self.trials += self._takes_time and not is_timed(best)
+        is_timed = all(self._is_timed(graphs[step].rows, step[1]) for step in pairwise(best))
+        self.trials += self._takes_time and not is_timed
         finest = min(ways, key=fine)
         if finest == best or fine(finest) >= (1 - _LESS) * times[best][1]:
             return Way(best[1])

@@ -92,7 +92,7 @@ class Toy:
 def test_the_steps_that_take_the_least(seconds: Seconds, tokens: int, rows: list[int]) -> None:
     """After some prompts, with the graphs that they wished for."""
     toy = Toy(PromptSteps(FIRSTS), seconds)
-    for other in (*OTHERS * 3, *(tokens,) * 40):
+    for other in (*OTHERS * 3, *(tokens,) * 16):
         toy.run(other)
     assert toy.run(tokens)[0] == rows
 
@@ -104,7 +104,7 @@ def test_no_way_takes_much_less(seconds: Seconds, tokens: int) -> None:
     most."""
     steps = PromptSteps(FIRSTS)
     toy = Toy(steps, seconds)
-    for other in (*OTHERS * 3, *(tokens,) * 40):
+    for other in (*OTHERS * 3, *(tokens,) * 16):
         toy.run(other)
     ways = [pairwise((0, *way)) for way in steps.ways(0, tokens)]
     least = min(sum(seconds(fine_rows(b - a), b) for a, b in way) for way in ways)
@@ -144,7 +144,7 @@ def test_what_no_step_was_timed_of_is_on_the_line_of_the_others() -> None:
 
 def test_one_slow_step_decides_nothing() -> None:
     toy = Toy(PromptSteps(FIRSTS), even, all_recorded=True)
-    steps = [toy.run(1100)[0] for _ in range(16)]
+    steps = [toy.run(1100)[0] for _ in range(8)]
     toy.steps.learn(1120, 1100, 2 * even(1120, 1100))
     assert [toy.run(1100)[0] for _ in range(4)] == steps[-4:] == [[1120]] * 4
 
