@@ -234,7 +234,7 @@ class ShapeBuckets:
         """
         if (stop := start + self.first(end - start)) < end:
             end, output = stop, Output.NONE
-        return self.prompt_step(start, end, end, output), end
+        return self._of_one_prompt(start, end, end, output), end
 
     def prompts(self, start: int, end: int, output: Output) -> Iterator[StepShape]:
         """The shapes of all steps of a prompt alone from ``start`` to ``end``; see `prompt`."""
@@ -278,7 +278,7 @@ class ShapeBuckets:
         if not batch.choosing:
             output = Output.NONE
         if not batch.decode and len(segments) == 1:
-            return self.prompt_step(segments[0].start, segments[0].end, length, output)
+            return self._of_one_prompt(segments[0].start, segments[0].end, length, output)
         rows = self.segment_rows(segments)
         if grain is Grain.COARSE:
             rows = next(c for c in COARSE_CHUNKS if c >= rows)
@@ -296,7 +296,7 @@ class ShapeBuckets:
             rows, keys, output, prompt=prompt, outputs=outputs, segments=most, walk=walk
         )
 
-    def prompt_step(self, start: int, end: int, length: int, output: Output) -> StepShape:
+    def _of_one_prompt(self, start: int, end: int, length: int, output: Output) -> StepShape:
         """The shape of a step for the tokens from ``start`` to ``end`` of a sequence, in the bucket
         of ``length`` keys where it does not walk and its launches depend on that."""
         rows, begins = self._chunk(end - start), self.begin_apart and start == 0

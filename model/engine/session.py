@@ -12,7 +12,6 @@ from urdir.model.engine.adapters import Adapters
 from urdir.model.engine.budget import SessionBudget, check_context
 from urdir.model.engine.decode_graphs import DecodeGraphs
 from urdir.model.engine.paced_rows import PacedRows
-from urdir.model.engine.prompt_steps import PromptSteps
 from urdir.model.engine.rank import open_ranks
 from urdir.model.engine.runner import Observer
 from urdir.model.engine.sampling_settings import SamplingSettings
@@ -85,10 +84,8 @@ class Session(Owner):
             self.drafting = Drafting.of(self.parts.state, rest, scope)
             #: How many answers have a row in steps without drafts, by what these take; None: all
             #: have one. An emulator's times say nothing, and its answers depend on no clock.
-            is_timed = not self.parts.device.is_emulated
-            self.paced = PacedRows() if is_timed and self.drafting is None else None
-            #: Into which steps prompts alone are divided, by what these take.
-            self.prompt_steps = PromptSteps(self.shapes.first_chunks, is_timed)
+            is_timed = self.drafting is None and not self.parts.device.is_emulated
+            self.paced = PacedRows() if is_timed else None
             #: Where prefixes of slots are saved; None: nowhere.
             self.prefix_files: PrefixFiles | None = None
             self._compilers: dict[Tokenizer, ConstraintCompiler] = {}

@@ -46,15 +46,13 @@ class StepClock(Owner):
         """The beginning or the end of a launch is here."""
         self._stream.record(point)
 
-    def read(self, span: Span) -> float:
-        """A launch is complete: the one after the last that was read. What it took, in seconds."""
-        seconds = span.end.elapsed_ms_since(span.begin) / 1e3
-        self.busy_seconds += seconds
+    def read(self, span: Span) -> None:
+        """A launch is complete: the one after the last that was read."""
+        self.busy_seconds += span.end.elapsed_ms_since(span.begin) / 1e3
         if self._last is not None:
             self.idle_seconds += span.begin.elapsed_ms_since(self._last.end) / 1e3
             self._free.append(self._last)
         self._last = span
-        return seconds
 
     def rest(self) -> None:
         """Pause until the next launch. Nothing is queued: launches that were not read never are."""

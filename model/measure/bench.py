@@ -5,14 +5,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from statistics import mean, median, stdev
 from typing import TYPE_CHECKING, TypeVar
 
 from urdir.driver import execute
 from urdir.driver.errors import DriverError, loses_device
 from urdir.driver.plan import Plan
-from urdir.model.engine.batch import Output, StepShape
+from urdir.model.engine.batch import Output
 from urdir.model.engine.realizar.eager import EagerSteps
 from urdir.model.engine.run_ahead import AT_ONCE, FEW
 from urdir.model.engine.session import Session
@@ -37,9 +36,8 @@ log = logging.getLogger("urdir.bench")
 Run = TypeVar("Run")
 #: Runs of a step that is profiled.
 PROFILED = 6
-#: Untimed runs at most: another one follows while each leaves graphs to be made, or finds out into
-#: which steps a prompt is best divided.
-_MOST_UNTIMED = 12
+#: Untimed runs at most: another one follows while each leaves graphs to be made.
+_MOST_UNTIMED = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,15 +235,12 @@ class _Bench:
         before, tokens = (drawn_tokens(self.session, n) for n in (test.depth, test.prompt))
         chosen, count = max(1, test.generate), test.prompt + test.generate
         start, end, shapes = test.depth, test.depth + test.prompt, self.session.shapes
-        while start < end:  # or a step may run by a graph of more rows
-            needed = list[StepShape]()
-            for way in (ways := [*self.session.prompt_steps.ways(start, end)]):
-                for first, stop in pairwise((start, *way)):
-                    output = Output.GREEDY if stop == end else Output.NONE
-                    shape = shapes.prompt_step(first, stop, stop, output)
-                    needed.append(shapes.fine(shape, stop - first))
-            self.session.steps.record(needed)
-            start = ways[0][-1]
+        needed = []
+        while start < end:
+            shape, stop = shapes.prompt(start, end, Output.GREEDY)
+            needed.append(shapes.fine(shape, stop - start))
+            start = stop
+        self.session.steps.record(needed)  # or a step may run by a graph of more rows
 
         def run() -> float:
             fill(self.session, before, 1)
@@ -284,11 +279,8 @@ class _Bench:
 
     def _timed(self, run: Callable[[], Run]) -> list[Run]:
         for _ in range(_MOST_UNTIMED):
-            trials = self.session.prompt_steps.trials
             run()  # which may compile
-            if self.session.parts.device.is_emulated:
-                break
-            if not self.session.steps.finish() and self.session.prompt_steps.trials == trials:
+            if self.session.parts.device.is_emulated or not self.session.steps.finish():
                 break
         return [run() for _ in range(self.repeats)]
 

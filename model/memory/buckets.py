@@ -25,7 +25,7 @@ WHOLE_CHUNK = 128
 #: A prompt's step takes as much time besides as this many of its rows, and two steps take the place
 #: of one with padding where they take this share less. ms of 128, 512, 1,024 and 1,536 tokens of an
 #: 8B Q4_K_M model on an H200: 4.4, 12.0, 21.8 and 32.9.
-STEP_ROWS, _LESS = 128, 0.05
+_STEP_ROWS, _LESS = 128, 0.05
 #: Maximum rows of a step with drafts: beyond them one more costs as much as a token gains.
 MOST_DRAFTED = 64
 #: Maximum rows of a prompt step, if memory allows.
@@ -55,7 +55,7 @@ def first_rows(rows: int, chunks: Sequence[int]) -> int:
     ``chunks``: all that fit, or fewer where one step with padding takes longer than two."""
 
     def padded(rows: int) -> int:
-        return chunks[bisect_left(chunks, rows)] + STEP_ROWS
+        return chunks[bisect_left(chunks, rows)] + _STEP_ROWS
 
     if rows >= chunks[-1]:
         return chunks[-1]

@@ -56,7 +56,6 @@ class _Launch:
     plans: Sequence[StepPlan]
     shape: StepShape
     span: Span | None
-    queued_at: float
 
 
 class Launcher(Owner):
@@ -84,7 +83,6 @@ class Launcher(Owner):
         self._expected = ExpectedSteps(session, scheduler, self._shapes)
         self._is_revised = False  # the last step
         self._begun_at: float | None = None  # when the oldest launch has begun, where that is known
-        scheduler.divide = self._divide
         if scheduler.drafting is not None:
             scheduler.drafting.is_ready = partial(self._expected.is_ready, drafted=True)
         if scheduler.paced is not None:
@@ -145,7 +143,7 @@ class Launcher(Owner):
         for number, segment in zip(plan.prompts, plan.batch.segments, strict=True):
             with self._answers.alone(number):
                 session.storage.keep_prefix(segment.sequence, segment.end)
-        self._ahead.queued(_Launch(plans, shape, span, time.perf_counter()))
+        self._ahead.queued(_Launch(plans, shape, span))
         self._look_ahead(step, plans[-1], shape)
         return True
 
@@ -168,10 +166,9 @@ class Launcher(Owner):
             gate.open()
         launch = self._ahead.wait(self._expected.prepare, self._use_wait)
         gate.close(_TURN)
-        taken = None
+        self._note_time(launch)
         if self.clock is not None and launch.span is not None:
-            taken = self.clock.read(launch.span)
-        self._note_time(launch, taken)
+            self.clock.read(launch.span)
         return launch.plans
 
     def clear(self) -> None:
@@ -273,12 +270,6 @@ class Launcher(Owner):
             several = self._session.graphs.several(shape, plan.longest)
         return _Step(plan, shape, several, output, None)
 
-    def _divide(self, number: int, start: int, end: int) -> int:
-        """Where the next step of a request's prompt ends, which is alone."""
-        if self._session.steps.observer is not None:
-            return start + self._session.shapes.first(end - start)
-        return self._shapes.first(start, end, self._answers[number].output)
-
     def _ready(self, plan: StepPlan, shape: StepShape) -> StepShape:
         """The shape, or a recorded one that serves as well."""
         if self._session.steps.observer is not None:
@@ -293,22 +284,16 @@ class Launcher(Owner):
         more = self._scheduler.repeat(step.plan, step.several.steps - 1)
         return [step.plan, *more], step.several if more else step.shape
 
-    def _note_time(self, launch: _Launch, taken: float | None) -> None:
+    def _note_time(self, launch: _Launch) -> None:
         """A launch is complete: learn what a step of its rows takes, where it followed another one
-        without a break; of a prompt always, by the device's clock (seconds ``taken``) if that is
-        read."""
+        without a break."""
         now, begun = time.perf_counter(), self._begun_at
         self._begun_at = now if self._ahead else None
         drafting = self._scheduler.drafting
-        if launch.shape.prompt and not launch.shape.decode:
+        if begun is not None and launch.shape.prompt and not launch.shape.decode:
             segments = launch.plans[0].batch.segments
             tokens = sum(segment.end - segment.start for segment in segments)
-            if begun is not None:
-                self._session.storage.learn(tokens, now - begun)
-            if len(segments) == 1:
-                seconds = now - max(launch.queued_at, begun or 0.0) if taken is None else taken
-                rows, end = launch.shape.rows, segments[0].end
-                self._session.prompt_steps.learn(rows, end, seconds)
+            self._session.storage.learn(tokens, now - begun)
         if begun is None or launch.shape.prompt:
             return
         seconds, rows = (now - begun) / len(launch.plans), launch.shape.rows

@@ -8,6 +8,7 @@ from typing import Self
 
 from urdir.model.engine.batch import ShapeBuckets
 from urdir.model.errors import SettingsError
+from urdir.model.memory.buckets import first_rows
 from urdir.model.memory.cache_shape import RESERVED
 from urdir.model.memory.walk import Walk
 
@@ -20,8 +21,9 @@ class Limits:
     """What a scheduler allows.
 
     A step takes up to ``prompt_rows`` rows of prompts, ``mixed_rows`` beside answers: fewer, so
-    that these go on at an even pace. A segment takes a multiple of ``alignment`` rows, the last of
-    them idle. Where prompts ``walk`` over what is cached, those of a step do so over no
+    that these go on at an even pace. Of a prompt alone it takes what leaves little padding to the
+    next of the ``chunks``, if any are given. A segment takes a multiple of ``alignment`` rows, the
+    last of them idle. Where prompts ``walk`` over what is cached, those of a step do so over no
     more than one sequence may have: graphs stay few. Answers reserve room for ``ahead`` tokens at
     once. ``queue`` requests may wait, for ``wait_seconds`` at most. Without ``share_prefixes``
     every prompt is computed from its first token on. Raises SettingsError.
@@ -29,6 +31,7 @@ class Limits:
 
     prompt_rows: int = 2048
     mixed_rows: int = 512
+    chunks: tuple[int, ...] = ()
     alignment: int = 16
     ahead: int = RESERVED
     queue: int = 1024
@@ -45,6 +48,10 @@ class Limits:
             if getattr(self, name) < 1:
                 raise SettingsError(f"{name} {getattr(self, name)}: expected 1 or more")
 
+    def first(self, rows: int) -> int:
+        """How many of the ``rows`` that a prompt alone has left its next step takes."""
+        return first_rows(rows, self.chunks) if self.chunks else rows
+
     def fit(self, ends: Sequence[int]) -> bool:
         """Whether a step may have prompts, several of them, to these ends."""
         return self.walk is None or self.walk.fits(ends)
@@ -58,6 +65,7 @@ class Limits:
         return cls(
             prompt_rows=whole,
             mixed_rows=some,
+            chunks=shapes.chunks,
             alignment=_alignment(shapes),
             walk=shapes.walk,
             share_prefixes=share_prefixes,
@@ -71,6 +79,7 @@ class Limits:
         return cls(
             prompt_rows=whole,
             mixed_rows=whole,
+            chunks=shapes.chunks,
             alignment=_alignment(shapes),
             walk=shapes.walk,
             ahead=1,
@@ -86,6 +95,7 @@ class Limits:
         return cls(
             prompt_rows=whole,
             mixed_rows=whole,
+            chunks=shapes.chunks,
             alignment=_alignment(shapes),
             walk=shapes.walk,
             queue=max(1, requests),

@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from urdir.model.engine.batch import Grain, Output, StepShape
-from urdir.model.engine.prompt_steps import Graph
 from urdir.model.engine.requests.step_plan import StepPlan
 from urdir.model.memory.buckets import COMMON_ROWS, ROWS
 
@@ -63,49 +62,29 @@ class RecordedShapes:
         found = [self.recorded(of) if _is_fine(of) else of for of in _including(shape)]
         return next((of for of in found if self._session.steps.is_recorded(of)), found[0])
 
-    def first(self, start: int, end: int, output: Output) -> int:
-        """Where the next step of a prompt alone ends, which has the tokens from ``start`` to
-        ``end`` left and wants ``output``; see `PromptSteps`."""
-        shapes = self._session.shapes
-
-        def shape_of(first: int, stop: int) -> StepShape:
-            return shapes.prompt_step(first, stop, stop, output if stop == end else Output.NONE)
-
-        def graph_of(first: int, stop: int) -> Graph:
-            coarse = shape_of(first, stop)
-            found = [self._padded(of, stop - first) for of in _including(coarse)]
-            recorded = next((of for of in found if self._session.steps.is_recorded(of)), None)
-            least = shapes.fine(coarse, stop - first).rows
-            return Graph((recorded or found[0]).rows, least, recorded is not None)
-
-        way = self._session.prompt_steps.choose(start, end, graph_of)
-        for first, stop in way.wished:
-            self._wish(shapes.fine(shape_of(first, stop), stop - first))
-        return way.stop
-
     def _of_one_prompt(self, plan: StepPlan, coarse: StepShape) -> StepShape:
         """The shape of a step with one prompt alone: with little padding, if its graph is recorded.
         One that comes often will be."""
-        (segment,) = plan.batch.segments
-        rows = segment.end - segment.start
-        found, fine = self._padded(coarse, rows), self._session.shapes.fine(coarse, rows)
-        if found.rows >= coarse.rows > fine.rows * (1 + _PADDING):
-            self._wish(fine)
-        if found.rows > coarse.rows:
-            self._wish(coarse, 1 + (found.rows - coarse.rows) // _MUCH)
-        return found
+        segments = plan.batch.segments
+        if len(segments) == 1 and not plan.batch.decode:
+            fine = self._session.shapes.fine(coarse, segments[0].end - segments[0].start)
+            if fine.rows < coarse.rows and self._session.steps.is_recorded(fine):
+                return fine
+            if coarse.rows > fine.rows * (1 + _PADDING):
+                self._wish(fine)
+        return self._with_more_rows(coarse)
 
-    def _padded(self, coarse: StepShape, rows: int) -> StepShape:
-        """The shape of a step with ``rows`` of one prompt alone: with little padding, if its graph
-        is recorded, else the next one with more rows that has a graph; ``coarse`` if none has."""
-        steps, shapes = self._session.steps, self._session.shapes
-        fine = shapes.fine(coarse, rows)
-        if steps.is_recorded(fine):
-            return fine
-        if coarse.walk.count or steps.is_recorded(coarse):
-            return coarse
-        more = (replace(coarse, rows=n, prompt=n) for n in shapes.chunks if n > coarse.rows)
-        return next((each for each in more if steps.is_recorded(each)), coarse)
+    def _with_more_rows(self, shape: StepShape) -> StepShape:
+        """The shape of a step with one prompt alone, or until its graph is recorded the next one
+        with more rows that has a graph."""
+        steps, chunks = self._session.steps, self._session.shapes.chunks
+        if shape.walk.count or steps.is_recorded(shape):
+            return shape
+        more = (replace(shape, rows=n, prompt=n) for n in chunks if n > shape.rows)
+        found = next((each for each in more if steps.is_recorded(each)), shape)
+        if found is not shape:
+            self._wish(shape, 1 + (found.rows - shape.rows) // _MUCH)
+        return found
 
     def _with_less_padding(self, plan: StepPlan, coarse: StepShape) -> StepShape:
         """The shape with the least padding that is recorded, of a step with prompts beside others;

@@ -64,9 +64,6 @@ class Scheduler:
         self.context = min(context, storage.most_tokens)
         self.drafting = drafting
         self.paced: PacedRows | None = None
-        #: Where the next step of a request's prompt ends, which is alone and has the tokens from
-        #: one to another left.
-        self.divide: Callable[[int, int, int], int] = lambda request, start, end: end
         self._in_turn: tuple[list[int], Turns[int]] = ([], Turns(()))  # of the last such step
         self._rest = None if drafting is None else drafting.rest
         shares = limits.share_prefixes
@@ -352,7 +349,7 @@ class Scheduler:
         start = task.stored
         rows = min(budget, task.prefill - start)
         if len(self.tasks.running) == 1 and not self.tasks.waiting:
-            rows = min(rows, self.divide(task.number, start, task.prefill) - start)
+            rows = self.limits.first(rows)
         end = self._storage.cut(task.slot, start, start + rows)
         if segments and not self.limits.fit([*(s.end for s in segments.values()), end]):
             return 0

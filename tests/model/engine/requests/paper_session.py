@@ -13,7 +13,6 @@ from typing import Any
 from urdir.driver.gate import Gate
 from urdir.model.engine.batch import Batch, ShapeBuckets, StepShape
 from urdir.model.engine.decode_graphs import DecodeGraphs
-from urdir.model.engine.prompt_steps import PromptSteps
 from urdir.model.engine.requests.answer_loop import AnswerLoop
 from urdir.model.engine.requests.limits import Limits
 from urdir.model.memory.buckets import choosing_rows
@@ -99,7 +98,6 @@ class PaperSession:
         self.adapters = None
         self.sequences = sequences
         self.storage = PaperStorage(context)
-        self.prompt_steps = PromptSteps(shapes.first_chunks, is_timed=False)
         self.steps: Any = PaperSteps(shapes, is_recorded)
         self.graphs = DecodeGraphs(self.steps, shapes)
         self.queue = SimpleNamespace(launch=self.launch, forget_rows=lambda: None)

@@ -168,28 +168,6 @@ def test_prompts_alone_get_finer_graphs_where_they_come_often() -> None:
         assert (ready - {0} == {*shapes.chunks}) == (rows == 192)
 
 
-def test_prompts_alone_take_one_step_once_it_has_a_graph_with_little_padding() -> None:
-    """520 tokens are 512 rows and 8, and then 528."""
-    shapes = ShapeBuckets.of(chunks_of(exact=False), 1000, 4, 16)
-    ready: set[int] = {*shapes.chunks}
-
-    def prepare(shape: StepShape) -> bool:
-        ready.add(shape.prompt)
-        return False
-
-    def is_recorded(shape: StepShape) -> bool:
-        return shape.output is not Output.GREEDY or not shape.prompt or shape.prompt in ready
-
-    session = PaperSession(shapes, 1000, 4, is_recorded)
-    session.steps.prepare = prepare
-    request = Request(prompt=(1,) * 520, settings=GREEDY, limit=4, ignore_end=True)
-    with session.answers() as loop:
-        for _ in range(6):
-            run(loop, [(request, 0)])
-    prompts = [shape.prompt for shape in session.launched if shape.prompt]
-    assert prompts == [512, 8] * 4 + [528] * 2
-
-
 def test_a_graph_of_many_more_rows_serves_one_prompt() -> None:
     """Four times as long a step is worth a graph at once: so is 1,024 rows for 20 tokens."""
     shapes = ShapeBuckets.of(chunks_of(exact=False), 2048, 4, 16)

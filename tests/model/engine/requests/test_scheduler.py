@@ -7,7 +7,8 @@ from collections import Counter
 
 from tests.model.engine.requests.toy_server import Server, answer_to, ask, serve, small_limits
 from tests.model.engine.requests.toy_storage import ToyStorage
-from urdir.model.engine.batch import Batch, Segment, ShapeBuckets
+from urdir.model.engine.batch import Batch, Segment
+from urdir.model.engine.requests.limits import Limits
 from urdir.model.engine.requests.request import Finish, Request
 from urdir.model.engine.requests.scheduler import Scheduler
 from urdir.model.engine.requests.step_plan import Chosen, StepPlan
@@ -153,10 +154,9 @@ def test_equal_answers_reserve_in_different_steps() -> None:
 
 def test_a_prompt_alone_takes_two_steps_where_these_are_faster() -> None:
     """1,100 tokens: 1,024 and 76, rather than one step of 1,536 rows; not beside another one."""
-    shapes = ShapeBuckets.of(chunks_of(exact=False), 4000)
+    limits = Limits(chunks=chunks_of(exact=False))
     for others, ends in ((0, [1024, 1100]), (1, [1100])):
-        scheduler = Scheduler(ToyStorage(400, 16, 4), slots=4, context=4000)
-        scheduler.divide = lambda request, start, end: start + shapes.first(end - start)
+        scheduler = Scheduler(ToyStorage(400, 16, 4), slots=4, context=4000, limits=limits)
         for _ in range(1 + others):
             scheduler.add(Request(prompt=(1,) * 1100))
         plans = [plan for plan in (scheduler.plan(), scheduler.plan()) if plan is not None]
