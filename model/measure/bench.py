@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 from urdir.driver import execute
 from urdir.driver.errors import DriverError, loses_device
 from urdir.driver.plan import Plan
-from urdir.model.engine.batch import Output
+from urdir.model.engine.batch import Batch, Output, Segment
 from urdir.model.engine.realizar.eager import EagerSteps
 from urdir.model.engine.run_ahead import AT_ONCE, FEW
 from urdir.model.engine.session import Session
@@ -25,7 +25,7 @@ from urdir.model.measure.timed_answers import (
     time_decoding,
     usual_spread,
 )
-from urdir.model.memory.buckets import row_buckets
+from urdir.model.memory.buckets import WHOLE_STEP, row_buckets
 
 if TYPE_CHECKING:
     from urdir.model.families.config import Config
@@ -239,6 +239,10 @@ class _Bench:
         while start < end:
             shape, stop = shapes.prompt(start, end, Output.GREEDY)
             needed.append(shapes.fine(shape, stop - start))
+            if stop < end <= start + WHOLE_STEP:
+                batch = Batch((), (Segment(0, start, end, chooses=True),))
+                whole = shapes.of_batch(batch, end, Output.GREEDY)
+                needed.append(shapes.fine(whole, end - start))
             start = stop
         self.session.steps.record(needed)  # or a step may run by a graph of more rows
 

@@ -83,6 +83,7 @@ class Launcher(Owner):
         self._expected = ExpectedSteps(session, scheduler, self._shapes)
         self._is_revised = False  # the last step
         self._begun_at: float | None = None  # when the oldest launch has begun, where that is known
+        scheduler.takes_whole = self._takes_whole
         if scheduler.drafting is not None:
             scheduler.drafting.is_ready = partial(self._expected.is_ready, drafted=True)
         if scheduler.paced is not None:
@@ -269,6 +270,12 @@ class Launcher(Owner):
         if len(plan.choosers) <= FEW:
             several = self._session.graphs.several(shape, plan.longest)
         return _Step(plan, shape, several, output, None)
+
+    def _takes_whole(self, number: int, start: int, end: int) -> bool:
+        """Whether a step with the end of a prompt alone has a graph with little padding."""
+        if self._session.steps.observer is not None:
+            return False
+        return self._shapes.takes_whole(start, end, self._answers[number].output)
 
     def _ready(self, plan: StepPlan, shape: StepShape) -> StepShape:
         """The shape, or a recorded one that serves as well."""

@@ -6,9 +6,9 @@ from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from urdir.model.engine.batch import Grain, Output, StepShape
+from urdir.model.engine.batch import Batch, Grain, Output, Segment, StepShape
 from urdir.model.engine.requests.step_plan import StepPlan
-from urdir.model.memory.buckets import COMMON_ROWS, ROWS
+from urdir.model.memory.buckets import COMMON_ROWS, ROWS, WHOLE_STEP
 
 if TYPE_CHECKING:
     from urdir.model.engine.session import Session
@@ -61,6 +61,22 @@ class RecordedShapes:
         shape = self._session.shapes.decode(rows, length, output)
         found = [self.recorded(of) if _is_fine(of) else of for of in _including(shape)]
         return next((of for of in found if self._session.steps.is_recorded(of)), found[0])
+
+    def takes_whole(self, start: int, end: int, output: Output) -> bool:
+        """Whether one step with all that is left of a prompt alone is faster than two: by a graph
+        with little padding, which is recorded. One that comes often will be."""
+        shapes = self._session.shapes
+        if end - start > WHOLE_STEP or shapes.first(end - start) == end - start:
+            return False
+        batch = Batch((), (Segment(0, start, end, chooses=True),))
+        coarse = shapes.of_batch(batch, end, output)
+        fine = shapes.fine(coarse, end - start)
+        if fine.rows == coarse.rows:
+            return False
+        if any(self._session.steps.is_recorded(of) for of in _including(fine)):
+            return True
+        self._wish(fine)
+        return False
 
     def _of_one_prompt(self, plan: StepPlan, coarse: StepShape) -> StepShape:
         """The shape of a step with one prompt alone: with little padding, if its graph is recorded.

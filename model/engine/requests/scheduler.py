@@ -64,6 +64,9 @@ class Scheduler:
         self.context = min(context, storage.most_tokens)
         self.drafting = drafting
         self.paced: PacedRows | None = None
+        #: Whether a step takes all rows of a request's prompt from one token to another, where two
+        #: take less time than one with padding.
+        self.takes_whole: Callable[[int, int, int], bool] = lambda request, start, end: False
         self._in_turn: tuple[list[int], Turns[int]] = ([], Turns(()))  # of the last such step
         self._rest = None if drafting is None else drafting.rest
         shares = limits.share_prefixes
@@ -348,7 +351,8 @@ class Scheduler:
         requests."""
         start = task.stored
         rows = min(budget, task.prefill - start)
-        if len(self.tasks.running) == 1 and not self.tasks.waiting:
+        is_alone = len(self.tasks.running) == 1 and not self.tasks.waiting
+        if is_alone and not self.takes_whole(task.number, start, start + rows):
             rows = self.limits.first(rows)
         end = self._storage.cut(task.slot, start, start + rows)
         if segments and not self.limits.fit([*(s.end for s in segments.values()), end]):

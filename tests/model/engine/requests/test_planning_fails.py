@@ -262,7 +262,8 @@ def test_an_error_that_no_request_has_alone_ends_what_has_begun(
             raise error
         return ShapeBuckets.of_batch(shapes, batch, *more, **named)
 
-    given = {"decode": shapes.decode, "chunks": shapes.chunks, "fine": shapes.fine}
+    names = ("decode", "chunks", "first", "fine")
+    given = {name: getattr(shapes, name) for name in names}
     session.shapes = SimpleNamespace(of_batch=of_batch, **given)  # type: ignore[assignment]
     twice = [REQUESTS[0], REQUESTS[2]]
     with session.answers(Limits()) as loop:

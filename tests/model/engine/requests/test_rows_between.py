@@ -168,6 +168,29 @@ def test_prompts_alone_get_finer_graphs_where_they_come_often() -> None:
         assert (ready - {0} == {*shapes.chunks}) == (rows == 192)
 
 
+def test_prompts_alone_take_one_step_once_it_has_a_graph_with_little_padding() -> None:
+    """520 tokens are 512 rows and 8, and then 528; 1,100 are 1,024 and 96."""
+    for tokens, before, after in ((520, [512, 8], [528]), (1100, [1024, 96], [1024, 96])):
+        shapes = ShapeBuckets.of(chunks_of(exact=False), 2000, 4, 16)
+        ready: set[int] = {*shapes.chunks}
+
+        def prepare(shape: StepShape, ready: set[int] = ready) -> bool:
+            ready.add(shape.prompt)
+            return False
+
+        def is_recorded(shape: StepShape, ready: set[int] = ready) -> bool:
+            return not shape.prompt or shape.prompt in ready
+
+        session = PaperSession(shapes, 2000, 4, is_recorded)
+        session.steps.prepare = prepare
+        request = Request(prompt=(1,) * tokens, settings=GREEDY, limit=4, ignore_end=True)
+        with session.answers() as loop:
+            for _ in range(6):
+                run(loop, [(request, 0)])
+        prompts = [shape.prompt for shape in session.launched if shape.prompt]
+        assert prompts == before * 4 + after * 2
+
+
 def test_a_graph_of_many_more_rows_serves_one_prompt() -> None:
     """Four times as long a step is worth a graph at once: so is 1,024 rows for 20 tokens."""
     shapes = ShapeBuckets.of(chunks_of(exact=False), 2048, 4, 16)
