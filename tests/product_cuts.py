@@ -26,7 +26,6 @@ from urdir.ptxgen.kernels.linear.epilogue.activation import Gated
 from urdir.ptxgen.kernels.linear.epilogue.pack import PackedVectors
 from urdir.ptxgen.kernels.linear.epilogue.residual import Residual
 from urdir.ptxgen.kernels.linear.products.gemm_bytes import GemmBytes
-from urdir.ptxgen.kernels.linear.products.gemm_e4m3 import GemmE4m3, GemmE4m3Blocks
 from urdir.ptxgen.kernels.linear.products.gemm_wgmma import GemmWgmma
 from urdir.ptxgen.kernels.linear.products.packed_product import PackedProduct
 from urdir.ptxgen.kernels.linear.steps import in_order
@@ -63,11 +62,8 @@ def bytes_ways(sms: int, batch: int, *of: Any, others: Any) -> tuple[Sequence[Wa
     """The same of bytes."""
     fmt, rows, cols, steps = of
     left = (step for step in steps if not isinstance(step, PackedVectors))
-    kinds = ((eights.are_blocks, GemmE4m3Blocks), (eights.are_e4m3, GemmE4m3))
-    kind = next((kind for are, kind in kinds if are(fmt)), GemmBytes)
-    any_cut = bytes_choice.any_passes if kind is GemmE4m3Blocks else bytes_choice.any_cut
-    cut = any_cut(batch)
-    product = kind.of(fmt, rows, cols, batch, cut, *left, others=others)
+    cut = bytes_choice.any_cut(batch)
+    product = GemmBytes.of(fmt, rows, cols, batch, cut, *left, others=others)
     return bytes_choice.ways(product, sms), bytes_choice.choose_bytes(product, sms)
 
 

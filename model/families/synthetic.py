@@ -22,7 +22,6 @@ from urdir.model.families.stored import StoredMatrix, stored_in
 from urdir.model.files.gguf import Tensor
 from urdir.model.files.metadata import Metadata
 from urdir.model.owner import Owner
-from urdir.ptxgen.weights import eights
 from urdir.ptxgen.weights.formats import FORMATS, Bytes, Format, random_blocks
 from urdir.ptxgen.weights.layout import Layout
 
@@ -96,9 +95,9 @@ class RepeatedBlocks:
         rows = _POOL_BLOCKS * fmt.block // columns or 1
         layout = Layout(fmt, rows, columns)
         count = rows * columns // fmt.block
-        weights = layout.unpack(layout.pack(_blocks(fmt, count, rng)))
+        weights = layout.unpack(layout.pack(random_blocks(fmt, count, rng)))
         scale = deviation / float(weights.std())
-        pool = _blocks(fmt, count, np.random.default_rng(0), scale).reshape(-1)
+        pool = random_blocks(fmt, count, np.random.default_rng(0), scale).reshape(-1)
         return cls(np.tile(pool, -(-_POOL_BYTES // len(pool))))
 
     def sized(self, nbytes: int) -> RepeatedBlocks:
@@ -121,14 +120,6 @@ class RepeatedBlocks:
             some = self.pool[at : at + len(into) - done]
             into[done : done + len(some)] = some
             at, done = 0, done + len(some)
-
-
-def _blocks(fmt: Format, count: int, rng: np.random.Generator, scale: float = 1.0) -> Bytes:
-    """`random_blocks`; where those of 128 rows share scales in checkpoints, they all do."""
-    blocks = random_blocks(fmt, count, rng, scale)
-    if eights.are_blocks(fmt):
-        blocks[:, :4] = blocks[0, :4]
-    return blocks
 
 
 class _Pools:

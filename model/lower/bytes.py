@@ -12,17 +12,12 @@ from urdir.model.lower.chain import Chain
 from urdir.model.lower.lowering import Lowering
 from urdir.model.lower.requests import biases
 from urdir.model.memory.weights import Matrix
-from urdir.ptxgen.kernels.linear.bytes_choice import (
-    TARGETS,
-    any_cut,
-    any_passes,
-    choose_bytes,
-)
+from urdir.ptxgen.kernels.linear.bytes_choice import TARGETS, any_cut, choose_bytes
 from urdir.ptxgen.kernels.linear.epilogue.pack import PackedVectors
 from urdir.ptxgen.kernels.linear.mma_choice import any_bytes_cut, choose_mma
 from urdir.ptxgen.kernels.linear.pack_bytes import PackBytes
 from urdir.ptxgen.kernels.linear.products.gemm_bytes import GemmBytes
-from urdir.ptxgen.kernels.linear.products.gemm_e4m3 import GemmE4m3, GemmE4m3Blocks
+from urdir.ptxgen.kernels.linear.products.gemm_e4m3 import GemmE4m3
 from urdir.ptxgen.kernels.linear.products.gemm_mma_bytes import GemmMmaBytes
 from urdir.ptxgen.kernels.linear.products.gemm_mma_e4m3 import GemmMmaE4m3
 from urdir.ptxgen.kernels.linear.products.packed_product import PackedProduct
@@ -37,7 +32,6 @@ _gemm_bytes = lru_cache(maxsize=1024)(GemmBytes.of)
 _gemm_e4m3 = lru_cache(maxsize=1024)(GemmE4m3.of)
 _gemm_mma_bytes = lru_cache(maxsize=1024)(GemmMmaBytes.of)
 _gemm_mma_e4m3 = lru_cache(maxsize=1024)(GemmMmaE4m3.of)
-_gemm_blocks = lru_cache(maxsize=1024)(GemmE4m3Blocks.of)
 _pack_bytes = lru_cache(maxsize=64)(PackBytes)
 
 
@@ -48,22 +42,21 @@ def append_bytes(at: Lowering, chain: Chain, matrices: Sequence[Matrix], packs: 
     (first, *rest) = matrices
     others = [] if pair else rest
     leaves = (PackedVectors(),) if packs else ()
-    of_blocks = eights.are_blocks(first.format)
-    of_floats = of_blocks or eights.are_e4m3(first.format)
+    of_floats = eights.are_e4m3(first.format)
     steps = in_order(GemmBytes, *biases((first, *others)), *chain.epilogue, *leaves)
     shape = (first.format, first.rows, first.cols, chain.rows)
     shapes = tuple((matrix.format, matrix.rows) for matrix in others)
     kernel: PackedProduct
     if at.limits.target in TARGETS:
-        cut = (any_passes if of_blocks else any_cut)(chain.rows)
-        of = _gemm_blocks if of_blocks else _gemm_e4m3 if of_floats else _gemm_bytes
-        kernel = choose_bytes(of(*shape, cut, *steps, others=shapes), at.limits.sms)
+        of = _gemm_e4m3 if of_floats else _gemm_bytes
+        kernel = of(*shape, any_cut(chain.rows), *steps, others=shapes)
+        kernel = choose_bytes(kernel, at.limits.sms)
     else:
         by_mma = _gemm_mma_e4m3 if of_floats else _gemm_mma_bytes
         kernel = by_mma(*shape, any_bytes_cut(chain.rows), *steps, others=shapes)
         kernel = choose_mma(kernel, at.limits)
     element: Literal["s8", "e4m3"] = "e4m3" if of_floats else "s8"
-    launch: dict[str, Slice | None] = _packed_bytes(at, chain, first.cols, element, of_blocks)
+    launch: dict[str, Slice | None] = _packed_bytes(at, chain, first.cols, element)
     for number, (matrix, y) in enumerate(zip((first, *others), chain.results, strict=True)):
         n = str(number or "")
         launch[f"weights{n}"] = matrix.data
@@ -82,7 +75,7 @@ def append_bytes(at: Lowering, chain: Chain, matrices: Sequence[Matrix], packs: 
 
 
 def _packed_bytes(
-    at: Lowering, chain: Chain, cols: int, element: Literal["s8", "e4m3"], of_slices: bool
+    at: Lowering, chain: Chain, cols: int, element: Literal["s8", "e4m3"]
 ) -> dict[str, Slice | None]:
     """Append the quantisation of a product's vectors to bytes with scales."""
     norm, label, source = chain.norm, f"{chain.label}.pack", at.place(chain.x)
@@ -94,7 +87,7 @@ def _packed_bytes(
     elif norm is not None:
         label = f"{chain.label}.norm"
     layer = None if norm is None else at.norm(norm.of)
-    kernel = _pack_bytes(chain.rows, cols, layer and layer.norm, packed, element, of_slices)
+    kernel = _pack_bytes(chain.rows, cols, layer and layer.norm, packed, element)
     made = {"y": at.work["packed bytes"], "scales": at.work["packed scales"]}
     weights = {} if layer is None else {"weight": layer.weight, "bias": layer.bias}
     at.launch(kernel, label, x=source, **made, **weights)

@@ -77,9 +77,7 @@ def takes_bytes(at: Lowering, rows: int, matrices: Sequence[Matrix]) -> bool:
             return rows >= bytes_choice.LEAST_FLOATS
         return of.scales is not None and rows >= bytes_choice.LEAST_ROWS
 
-    # a launch has one kind of scales of activations
-    alike = len({eights.are_blocks(matrix.format) for matrix in matrices}) == 1
-    return alike and all(map(takes, matrices))
+    return all(map(takes, matrices))
 
 
 def takes_halves(at: Lowering, rows: int, matrices: Sequence[Matrix]) -> bool:
@@ -120,10 +118,8 @@ def is_read_packed(at: Lowering, y: Tensor) -> bool:
 
 def takes_e4m3(at: Lowering, matrix: Matrix) -> bool:
     """Whether a matrix is multiplied with activations as floats of eight bits."""
-    target = at.limits.target
-    of_rows = eights.are_e4m3(matrix.format) and bytes_choice.multiplies_e4m3(target)
-    of_blocks = eights.are_blocks(matrix.format) and target in bytes_choice.TARGETS
-    return (of_rows or of_blocks) and PackBytes.can_pack(matrix.cols)
+    on_device = bytes_choice.multiplies_e4m3(at.limits.target)
+    return on_device and eights.are_e4m3(matrix.format) and PackBytes.can_pack(matrix.cols)
 
 
 def packs_few(

@@ -55,11 +55,6 @@ def are_e4m3(fmt: Format) -> bool:
     return fmt.of_rows and fmt.element == "e4m3"
 
 
-def are_blocks(fmt: Format) -> bool:
-    """The same, with a scale for each slice of a row's columns; so have activations."""
-    return not fmt.of_rows and fmt.element == "e4m3" and fmt.block == SLICE
-
-
 # ---- weights ----
 
 
@@ -153,27 +148,14 @@ def pack_bytes(x: npt.NDArray[Any]) -> tuple[Bytes, Floats]:
 def pack_e4m3(x: npt.NDArray[Any]) -> tuple[npt.NDArray[np.uint8], Floats]:
     """Activations (vectors, cols) f32 -> E4M3 numbers of `bytes_shape`, and scales (vectors,): the
     largest number is the largest magnitude."""
-    numbers, scales = _as_e4m3(x.astype(np.float32))
-    return place_bytes(numbers.view(np.int8)).view(np.uint8), scales
-
-
-def pack_e4m3_slices(x: npt.NDArray[Any]) -> tuple[npt.NDArray[np.uint8], Floats]:
-    """The same with a scale for each slice of a vector, (slices, vectors)."""
-    vectors, cols = x.shape
-    whole = np.pad(x.astype(np.float32), ((0, 0), (0, -cols % TILE_COLS)))
-    numbers, scales = _as_e4m3(whole.reshape(-1, SLICE))
-    numbers = numbers.reshape(vectors, -1)[:, :cols]
-    placed = place_bytes(numbers.view(np.int8)).view(np.uint8)
-    return placed, np.ascontiguousarray(scales.reshape(vectors, -1).T)
-
-
-def _as_e4m3(x: Floats) -> tuple[npt.NDArray[np.uint8], Floats]:
-    """The numbers of each row, and its scale."""
+    x = x.astype(np.float32)
     largest = np.abs(x).max(axis=1)
     with np.errstate(divide="ignore", over="ignore"):
         inverse = np.float32(e4m3.MOST) / largest
     inverse[~np.isfinite(inverse)] = 0
-    return e4m3.to_e4m3(x * inverse[:, None]), largest * np.float32(1 / e4m3.MOST)
+    numbers = e4m3.to_e4m3(x * inverse[:, None])
+    placed = place_bytes(numbers.view(np.int8)).view(np.uint8)
+    return placed, largest * np.float32(1 / e4m3.MOST)
 
 
 def place_bytes(x: Bytes) -> Bytes:

@@ -19,7 +19,7 @@ from urdir.ptxgen.kernels.linear.epilogue.pack import PackedVectors
 from urdir.ptxgen.kernels.linear.epilogue.residual import Residual
 from urdir.ptxgen.kernels.linear.mma_choice import any_bytes_cut, choose_mma
 from urdir.ptxgen.kernels.linear.products.gemm_bytes import BytesCut
-from urdir.ptxgen.kernels.linear.products.gemm_e4m3 import GemmE4m3, GemmE4m3Blocks
+from urdir.ptxgen.kernels.linear.products.gemm_e4m3 import GemmE4m3
 from urdir.ptxgen.kernels.linear.products.gemm_mma_bytes import GemmMmaBytes
 from urdir.ptxgen.kernels.linear.products.gemm_mma_e4m3 import GemmMmaE4m3
 from urdir.ptxgen.kernels.linear.products.gemm_wgmma import GemmWgmma, WgmmaCut
@@ -91,23 +91,6 @@ def test_products_of_eight_bits_by_mma(
     rows, cols, steps = PRODUCTS["many columns"]
     spec = kind.of(FORMATS[name], rows, cols, VECTORS, any_bytes_cut(VECTORS), *steps)
     check(urdir_gpu, choose_mma(spec, device_limits(urdir_gpu)))
-
-
-@pytest.mark.parametrize("product", PRODUCTS)
-@pytest.mark.parametrize(
-    "cut",
-    [
-        BytesCut(2, 128, 3, 4, sharers=2, sets=2, passes=1),
-        BytesCut(2, 192, 2, 3, sharers=2, sets=2, passes=2),
-        BytesCut(2, 256, 2, 2, passes=4),
-    ],
-)
-def test_products_of_e4m3_with_scales_of_slices(
-    hopper: Device, product: str, cut: BytesCut
-) -> None:
-    """While one warpgroup adds sums of slices to its others the other one multiplies."""
-    rows, cols, steps = PRODUCTS[product]
-    check(hopper, GemmE4m3Blocks.of(FORMATS["E4M3G128"], rows, cols, VECTORS, cut, *steps))
 
 
 @pytest.mark.parametrize("name", ["NVFP4", "Q4_K", "Q6_K", "Q8_0", "IQ2_XS"])

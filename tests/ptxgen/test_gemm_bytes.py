@@ -11,13 +11,12 @@ import pytest
 
 from urdir.driver import Device, run_kernel
 from urdir.ptxgen.errors import PtxgenError
-from urdir.ptxgen.kernels.linear.bytes_choice import any_cut, any_passes, choose_bytes
+from urdir.ptxgen.kernels.linear.bytes_choice import any_cut, choose_bytes
 from urdir.ptxgen.kernels.linear.epilogue.activation import Gated
 from urdir.ptxgen.kernels.linear.epilogue.residual import Residual
 from urdir.ptxgen.kernels.linear.epilogue.weighted import Weighted
 from urdir.ptxgen.kernels.linear.pack_bytes import PackBytes
 from urdir.ptxgen.kernels.linear.products.gemm_bytes import BytesCut, GemmBytes
-from urdir.ptxgen.kernels.linear.products.gemm_e4m3 import GemmE4m3Blocks
 from urdir.ptxgen.kernels.row_scales import RowScales
 from urdir.ptxgen.weights import eights
 from urdir.ptxgen.weights.formats import FORMATS, Format, random_blocks
@@ -122,91 +121,6 @@ def test_products_of_what_is_not_finite_are_not_either(device: Device, value: fl
     assert np.isfinite(np.delete(y, 3, axis=0)).all()
 
 
-def through_slices(device: Device, spec: GemmE4m3Blocks, weights: Array, x: Array) -> Array:
-    """The product of E4M3 weights with a scale per slice, by both kernels."""
-    kernel = PackBytes(spec.batch, spec.cols, element="e4m3", of_slices=True)
-    packed = run_kernel(device, kernel, {"x": x})
-    inputs = {"weights": weights, "x": packed["y"], "x_scales": packed["scales"]}
-    y: Array = run_kernel(device, spec, inputs)["y"]
-    return y
-
-
-def slices(rows: int, cols: int, batch: int) -> GemmE4m3Blocks:
-    fmt = FORMATS["E4M3G128"]
-    spec = choose_bytes(GemmE4m3Blocks(fmt, rows, cols, batch, any_passes(batch)), 132)
-    assert isinstance(spec, GemmE4m3Blocks)
-    return spec
-
-
-@pytest.mark.sanitizer
-def test_slices_are_rounded_by_themselves(device: Device) -> None:
-    """Slices of 128 columns that are 10^3 times as large as the ones before, with weights that are
-    as much smaller: each is off as numbers of eight bits are, three bits of mantissa."""
-    rng = np.random.default_rng(4)
-    spec = slices(70, 640, 67)
-    sizes = np.repeat(10.0 ** (3 * np.arange(5) - 6), 128)
-    x = (rng.standard_normal((67, 640)) * sizes).astype(np.float32)
-    numbers, scales = eights.pack_e4m3_slices(rng.standard_normal((70, 640)) / sizes)
-    quants = eights.unplace_bytes(numbers.view(np.int8), 70, 640).view(np.uint8)
-    blocks = [scales[:5].T[:, :, None].astype("<f4").view(np.uint8), quants.reshape(70, 5, 128)]
-    weights = spec.layout.pack(np.concatenate(blocks, axis=2))
-    exact = x.astype(np.float64) @ spec.layout.unpack(weights).astype(np.float64).T
-    y = through_slices(device, spec, weights, x)
-    for row, wanted in zip(y, exact, strict=True):
-        assert 0.01 < np.sqrt(((row - wanted) ** 2).sum() / (wanted**2).sum()) < 0.05
-
-
-@pytest.mark.sanitizer
-@pytest.mark.parametrize("gated", [False, True])
-def test_rows_may_share_scales_of_slices(device: Device, gated: bool) -> None:
-    """Of 128 rows, as checkpoints have them: in some slices they do here, in others not."""
-    rng = np.random.default_rng(7)
-    fmt, steps = FORMATS["E4M3G128"], [Gated()] * gated
-    spec = GemmE4m3Blocks.of(fmt, 256, 640, 40, BytesCut(2, 32, 2, 2, passes=2), *steps)
-    inputs = spec.make_inputs(rng)
-    for name in ("weights", "up")[: 1 + gated]:
-        blocks = random_blocks(fmt, 256 * 5, rng).reshape(256, 5, -1)
-        blocks[:128, ::2, :4] = blocks[:1, ::2, :4]
-        blocks[128:, 1:, :4] = blocks[128:129, 1:, :4]
-        inputs[name] = spec.layout.pack(blocks)
-    y, wanted = run_kernel(device, spec, inputs)["y"], spec.reference(**inputs)["y"]
-    np.testing.assert_allclose(y, wanted, atol=spec.tolerance.rtol * np.abs(wanted).max())
-
-
-def test_a_vector_of_slices_has_the_same_bits_among_any_others(device: Device) -> None:
-    rng = np.random.default_rng(3)
-    weights = slices(70, 512, 100).layout.pack(random_blocks(FORMATS["E4M3G128"], 280, rng))
-    x = rng.standard_normal((100, 512)).astype(np.float32)
-    first = through_slices(device, slices(70, 512, 100), weights, x)
-    order = rng.permutation(100)
-    moved = x[order]
-    moved[1:] *= 7
-    found = through_slices(device, slices(70, 512, 100), weights, moved)
-    assert np.array_equal(found[0], first[order[0]])
-
-
-@pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_slices_that_are_not_finite_make_no_finite_product(device: Device, value: float) -> None:
-    rng = np.random.default_rng(1)
-    spec = slices(16, 256, 9)
-    weights = spec.layout.pack(random_blocks(spec.format, 32, rng))
-    x = rng.standard_normal((9, 256)).astype(np.float32)
-    x[3, 200] = value
-    y = through_slices(device, spec, weights, x)
-    assert not np.isfinite(y[3]).any()
-    assert np.isfinite(np.delete(y, 3, axis=0)).all()
-
-
-@pytest.mark.parametrize("vectors", [9, 65, 137, 300, 2048])
-def test_slices_have_a_cut_that_fits(vectors: int) -> None:
-    for steps in ((), (Gated(),), (Residual(),)):
-        of = FORMATS["E4M3G128"], 1000, 640, vectors, any_passes(vectors)
-        given = GemmE4m3Blocks.of(*of, *steps)
-        chosen = choose_bytes(given, 132)
-        assert replace(chosen, cut=given.cut) == given
-        assert chosen.grids.end <= 227 << 10
-
-
 def test_a_normalised_vector_is_within_half_a_step(device: Device) -> None:
     spec = PackBytes.examples()["rms of odd rows"]
     assert spec.norm is not None
@@ -241,14 +155,6 @@ def test_what_is_refused() -> None:
         GemmBytes(q8, 64, 64, 16, BytesCut(2, 16, sharers=2))
     with pytest.raises(PtxgenError, match="impossible cut"):
         BytesCut(1, 40)
-    with pytest.raises(PtxgenError, match="for E4M3 weights with a scale per 128 columns"):
-        GemmE4m3Blocks(FORMATS["E4M3R256"], 64, 256, 8, BytesCut(1, 8, passes=1))
-    with pytest.raises(PtxgenError, match="has 0 passes"):
-        GemmE4m3Blocks(FORMATS["E4M3G128"], 64, 256, 8, BytesCut(1, 8))
-    with pytest.raises(PtxgenError, match="impossible cut"):
-        BytesCut(1, 24, passes=2)
-    with pytest.raises(PtxgenError, match="slices of E4M3 numbers alone"):
-        PackBytes(1, 64, of_slices=True)
     with pytest.raises(PtxgenError, match="rows of 16388: up to 16384 columns"):
         PackBytes(1, 16388)
     with pytest.raises(PtxgenError, match="row_scales: not of BF16 weights"):

@@ -10,7 +10,7 @@ from urdir.ptxgen.catalog import kernels
 from urdir.ptxgen.spec import KernelSpec
 
 #: Kernels whose warps load weights from stages that bulk copies fill again.
-STAGED = ("gemm_bytes", "gemm_e4m3", "gemm_e4m3_blocks", "gemm_wgmma")
+STAGED = ("gemm_bytes", "gemm_e4m3", "gemm_wgmma")
 
 _STEP = re.compile(
     r"^\s*(?:@\S+ )?(ld\.shared|wgmma\.commit_group|mbarrier\.arrive\.release.*\[%barrier\+)", re.M

@@ -93,7 +93,6 @@ def test_the_mix_of_every_kernel_is_complete(kernel: type[KernelSpec]) -> None:
             "gemm",
             "gemm_bytes",
             "gemm_e4m3",
-            "gemm_e4m3_blocks",
             "index_scores",
             "gemm_mma",
             "gemm_mma_bytes",

@@ -36,8 +36,6 @@ LEAST_ROWS = 449
 LEAST_FLOATS = 137
 #: Row groups of a CTA, and vectors, or all there are: registers allow as many.
 ROW_GROUPS, VECTORS = 2, (64, 96, 128, 160, 192, 208)
-#: Vectors where slices of columns have scales, and how many of them are one pass, at most.
-PASS_VECTORS, PASS = (64, 96, 128, 160, 192, 256), 96
 #: CTAs that share activations, and that divide the columns.
 CLUSTERS = ((2, 1), (1, 1), (1, 2), (1, 4))
 #: Stages of weights and of activations, deepest first.
@@ -45,8 +43,6 @@ RINGS = ((4, 6), (4, 5), (3, 5), (3, 4), (2, 4), (2, 3), (1, 3), (1, 2))
 #: us of a tile of 256 columns: of 64 rows and a vector on tensor cores; of bytes made of weights,
 #: and of those of each 64 rows; and bytes of L2 that an SM gets.
 PRODUCT, WEIGHTS, PER_ROWS, NBYTES = 0.0029, 0.12, 0.3, 42e3
-#: The same of a vector whose slices have scales: their sums are scaled and added.
-PROMOTED = 0.0045
 #: us of a CTA besides, and of sums of a cluster; of this many SMs clusters of four leave one idle.
 BEGIN, CLUSTER, IDLE = 3.0, 2.2, 33
 
@@ -72,11 +68,6 @@ def any_cut(batch: int) -> BytesCut:
     return BytesCut(ROW_GROUPS, min(64, _whole(batch)), 1, 1)
 
 
-def any_passes(batch: int) -> BytesCut:
-    """The same where slices of columns have scales."""
-    return replace(any_cut(batch), x_stages=2, passes=1)
-
-
 def estimate(product: GemmBytes, sms: int) -> float:
     """us on an H200."""
     cut = product.cut
@@ -84,8 +75,7 @@ def estimate(product: GemmBytes, sms: int) -> float:
     waves = ceil_div(_ctas(product), sms - idle)
     copied = BANDS * cut.row_groups * product.layout.tile_nbytes + 256 * cut.vectors / cut.sharers
     made = 0.0 if product.operands.are_floats else WEIGHTS + PER_ROWS * cut.row_groups
-    of_vector = PROMOTED if product.operands.of_blocks else PRODUCT
-    tile = max(cut.row_groups * cut.vectors * of_vector, made, copied / NBYTES)
+    tile = max(cut.row_groups * cut.vectors * PRODUCT, made, copied / NBYTES)
     apart = CLUSTER if cut.cluster > 1 else 0.0
     return waves * (BEGIN + ceil_div(product.layout.row_tiles, cut.cluster) * tile) + apart
 
@@ -93,8 +83,7 @@ def estimate(product: GemmBytes, sms: int) -> float:
 def ways(product: GemmBytes, sms: int) -> list[GemmBytes]:
     """The product with each cut that may be the best one."""
     found = []
-    most = PASS_VECTORS if product.operands.of_blocks else VECTORS
-    for vectors in sorted({min(_whole(product.batch), each) for each in most}):
+    for vectors in sorted({min(_whole(product.batch), each) for each in VECTORS}):
         for sharers, cluster in CLUSTERS:
             way = _deepest(product, vectors, sharers, cluster)
             if way is not None and (cluster == 1 or _ctas(way) <= sms):
@@ -116,19 +105,12 @@ def _whole(batch: int) -> int:
 def _deepest(product: GemmBytes, vectors: int, sharers: int, cluster: int) -> GemmBytes | None:
     """With the deepest rings that fit, and two sets of registers if they do; None for a cut that
     the product cannot have."""
-    passes = _passes(vectors) if product.operands.of_blocks else 0
     for sets in (2, 1):
         for weights, activations in RINGS:
             try:
                 rings = weights, activations
-                cut = BytesCut(ROW_GROUPS, vectors, *rings, sharers, sets, cluster, passes)
+                cut = BytesCut(ROW_GROUPS, vectors, *rings, sharers, sets, cluster)
                 return replace(product, cut=cut)
             except PtxgenError:
                 continue
     return None
-
-
-def _passes(vectors: int) -> int:
-    """The fewest passes, of whole groups, of these vectors."""
-    few = range(1, vectors // GROUP + 1)
-    return next(n for n in few if vectors <= PASS * n and vectors % (GROUP * n) == 0)

@@ -14,13 +14,7 @@ from urdir.ptxgen.kernels.norm import Norm
 from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, Tolerance, ceil_div
 from urdir.ptxgen.target import since
 from urdir.ptxgen.weights import e4m3
-from urdir.ptxgen.weights.eights import (
-    MOST,
-    bytes_shape,
-    pack_bytes,
-    pack_e4m3,
-    pack_e4m3_slices,
-)
+from urdir.ptxgen.weights.eights import MOST, bytes_shape, pack_bytes, pack_e4m3
 from urdir.ptxgen.weights.layout import TILE_COLS
 from urdir.ptxgen.weights.packed import GROUP, pack, packed_shape, unpack
 
@@ -30,8 +24,7 @@ class PackBytes(KernelSpec):
     """x (rows, cols) f32 as bytes in the order of `eights`, and what a byte of each vector stands
     for; or as E4M3 numbers (``element``), and what 1 stands for. With a ``norm`` the normalised
     rows, with its ``weight`` and ``bias`` (cols,) f32. ``packed``, without a norm: x is f16 as
-    products of f16 take it (`packed`). ``of_slices``, of E4M3: each slice of 128 columns of a
-    vector has a scale.
+    products of f16 take it (`packed`).
 
     A vector with an infinity or a NaN gets a scale that is one, so that no product of it is finite.
     Raises PtxgenError for more columns than a CTA holds (`can_pack`).
@@ -42,7 +35,6 @@ class PackBytes(KernelSpec):
     norm: Norm | None = None
     packed: bool = False
     element: Literal["s8", "e4m3"] = "s8"
-    of_slices: bool = False
 
     name = "pack_bytes"
     template = ("urdir.templates", "linear/pack_bytes.ptx.j2")
@@ -57,8 +49,6 @@ class PackBytes(KernelSpec):
 
         if self.norm and self.packed:
             raise PtxgenError("pack_bytes: no norm of what is packed")
-        if self.of_slices and self.element != "e4m3":
-            raise PtxgenError("pack_bytes: slices of E4M3 numbers alone have scales")
 
     @staticmethod
     def can_pack(cols: int) -> bool:
@@ -81,7 +71,7 @@ class PackBytes(KernelSpec):
             (norm and norm.weight, Param("weight", "f32", ("cols",), Access.IN)),
             (norm and norm.bias, Param("bias", "f32", ("cols",), Access.IN)),
             (True, Param("y", self.stored, bytes_shape(self.rows, self.cols), Access.OUT)),
-            (True, Param("scales", "f32", self.scales_shape, Access.OUT)),
+            (True, Param("scales", "f32", ("launched",), Access.OUT)),
         )
         return tuple(param for present, param in given if present)
 
@@ -89,11 +79,6 @@ class PackBytes(KernelSpec):
     def stored(self) -> str:
         """The type of y's elements in memory."""
         return "s8" if self.element == "s8" else "u8"
-
-    @property
-    def scales_shape(self) -> tuple[int, ...]:
-        """Of vectors, or of their slices."""
-        return (2 * self.tiles, self.launched) if self.of_slices else (self.launched,)
 
     @property
     def most(self) -> int:
@@ -155,10 +140,8 @@ class PackBytes(KernelSpec):
         x = unpack(inputs["x"], self.rows, self.cols) if self.packed else inputs["x"]
         if self.norm is not None:
             x = self.norm(x, inputs.get("weight"), inputs.get("bias"))
-        rounded = pack_e4m3_slices if self.of_slices else pack_e4m3
-        y, scales = pack_bytes(x) if self.element == "s8" else rounded(x)
-        beyond = [(0, 0)] * (scales.ndim - 1) + [(0, self.launched - self.rows)]
-        return {"y": y, "scales": np.pad(scales, beyond)}
+        y, scales = pack_bytes(x) if self.element == "s8" else pack_e4m3(x)
+        return {"y": y, "scales": np.pad(scales, (0, self.launched - self.rows))}
 
     def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
         """Vectors of unlike size, some of zeros; rows of a layer norm have means other than 0."""
@@ -184,9 +167,6 @@ class PackBytes(KernelSpec):
             "E4M3": cls(9, 260, element="e4m3"),
             "packed E4M3": cls(9, 288, packed=True, element="e4m3"),
             "rms E4M3": cls(8, 512, rms, element="e4m3"),
-            "slices": cls(9, 388, element="e4m3", of_slices=True),
-            "packed slices": cls(11, 8704, packed=True, element="e4m3", of_slices=True),
-            "rms slices": cls(5, 1284, rms, element="e4m3", of_slices=True),
             "packed, two runs a thread": cls(11, 8704, packed=True),
             "rms": cls(8, 256, rms),
             "rms of odd rows": cls(11, 1284, rms),

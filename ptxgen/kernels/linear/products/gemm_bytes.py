@@ -38,9 +38,6 @@ class BytesCut:
     activations, of which each of the ``sharers`` CTAs of a cluster copies a part for all of them.
     Or the ``cluster`` CTAs of one have a run of the columns each. With two ``sets`` of registers,
     bytes of weights are made while wgmma reads the ones before.
-
-    Where slices of columns have scales, a warpgroup has its vectors in as many ``passes``: each has
-    sums of a slice beside those of all columns, to which they are added.
     """
 
     row_groups: int
@@ -50,7 +47,6 @@ class BytesCut:
     sharers: int = 1
     sets: int = 1
     cluster: int = 1
-    passes: int = 0
 
     splits = operands = resident = 1
     takes_turns = False
@@ -66,7 +62,6 @@ class BytesCut:
             or self.sets not in (1, 2)
             or not 1 <= self.cluster <= 8
             or min(self.cluster, self.sharers) > 1
-            or (self.passes and (self.vectors % (GROUP * self.passes) or self.x_stages < 2))
         ):
             raise PtxgenError(f"impossible cut of a product: {self}")
 
@@ -77,60 +72,23 @@ class BytesCut:
 
     @property
     def threads(self) -> int:
-        """Threads of the CTA: two warps more, which issue copies; a warpgroup, where it hands over
-        registers."""
-        return self.multipliers + (WARPGROUP if self.hands_over else 64)
-
-    @property
-    def first_registers(self) -> int:
-        """Registers with which each thread begins: each quarter of an SM has a quarter of them, and
-        of the warps."""
-        return min(SM_REGISTERS // (WARPGROUP * (self.row_groups + 1)) // 8 * 8, 248)
-
-    @property
-    def hands_over(self) -> bool:
-        """Whether the warps that copy hand registers to those that multiply."""
-        return self.passes > 0 and self.used_registers > self.first_registers
-
-    @property
-    def copy_registers(self) -> int:
-        """Registers that a thread which copies keeps where it hands over the others."""
-        return 40
+        """Threads of the CTA: two warps more, which issue copies."""
+        return self.multipliers + 64
 
     @property
     def registers(self) -> int:
-        """Registers of a thread that multiplies."""
-        if not self.hands_over:
-            return self.first_registers
-        left = self.first_registers * (self.row_groups + 1) - self.copy_registers
-        return min(left // self.row_groups // 8 * 8, 248)
+        """Registers of a thread: each quarter of an SM has a quarter of them, and of the warps."""
+        return min(SM_REGISTERS // (WARPGROUP * ceil_div(self.threads, WARPGROUP)) // 8 * 8, 248)
 
     @property
     def used_registers(self) -> int:
         """Registers that a thread needs, of a warpgroup that multiplies."""
-        # sums of a slice, and scales of two vectors of each eight
-        of_slice = 3 * self.pass_vectors // 4 if self.passes else 0
-        return self.vectors // 2 + of_slice + 16 * self.sets + OTHER_REGISTERS - 8 * bool(of_slice)
-
-    @property
-    def pass_vectors(self) -> int:
-        """Vectors of a pass."""
-        return self.vectors // max(self.passes, 1)
-
-    @property
-    def numbers_nbytes(self) -> int:
-        """Bytes of a stage's activations."""
-        return eights.SLICE * self.vectors
-
-    @property
-    def scales_nbytes(self) -> int:
-        """Bytes of their scales, which follow."""
-        return 4 * self.vectors if self.passes else 0
+        return self.vectors // 2 + 16 * self.sets + OTHER_REGISTERS
 
     @property
     def x_nbytes(self) -> int:
         """Bytes of a stage of activations."""
-        return self.numbers_nbytes + ceil_div(self.scales_nbytes, 128) * 128
+        return eights.SLICE * self.vectors
 
 
 @dataclass(frozen=True)
@@ -156,8 +114,6 @@ class GemmBytes(PackedProduct):
         super().__post_init__()
         if self.mixture is not None:
             raise PtxgenError(f"{self.name}: no mixtures")
-        if (self.cut.passes > 0) != self.operands.of_blocks:
-            raise PtxgenError(f"{self.name}: {self.cut} has {self.cut.passes} passes")
         ctas = self.launch_shape.grid[1]
         if ctas % self.cut.sharers or self.cut.cluster > self.layout.row_tiles:
             raise PtxgenError(

@@ -7,7 +7,6 @@ reference, and how far it is from the product of the floats.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -93,8 +92,6 @@ class ByteOperands:
 
     #: Whether the numbers are floats.
     are_floats = False
-    #: Whether each slice of columns has its own scales.
-    of_blocks = False
 
     def check(self, product: Product) -> None:
         if not all(map(eights.can_be_bytes, product.formats)):
@@ -144,7 +141,6 @@ class E4m3Operands:
     """
 
     are_floats = True
-    of_blocks = False
 
     def check(self, product: Product) -> None:
         if not all(map(eights.are_e4m3, product.formats)):
@@ -157,15 +153,11 @@ class E4m3Operands:
         return _stored(product, part)
 
     def make_inputs(self, product: Product, rng: np.random.Generator) -> dict[str, Any]:
-        inputs = self.random_x(product, rng)
+        inputs = _random_x(product, eights.pack_e4m3, rng)
         for part in product.parts:
             for name in product.weights_of(part):
                 inputs[name] = random_weights(part.layout, rng)
         return inputs
-
-    def random_x(self, product: Product, rng: np.random.Generator) -> dict[str, Any]:
-        """x and its scales."""
-        return _random_x(product, eights.pack_e4m3, rng)
 
     def vectors(self, product: Product, inputs: dict[str, Any]) -> Array:
         return _scaled(e4m3()[_placed(product, inputs).view(np.uint8)], inputs)
@@ -176,39 +168,6 @@ class E4m3Operands:
     def error(self, product: Product) -> float:
         """What tensor cores drop, see above."""
         return 2.0**-13 * ceil_div(product.cols, 32)
-
-
-class BlockOperands(E4m3Operands):
-    """The same with a scale for each slice of 128 columns, of a vector and of a row of weights.
-    Tensor cores add up a slice; the scaled sums of slices are added in f32, so that only those of
-    four times 32 columns are cut off."""
-
-    of_blocks = True
-
-    def check(self, product: Product) -> None:
-        if not all(map(eights.are_blocks, product.formats)):
-            raise PtxgenError(f"{product.name}: for E4M3 weights with a scale per 128 columns")
-
-    def x_params(self, product: Product) -> list[Param]:
-        x, scales = _scaled_x(product, "u8")
-        return [x, replace(scales, shape=(x.shape[0], *scales.shape))]
-
-    def random_x(self, product: Product, rng: np.random.Generator) -> dict[str, Any]:
-        """Slices are of unlike size."""
-        sizes = np.exp(rng.standard_normal((product.batch, product.cols // eights.SLICE)))
-        x = rng.standard_normal((product.batch, product.cols)) * sizes.repeat(eights.SLICE, axis=1)
-        numbers, scales = eights.pack_e4m3_slices(x)
-        return {"x": numbers, "x_scales": np.pad(scales, ((0, 0), (0, -product.batch % GROUP)))}
-
-    def vectors(self, product: Product, inputs: dict[str, Any]) -> Array:
-        numbers = e4m3()[_placed(product, inputs).view(np.uint8)].astype(np.float64)
-        scales = inputs["x_scales"][: product.cols // eights.SLICE, : product.batch].T
-        scaled: Array = numbers * scales.repeat(eights.SLICE, axis=1)
-        return scaled
-
-    def error(self, product: Product) -> float:
-        """What tensor cores drop of each slice, of sums that are independent of each other."""
-        return float(2.0**-11 * ceil_div(product.cols, eights.SLICE) ** 0.5)
 
 
 def _stored(product: Product, part: Part) -> list[Param]:

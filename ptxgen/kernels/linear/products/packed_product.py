@@ -96,11 +96,6 @@ class PackedProduct(Product):
         return self.steps.has(PackedVectors)
 
     @property
-    def keeps_rows_alike(self) -> bool:
-        """Whether a lane's two rows of a gated product are of one matrix."""
-        return False
-
-    @property
     def launch_fields(self) -> frozenset[str]:
         """``batch`` if the number of vectors is an argument, ``length``."""
         is_argument = self.heads is not None and not self.heads.whole
