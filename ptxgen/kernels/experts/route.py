@@ -29,8 +29,8 @@ MOST_VECTORS = 6
 #: of eight rows of qwen3-30b-a3b takes 2,034 us with four logits a CTA, 2,051 with one.
 CTAS = 256
 #: CTAs for the logits of one row among many experts, and those that are not many. A step of one row
-#: of qwen3-next-80b-a3b (512 experts) takes 1,130 us with eight logits a CTA, 1,155 with four, 1,198
-#: with two.
+#: of qwen3-next-80b-a3b (512 experts) takes 1,130 us with eight logits a CTA, 1,155 with four,
+#: 1,198 with two.
 CTAS_OF_ONE, FEW = 64, 128
 #: Vectors of weights of several experts that a thread has registers for, one of up to 256 and one
 #: of more.
