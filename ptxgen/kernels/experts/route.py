@@ -25,13 +25,16 @@ from urdir.ptxgen.weights.layout import Layout
 
 #: Vectors of four columns that a thread has registers for: weights, norm and activations.
 MOST_VECTORS = 6
-#: CTAs, at least, of which each makes several logits of a row that it reads: of one row, and of
-#: several. On an H200 a step of one row of qwen3-next-80b-a3b (512 experts) takes 1,161 us with
-#: four logits a CTA, 1,214 with two; one of eight rows of qwen3-30b-a3b 2,034 with four, 2,051 with
-#: one.
-CTAS_OF_ONE, CTAS = 128, 256
-#: Vectors of weights of several experts that a thread has registers for.
-MOST_SEVERAL = 16
+#: CTAs, at least, of which each makes up to four logits of one of several rows. On an H200 a step
+#: of eight rows of qwen3-30b-a3b takes 2,034 us with four logits a CTA, 2,051 with one.
+CTAS = 256
+#: CTAs for the logits of one row among many experts, and those that are not many. A step of one row
+#: of qwen3-next-80b-a3b (512 experts) takes 1,130 us with eight logits a CTA, 1,155 with four,
+#: 1,198 with two.
+CTAS_OF_ONE, FEW = 64, 128
+#: Vectors of weights of several experts that a thread has registers for, one of up to 256 and one
+#: of more.
+MOST_SEVERAL = (32, 16)
 
 
 @dataclass(frozen=True)
@@ -73,7 +76,7 @@ class RouteExperts(KernelSpec):
             raise PtxgenError("route_experts: a gate is for products that choose")
         if self.each == 1:
             return
-        most = MOST_SEVERAL // self.vectors
+        most = self.most_each
         if self.selects or self.selection.experts % self.each or self.each > most:
             raise PtxgenError(
                 f"route_experts: {self.each} of {self.selection.experts} experts a CTA: a divisor, "
@@ -90,10 +93,12 @@ class RouteExperts(KernelSpec):
     @classmethod
     def each_of(cls, rows: int, cols: int, selection: Selection) -> int:
         """How many logits a CTA should make where products choose: enough that `CTAS` are left."""
-        vectors = cls(1, cols, selection).vectors
-        ctas = CTAS_OF_ONE if rows == 1 else CTAS
-        most = min(MOST_SEVERAL // vectors, max(1, rows * selection.experts // ctas))
-        return next(n for n in (4, 2, 1) if n <= most and selection.experts % n == 0)
+        experts = selection.experts
+        wanted = min(4, rows * experts // CTAS)
+        if rows == 1:
+            wanted = experts // CTAS_OF_ONE if experts > FEW else 1
+        most = min(cls(1, cols, selection).most_each, max(1, wanted))
+        return next(n for n in (8, 4, 2, 1) if n <= most and experts % n == 0)
 
     @cached_property
     def layout(self) -> Layout:
@@ -120,6 +125,11 @@ class RouteExperts(KernelSpec):
     def vectors(self) -> int:
         """Vectors of four columns of a thread."""
         return ceil_div(self.cols, 4 * self.threads)
+
+    @property
+    def most_each(self) -> int:
+        """Experts of a CTA that its threads have registers for."""
+        return MOST_SEVERAL[self.threads > 256] // self.vectors
 
     @property
     def params(self) -> tuple[Param, ...]:
@@ -213,6 +223,9 @@ class RouteExperts(KernelSpec):
                 5, 516, Selection(16, 2), Norm("rms", 1e-6), selects=False, each=2, starts_next=True
             ),
             "gate": cls(1, 2052, Selection(6, 2), Norm("rms", 1e-6), selects=False, gate=True),
+            "gate, eight": cls(
+                1, 2044, Selection(16, 2), Norm("rms", 1e-6), selects=False, each=8, gate=True
+            ),
             "gate, several": cls(
                 3, 580, Selection(8, 2), bias=True, scale=0.5, selects=False, each=2, gate=True
             ),
