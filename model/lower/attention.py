@@ -13,7 +13,7 @@ from urdir.model.lower.attend import append_tokens, incremental_attention_into
 from urdir.model.lower.early import precedes_mixture
 from urdir.model.lower.lowering import Lowering
 from urdir.model.lower.prepared import Prepared, layer_attention
-from urdir.model.lower.requests import next_matrix, packs, precedes_mixture, takes_few_heads
+from urdir.model.lower.requests import next_matrix, packs, takes_few_heads
 from urdir.model.lower.rule import Rule
 from urdir.model.lower.selection import append_selected_heads, selects
 from urdir.ptxgen.kernels.attention.own_token import OwnToken

@@ -13,13 +13,15 @@ from itertools import islice
 from urdir.model.graph.attention import Attend
 from urdir.model.graph.experts import Route
 from urdir.model.graph.ops import Norm, Rope
+from urdir.model.graph.recurrent import Recur
 from urdir.model.lower.chain import Chain
 from urdir.model.lower.lowering import Lowering
 
 
 def precedes_mixture(at: Lowering) -> bool:
-    """Whether experts are chosen before the next attention."""
-    return _routes(at, 1) == [True]
+    """Whether experts are chosen before the next layer's attention, or recurrence."""
+    following = (op for op in at.ops[at.end :] if isinstance(op, Attend | Recur | Route))
+    return isinstance(next(following, None), Route)
 
 
 def product_starts_next(at: Lowering, chain: Chain) -> bool:
@@ -36,7 +38,7 @@ def product_starts_next(at: Lowering, chain: Chain) -> bool:
     following = at.following()
     if chain.residual is None:
         heads = len(chain.products) > 1 and isinstance(following, Attend | Norm | Rope)
-        return heads and _routes(at, 2) == [False, True]
+        return heads and _attends_and_routes(at)
     if not isinstance(following, Norm) or following.x is not chain.y:
         return False
     return any(isinstance(op, Route) for op in at.readers(following.y))
@@ -48,8 +50,7 @@ def may_start_next(at: Lowering, rows: int) -> bool:
     return several and at.parts.exchange is None and not at.parts.weights.expert_caches
 
 
-def _routes(at: Lowering, count: int) -> list[bool]:
-    """Whether what comes next of attention and routers is a router, of the first ``count``."""
-    following = (at.ops[number] for number in range(at.end, len(at.ops)))
-    found = (isinstance(op, Route) for op in following if isinstance(op, Attend | Route))
-    return list(islice(found, count))
+def _attends_and_routes(at: Lowering) -> bool:
+    """Whether attention comes next, and experts are chosen before the next one."""
+    following = (op for op in at.ops[at.end :] if isinstance(op, Attend | Route))
+    return [isinstance(op, Route) for op in islice(following, 2)] == [False, True]

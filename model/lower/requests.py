@@ -5,11 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from urdir.model.graph.adapters import Adapt
-from urdir.model.graph.attention import Attend
-from urdir.model.graph.experts import Route
 from urdir.model.graph.op import Op
 from urdir.model.graph.ops import Norm, Product
-from urdir.model.graph.recurrent import Recur
 from urdir.model.graph.tensor import Tensor
 from urdir.model.lower.chain import Chain
 from urdir.model.lower.lowering import Lowering
@@ -38,12 +35,6 @@ MOST_BEGUN = 64
 #: `PACKED_EXACT_FROM` on). On an H200 a step of 4 sequences of an 8B Q4_K_M model takes 1.381 ms
 #: so, else 1.377; of 5 and 8 1.473 and 1.487, else 1.493 and 1.508.
 PACKED_HEADS_FROM = 5
-
-
-def precedes_mixture(at: Lowering) -> bool:
-    """Whether experts are chosen before the next layer's attention, or recurrence."""
-    following = (op for op in at.ops[at.end :] if isinstance(op, Attend | Recur | Route))
-    return isinstance(next(following, None), Route)
 
 
 def request_of(at: Lowering, rows: int, matrices: Sequence[Matrix], *steps: Step) -> LinearRequest:

@@ -11,8 +11,8 @@ from urdir.model.families.recurrent import Recurrent
 from urdir.model.families.rules import rule_of
 from urdir.model.graph.recurrent import Convolve, Scan
 from urdir.model.lower.arguments import without_none
+from urdir.model.lower.early import precedes_mixture
 from urdir.model.lower.lowering import Lowering
-from urdir.model.lower.requests import precedes_mixture
 from urdir.model.lower.rows import Rows
 from urdir.ptxgen.kernels.linear.epilogue.then import PREFIX, Then
 from urdir.ptxgen.kernels.recurrent.choice import causal_conv, recurrences, selective_scan
