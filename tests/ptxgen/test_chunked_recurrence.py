@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,6 @@ from urdir.ptxgen.kernels.recurrent.gated_recurrence import GatedRecurrence
 from urdir.ptxgen.kernels.recurrent.heads import HeadsRule
 from urdir.ptxgen.kernels.recurrent.prepare_chunks import PrepareChunks
 from urdir.ptxgen.kernels.recurrent.rows import RecurrentRows
-from urdir.ptxgen.render.kernel import field_values
 from urdir.ptxgen.spec import Access
 
 IDLE = 0xFFFFFFFF
@@ -34,9 +33,15 @@ KINDS = {name: GatedRecurrence(**PROMPT, rule=rule) for name, rule in RULES.item
 each_kind = pytest.mark.parametrize("kind", KINDS)
 
 
+def by_chunks(spec: GatedRecurrence) -> tuple[PrepareChunks, ChunkedRecurrence]:
+    """The kernels that do the same by chunks."""
+    same = {field.name: getattr(spec, field.name) for field in fields(PrepareChunks)}
+    return PrepareChunks(**same), ChunkedRecurrence(**same)
+
+
 def run(device: Device, spec: GatedRecurrence, inputs: dict[str, Any]) -> dict[str, Any]:
     """State and results by chunks: both kernels."""
-    prepare, move = PrepareChunks(**field_values(spec)), ChunkedRecurrence(**field_values(spec))
+    prepare, move = by_chunks(spec)
     arrays = prepare.prepared_params(Access.INOUT)
     empty = {p.name: np.zeros(prepare.shape_of(p), p.numpy_dtype) for p in arrays}
     made = run_kernel(device, prepare, taken(prepare, inputs | empty))
@@ -67,7 +72,7 @@ def check(device: Device, spec: GatedRecurrence, inputs: dict[str, Any]) -> dict
     """Within the kernel's tolerance of the reference token by token."""
     outputs = run(device, spec, inputs)
     assert all(np.isfinite(array).all() for array in outputs.values())
-    compare(ChunkedRecurrence(**field_values(spec)), outputs, spec.reference(**inputs))
+    compare(by_chunks(spec)[1], outputs, spec.reference(**inputs))
     return outputs
 
 
@@ -104,7 +109,7 @@ def test_a_prompt_divided_anywhere(kind: str, device: Device) -> None:
             state, start = made["state"], start + count
             results.append(made["y"][:count])
         y = np.concatenate([*results, np.zeros_like(expected["y"][90:])])
-        chunked = ChunkedRecurrence(**field_values(spec))
+        _, chunked = by_chunks(spec)
         compare(chunked, {"y": y, "state": state}, expected)
 
 

@@ -28,7 +28,9 @@ _OUTER = re.compile(
 _LAYERS = re.compile(r"^(?:layers?|h|blocks)\.(\d{1,9})\.(.+)$")
 #: Tensors of an adapter that was saved with its model.
 _ADAPTER = re.compile(r"\.(lora_[AB]|lora_embedding_[AB]|lora_magnitude_vector|base_layer)(\.|$)")
-_ADAPTER_HINT = ": it is of an adapter (merge_and_unload of peft, or its folder as --lora)"
+_ADAPTER_HINT = (
+    ": it is of an adapter (merge it by merge_and_unload of peft, or give its folder as an adapter)"
+)
 #: The only layer of EAGLE-3 heads.
 _MIDLAYER = re.compile(r"^midlayer\.")
 _NUMBERS = re.compile(r"(?<=\.)\d{1,9}(?=\.|$)|(?<=\.shard_)\d{1,9}(?=\.)")

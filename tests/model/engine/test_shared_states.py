@@ -41,9 +41,10 @@ ENDS = [5, 17, 40, 77, 101, 120]
 
 @pytest.fixture(scope="module", params=NAMES)
 def engine(
-    request: pytest.FixtureRequest, exact_engine: Callable[[str, int], Engine]
+    request: pytest.FixtureRequest, device_name: str, reference_file: Callable[[str], Path]
 ) -> Iterator[Engine]:
-    with exact_engine(request.param, 128) as engine:
+    file = reference_file(request.param)
+    with Engine.open(file, device=device_name, context=128, kv_dtype="f32", exact=True) as engine:
         yield engine
 
 

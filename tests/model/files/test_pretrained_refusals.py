@@ -160,7 +160,7 @@ def test_tensors_of_an_adapter_in_a_model_are_refused_with_what_to_do(
         **made_tensors(model__embed_tokens__weight=(3, 8)),
         name: ("F32", np.ones((2, 8), np.float32)),
     }
-    with pytest.raises(UnsupportedError, match=r"q_proj.*of an adapter \(merge_and_unload"):
+    with pytest.raises(UnsupportedError, match=r"q_proj.*of an adapter \(merge it"):
         SafetensorsModel(make_folder(CONFIG | {"tie_word_embeddings": True}, found))
 
 
