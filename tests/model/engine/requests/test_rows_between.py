@@ -143,51 +143,42 @@ def test_prompts_are_padded_to_a_graph_until_theirs_is_recorded() -> None:
     assert prompts[-1] == 32
 
 
+def six_prompts_alone(tokens: int, context: int) -> tuple[list[int], set[int]]:
+    """Rows of the prompt steps of six requests, one after the other, and the numbers of rows whose
+    graphs were wished for beside those of all chunks, which are there."""
+    shapes = ShapeBuckets.of(chunks_of(exact=False), context, 4, 16)
+    ready = {*shapes.chunks}
+
+    def prepare(shape: StepShape) -> bool:
+        ready.add(shape.prompt)
+        return False
+
+    def is_recorded(shape: StepShape) -> bool:
+        return not shape.prompt or shape.prompt in ready
+
+    session = PaperSession(shapes, context, 4, is_recorded)
+    session.steps.prepare = prepare
+    request = Request(prompt=(1,) * tokens, settings=GREEDY, limit=4, ignore_end=True)
+    with session.answers() as loop:
+        for _ in range(6):
+            run(loop, [(request, 0)])
+    prompts = [shape.prompt for shape in session.launched if shape.prompt]
+    return prompts, ready - {0, *shapes.chunks}
+
+
 def test_prompts_alone_get_finer_graphs_where_they_come_often() -> None:
     """Those of 129 tokens one of 144 rows in place of 192; those of 190 none."""
     for tokens, rows in ((129, 144), (190, 192)):
-        shapes = ShapeBuckets.of(chunks_of(exact=False), CONTEXT, 4, 16)
-        ready: set[int] = {*shapes.chunks}
-
-        def prepare(shape: StepShape, ready: set[int] = ready) -> bool:
-            ready.add(shape.prompt)
-            return False
-
-        def is_recorded(shape: StepShape, ready: set[int] = ready) -> bool:
-            return not shape.prompt or shape.prompt in ready
-
-        session = PaperSession(shapes, CONTEXT, 4, is_recorded)
-        session.steps.prepare = prepare
-        request = Request(prompt=(1,) * tokens, settings=GREEDY, limit=4, ignore_end=True)
-        with session.answers() as loop:
-            for _ in range(6):
-                run(loop, [(request, 0)])
-        prompts = [shape.prompt for shape in session.launched if shape.prompt]
+        prompts, wished = six_prompts_alone(tokens, CONTEXT)
         assert prompts[:4] == [192] * 4
         assert prompts[-1] == rows
-        assert (ready - {0} == {*shapes.chunks}) == (rows == 192)
+        assert (not wished) == (rows == 192)
 
 
 def test_prompts_alone_take_one_step_once_it_has_a_graph_with_little_padding() -> None:
     """520 tokens are 512 rows and 8, and then 528; 1,100 are 1,024 and 96."""
     for tokens, before, after in ((520, [512, 8], [528]), (1100, [1024, 96], [1024, 96])):
-        shapes = ShapeBuckets.of(chunks_of(exact=False), 2000, 4, 16)
-        ready: set[int] = {*shapes.chunks}
-
-        def prepare(shape: StepShape, ready: set[int] = ready) -> bool:
-            ready.add(shape.prompt)
-            return False
-
-        def is_recorded(shape: StepShape, ready: set[int] = ready) -> bool:
-            return not shape.prompt or shape.prompt in ready
-
-        session = PaperSession(shapes, 2000, 4, is_recorded)
-        session.steps.prepare = prepare
-        request = Request(prompt=(1,) * tokens, settings=GREEDY, limit=4, ignore_end=True)
-        with session.answers() as loop:
-            for _ in range(6):
-                run(loop, [(request, 0)])
-        prompts = [shape.prompt for shape in session.launched if shape.prompt]
+        prompts, _ = six_prompts_alone(tokens, 2000)
         assert prompts == before * 4 + after * 2
 
 
