@@ -65,7 +65,7 @@ MOST_CHOSEN, MOST_CHOSEN_TOGETHER = 32, 128
 
 # One object for equal kernels, with its cached properties.
 _logits = lru_cache(maxsize=64)(RouterLogits)
-_route = lru_cache(maxsize=64)(RouteExperts)
+route_kernel = lru_cache(maxsize=64)(RouteExperts)
 _select = lru_cache(maxsize=64)(SelectExperts)
 _skewed = lru_cache(maxsize=64)(SkewedLogits)
 _listed = lru_cache(maxsize=64)(ListedLogits)
@@ -164,7 +164,7 @@ def lower_route(at: Lowering, ops: Sequence[Op]) -> bool:
     sizes = rows, matrix.cols, router.selection
     each = 1 if selects else RouteExperts.each_of(*sizes)
     starts_next = not selects and _starts_next(at, of, layer)
-    kernel = _route(*sizes, computed, has_bias, router.scale, selects, each, starts_next)
+    kernel = route_kernel(*sizes, computed, has_bias, router.scale, selects, each, starts_next)
     at.launch(
         kernel,
         of.label,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import lru_cache
 
 from urdir.model.graph.experts import Experts, Route
 from urdir.model.graph.op import Op
@@ -13,15 +12,13 @@ from urdir.model.lower.experts.layer import MixtureLayer, RouterLayer, SharedLay
 from urdir.model.lower.experts.per_row import PerRow
 from urdir.model.lower.experts.products import MixtureCall
 from urdir.model.lower.lowering import Lowering
-from urdir.model.lower.moe import before_norm, products_choose
+from urdir.model.lower.moe import before_norm, products_choose, route_kernel
 from urdir.model.lower.requests import alike
 from urdir.model.lower.rule import Rule
 from urdir.model.memory.weights import Matrix
 from urdir.ptxgen.kernels.activation import Activation
 from urdir.ptxgen.kernels.experts.route import RouteExperts
 from urdir.ptxgen.kernels.experts.selection import MAX_USED
-
-_route = lru_cache(maxsize=64)(RouteExperts)
 
 
 def lower_shared_expert(at: Lowering, ops: Sequence[Op]) -> bool:
@@ -48,7 +45,7 @@ def lower_shared_expert(at: Lowering, ops: Sequence[Op]) -> bool:
     sizes = 1, router.matrix.cols, router.selection
     each, has_bias = RouteExperts.each_of(*sizes), router.matrix.bias is not None
     at.launch(
-        _route(*sizes, computed, has_bias, router.scale, False, each, gate=True),
+        route_kernel(*sizes, computed, has_bias, router.scale, False, each, gate=True),
         route.label,
         weights=router.matrix.data,
         gate_weights=gate.data,

@@ -19,6 +19,7 @@ from typing import Any, Protocol
 from tests.fuzz import gguf_header, trees
 from tests.fuzz.adapters import AdapterTarget
 from tests.fuzz.http_requests import HttpTarget
+from tests.model.files.plain_folder import LLAMA3_SCALING
 from tests.model.files.quantised_folders import KINDS, quantised
 from urdir.driver import bindings
 from urdir.driver.emulator.machine.compile import compile_entry
@@ -44,15 +45,6 @@ from urdir.ptxgen.tools.lint import lint
 
 ALLOWED = (ModelError, PtxgenError, PtxSyntaxError)
 DATA = Path(__file__).parent.parent / "data"
-
-
-LLAMA3_SCALING = {
-    "rope_type": "llama3",
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 8192,
-}
 
 
 #: Values of fields of families.

@@ -10,6 +10,13 @@ import numpy as np
 from urdir.model.files.pretrained.config import read_config
 from urdir.model.files.pretrained.tables import FAMILIES
 
+LLAMA3_SCALING = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
 CONFIG = {
     "model_type": "llama", "num_hidden_layers": 1, "hidden_size": 8, "intermediate_size": 16,
     "num_attention_heads": 2, "max_position_embeddings": 32, "rms_norm_eps": 1e-5, "vocab_size": 3,

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.model.files.plain_folder import CONFIG, GPT2, keys_of
+from tests.model.files.plain_folder import CONFIG, GPT2, LLAMA3_SCALING, keys_of
 from urdir.model.errors import ConfigError, UnsupportedError
 from urdir.model.files.pretrained.config import read_config, text_config
 from urdir.model.files.pretrained.family import Family
@@ -20,13 +20,6 @@ from urdir.model.files.pretrained.places import find_places
 from urdir.model.files.pretrained.tables import FAMILIES
 from urdir.model.files.pretrained.tables.text_defaults import TEXT_DEFAULTS
 
-LLAMA3_SCALING = {
-    "rope_type": "llama3",
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 8192,
-}
 YARN = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 8}
 LATENT = {
     "model_type": "deepseek_v3", "qk_nope_head_dim": 4, "qk_rope_head_dim": 4, "v_head_dim": 4,
