@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import socket
 from dataclasses import fields
 from typing import Any
 from unittest.mock import AsyncMock
@@ -13,6 +14,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.model.serve.conftest import Gate
+from tests.patience import PATIENCE
 from urdir.model.errors import ModelError
 from urdir.model.serve.access import Access
 from urdir.model.serve.interface import Metrics
@@ -283,3 +285,7 @@ def test_other_names_of_a_local_server_are_refused(start: Any) -> None:
     for host in ("evil.example", f"evil.example:{port}", "", "127.0.0.1.evil.example"):
         reply = server.http().get("/health", headers={"Host": host})
         assert (reply.status_code, reply.json()["error"]["code"]) == (403, "unknown_host")
+    # health checks of load balancers, by HTTP/1.0
+    with socket.create_connection(("127.0.0.1", port), PATIENCE) as client:
+        client.sendall(b"GET /health HTTP/1.0\r\n\r\n")
+        assert client.makefile("rb").readline().split()[1] == b"200"
