@@ -131,9 +131,17 @@ async def _failed(request: Request, error: Exception) -> Response:
 async def _no_endpoint(request: Request, error: Exception) -> Response:
     """Respond to an unknown path or method."""
     assert isinstance(error, HTTPException)
-    path = request.url.path
-    refused = _REFUSED if error.status_code == HTTPStatus.NOT_FOUND else {}
-    missing = next((why for prefix, why in refused.items() if path.startswith(prefix)), None)
+    path, headers = request.url.path, error.headers or {}
+    if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+        taken = sorted(set(headers["allow"].split(", ")) - {"HEAD"})
+        told = ApiError(
+            f"{path} takes no {request.method}, but {' and '.join(taken)}",
+            status=error.status_code,
+            code="method_not_supported",
+            headers=headers,
+        )
+        return error_response(path, told)
+    missing = next((why for prefix, why in _REFUSED.items() if path.startswith(prefix)), None)
     message = f"this server {missing}" if missing else f"no such endpoint: {request.method} {path}"
     return error_response(
         path,
@@ -142,7 +150,7 @@ async def _no_endpoint(request: Request, error: Exception) -> Response:
             status=error.status_code,
             kind="not_found_error",
             code="unsupported_endpoint" if missing else "unknown_endpoint",
-            headers=error.headers,
+            headers=headers,
         ),
     )
 

@@ -128,8 +128,9 @@ def test_metrics(start: Any) -> None:
         ("GET", "/v1/files", 404, "no files"),
         ("POST", "/embeddings", 400, "no embeddings"),
         ("GET", "/elsewhere", 404, "no such endpoint: GET /elsewhere"),
-        ("GET", CHAT, 405, f"no such endpoint: GET {CHAT}"),
-        ("GET", "/api/chat", 405, "no such endpoint: GET /api/chat"),
+        ("GET", CHAT, 405, f"{CHAT} takes no GET, but POST"),
+        ("PUT", "/health", 405, "/health takes no PUT, but GET"),
+        ("GET", "/api/chat", 405, "/api/chat takes no GET, but POST"),
         ("POST", "/api/pull", 404, "takes its models from its flags"),
     ],
 )
@@ -142,6 +143,10 @@ def test_what_there_is_not(server: Any, method: str, path: str, status: int, wor
         return
     assert words in error["message"]
     assert set(error) == {"message", "type", "param", "code"}
+    if status == 405:  # as OpenAI has it
+        kind = ("invalid_request_error", "method_not_supported")
+        assert (error["type"], error["code"]) == kind
+        assert "allow" in reply.headers
 
 
 def test_request_ids_and_times(server: Any) -> None:
