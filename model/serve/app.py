@@ -133,7 +133,7 @@ async def _no_endpoint(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     path, headers = request.url.path, error.headers or {}
     if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
-        taken = sorted(set(headers["allow"].split(", ")) - {"HEAD"})
+        taken = sorted(set(headers["Allow"].split(", ")) - {"HEAD"})
         told = ApiError(
             f"{path} takes no {request.method}, but {' and '.join(taken)}",
             status=error.status_code,
