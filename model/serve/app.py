@@ -30,6 +30,7 @@ from urdir.model.serve.metrics import ServerMetrics
 from urdir.model.serve.page import page
 from urdir.model.serve.protocols import ANSWERED, EMBEDDED, FIXED, JOBS
 from urdir.model.serve.stream import log
+from urdir.model.serve.version import own_version
 
 #: Endpoints of other APIs that clients may try -> why they are missing.
 _REFUSED = {
@@ -66,6 +67,7 @@ def make_app(
         *([Route("/", page)] if access.page else []),
         Route("/health", endpoints.health),
         Route("/v1/health", endpoints.health),
+        Route("/version", own_version),
         Route("/metrics", endpoints.metrics),
         Route("/slots", endpoints.slots),
         Route("/models", endpoints.models),

@@ -27,6 +27,7 @@ from urdir.model.serve.router.router_metrics import CONTENT_TYPE, metrics_text
 from urdir.model.serve.router.upstream import Headers
 from urdir.model.serve.router.watch import model_events
 from urdir.model.serve.stream import DATA, while_connected
+from urdir.model.serve.version import own_version
 
 _MOST_NAMED = 20  # models in an error
 _MOST_NAME = 256  # characters of a name in an error
@@ -41,6 +42,7 @@ def make_router_app(fleet: Fleet, access: Access, limits: Limits, counts: Counts
         *([Route("/", page)] if access.page else []),
         Route("/health", router.health),
         Route("/v1/health", router.health),
+        Route("/version", own_version),
         Route("/metrics", router.metrics),
         Route("/models", router.models),
         Route("/v1/models", router.models),

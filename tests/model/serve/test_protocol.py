@@ -16,6 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.model.serve.conftest import Gate
 from tests.patience import PATIENCE
 from urdir.model.errors import ModelError
+from urdir.model.serve import version as own
 from urdir.model.serve.access import Access
 from urdir.model.serve.interface import Metrics
 
@@ -41,6 +42,14 @@ def test_models(server: Any) -> None:
     with pytest.raises(openai.NotFoundError, match="this server has 'toy', 'a/b-GGUF'"):
         client.chat.completions.create(model="gpt-4", **HI)
     assert server.http().post(CHAT, json=HI).status_code == 200  # none named: the one there is
+
+
+def test_version(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As clients of vLLM ask for it."""
+    monkeypatch.setattr(own, "version", lambda package: f"{package} 1.2")
+    own.installed.cache_clear()
+    assert server.http().get("/version").json() == {"version": "urdir 1.2"}
+    own.installed.cache_clear()
 
 
 def test_tokenize_and_back(server: Any) -> None:

@@ -448,6 +448,7 @@ def test_facts_are_of_loaded_models(start: Start) -> None:
     assert router.client.get("/slots?model=a").status_code == 200
     assert router.client.head("/props?model=a").status_code == 200
     assert router.client.get("/nothing").json()["error"]["code"] == "unknown_endpoint"
+    assert router.client.get("/version").json().keys() == {"version"}
 
 
 def test_kept_responses_are_found(start: Start) -> None:
