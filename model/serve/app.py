@@ -27,7 +27,7 @@ from urdir.model.serve.interface import AsyncService
 from urdir.model.serve.kept import Keeping, KeepingHere, Kept, Store
 from urdir.model.serve.limits import Limits
 from urdir.model.serve.metrics import ServerMetrics
-from urdir.model.serve.page import page
+from urdir.model.serve.page import no_page, page
 from urdir.model.serve.protocols import ANSWERED, EMBEDDED, FIXED, JOBS
 from urdir.model.serve.stream import log
 from urdir.model.serve.version import own_version
@@ -64,7 +64,7 @@ def make_app(
     posts |= {path: endpoints.text_job(job) for path, job in JOBS.items()}
     routes = [  # compared with a path in this order: those of answers come first
         *(Route(path, endpoint, methods=["POST"]) for path, endpoint in posts.items()),
-        *([Route("/", page)] if access.page else []),
+        Route("/", page if access.page else no_page),
         Route("/health", endpoints.health),
         Route("/v1/health", endpoints.health),
         Route("/version", own_version),

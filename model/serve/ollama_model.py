@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hashlib import sha256
 from typing import Any
 
 from urdir.model.serve.fields import Fields
@@ -70,9 +71,15 @@ def _entry(model: ServedModel, name: str) -> Json:
         "model": name,
         "modified_at": iso_time(model.created),
         "size": model.facts.bytes,
-        "digest": "",
+        "digest": digest(name),
         "details": _details(model),
     }
+
+
+def digest(name: str) -> str:
+    """64 hexadecimal digits, the same wherever a model of this name is served. ollama's command
+    shows the first twelve, and fails where there are fewer."""
+    return sha256(name.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def _details(model: ServedModel) -> dict[str, Any]:

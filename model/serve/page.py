@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 
 from starlette.requests import Request
-from starlette.responses import HTMLResponse
+from starlette.responses import HTMLResponse, PlainTextResponse, Response
 
 _WEB = Path(__file__).with_name("web")
 #: In this order, as one script: constants stand before what runs at the start.
@@ -17,6 +17,11 @@ _SCRIPTS = (
     *("dom", "highlight", "math", "markdown", "conversation", "store", "server"),
     *("turns", "settings", "sidebar", "composer", "chats", "main"),
 )
+
+
+async def no_page(request: Request) -> Response:
+    """GET / of a server without the page: ollama's command asks there whether a server runs."""
+    return PlainTextResponse("urdir is running")
 
 
 async def page(request: Request) -> HTMLResponse:

@@ -16,7 +16,7 @@ from urdir.model.serve.interface import Json
 from urdir.model.serve.json_response import JsonResponse, iso_time
 from urdir.model.serve.limits import Limits
 from urdir.model.serve.ollama_model import VERSION
-from urdir.model.serve.page import page
+from urdir.model.serve.page import no_page, page
 from urdir.model.serve.protocols import ANSWERED, EMBEDDED, FIXED, JOBS
 from urdir.model.serve.router.fleet import Fleet
 from urdir.model.serve.router.forward import Forward, ForwardKept, own_headers
@@ -39,7 +39,7 @@ def make_router_app(fleet: Fleet, access: Access, limits: Limits, counts: Counts
     forward = Forward(fleet, router.bodies, limits, router.named, router.headers)
     kept = ForwardKept(fleet, router.named)
     own = [
-        *([Route("/", page)] if access.page else []),
+        Route("/", page if access.page else no_page),
         Route("/health", router.health),
         Route("/v1/health", router.health),
         Route("/version", own_version),

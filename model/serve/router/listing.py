@@ -8,6 +8,7 @@ from typing import Any
 
 from urdir.model.serve.interface import Json
 from urdir.model.serve.json_response import iso_time
+from urdir.model.serve.ollama_model import digest
 from urdir.model.serve.router.model import Model
 
 
@@ -57,7 +58,7 @@ def tag_json(model: Model) -> Json:
         "model": model.name,
         "modified_at": iso_time(model.spec.modified),
         "size": known.get("size", model.spec.nbytes),
-        "digest": "",
+        "digest": digest(model.name),
         "details": known.get("details", _NO_DETAILS),
     }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -133,6 +134,10 @@ def test_models(server: Any) -> None:
     models = http.get("/api/tags").json()["models"]
     assert [model["name"] for model in models] == ["toy", "a/b-GGUF"]
     assert models[0]["details"]["parameter_size"] == "2.0B"
+    digests = [model["digest"] for model in models]
+    assert all(re.fullmatch("[0-9a-f]{64}", each) for each in digests)
+    assert len(set(digests)) == 2
+    assert http.get("/api/ps").json()["models"][1]["digest"] == digests[1]
     assert http.get("/api/ps").json()["models"][0]["size_vram"] == models[0]["size"]
     assert http.get("/api/version").json()["version"].count(".") == 2
     shown = http.post("/api/show", json={"model": "toy"}).json()
