@@ -6,7 +6,8 @@ from typing import Self
 
 
 class Owner:
-    """A context manager that closes itself; ``close`` may come twice."""
+    """A context manager that closes itself; ``close`` may come twice. `urdir.driver` has its own
+    (`context.Closing`): `files` and `text`, which use this one, import no driver."""
 
     def close(self) -> None:
         """End it and free what it owns."""

@@ -265,7 +265,7 @@ class Desks(Owner):
         self._thread: threading.Thread | None = None
         self._known: dict[Desk, int] = {}  # what is waited for
         self._reading = threading.Lock()  # held by the thread that reads
-        self._is_left = False  # to the thread of the service
+        self._left_until = 0.0  # calls are left to the thread of the service
         self._is_closing = self._is_closed = False
 
     def open(self, connection: socket.socket) -> Desk:
@@ -318,15 +318,14 @@ class Desks(Owner):
     def _run(self, engine: Engine) -> None:
         while not self._is_closing:
             with self._reading:
-                self._is_left = False
                 self._read(engine)
-                is_left = self._is_left
-            if is_left:
-                time.sleep(_LEFT_SECONDS)
+            if (left := self._left_until - time.monotonic()) > 0:
+                time.sleep(left)
 
     def _expect(self, engine: Engine) -> None:
         """A request begins to arrive."""
-        self._is_left = engine.expect(partial(self._look, engine))
+        if engine.expect(partial(self._look, engine)):
+            self._left_until = time.monotonic() + _LEFT_SECONDS
 
     def _look(self, engine: Engine) -> bool:
         """Read what has arrived, in the thread of the service; whether anything had, or the other

@@ -173,8 +173,13 @@ def test_the_service_itself_reads_a_request_that_it_expects(
 ) -> None:
     """Others are read by a thread of their own, which leaves the first one to it."""
     is_read = threading.Event()
-    leaves = SimpleNamespace(sleep=lambda _: is_read.wait(PATIENCE))  # however busy the machine is
-    monkeypatch.setattr(apart_desks, "time", leaves)
+    slept: list[float] = []
+
+    def sleep(seconds: float) -> None:  # however busy the machine is
+        slept.append(seconds)
+        is_read.wait(PATIENCE)
+
+    monkeypatch.setattr(apart_desks, "time", SimpleNamespace(sleep=sleep, monotonic=lambda: 5.0))
     monkeypatch.setattr(apart_desks, "_TURN_SECONDS", PATIENCE)
     engine: Any = Looking()
     ours, theirs = socket.socketpair()
@@ -192,6 +197,8 @@ def test_the_service_itself_reads_a_request_that_it_expects(
             is_read.set()
     assert engine.read_by[0] == "service"
     assert engine.read_by[1] != "service"
+    assert slept
+    assert slept == pytest.approx([0.003] * len(slept))
 
 
 def test_requests_arrive_as_they_are() -> None:
