@@ -13,25 +13,26 @@ const FENCE = /^\s*(```+|~~~+)\s*([\w+#.-]*)/;
 const HEADING = /^(#{1,6})\s(.*)$/s;
 const DISPLAY = /^\s*(\$\$|\\\[)/; // a formula on lines of its own
 
-// In this order: an escape; code, and with single backticks in it; formulas; bold, italic, slanted, struck; a link,
-// also an image's; a bare link; a line break.
+// In this order: an escape; code, and with single backticks in it; formulas; bold and italic, bold, italic, slanted,
+// struck; a link, also an image's; a bare link; a line break.
 const INLINE = new RegExp([
   /\\([!-/:-@[-`{-~])/, /(?<!`)`([^`]+)`(?!`)/, /(?<!`)``+(?!`)((?:[^`]|`(?!`))+)``+/,
   /\$\$([^$]+)\$\$/, /\$(?![\s$])((?:[^$\\]|\\[^])+)(?<!\s)\$(?!\d)/,
-  /\*\*(?!\s)(.+?)\*\*/, /\*([^\s*](?:[^*\n]*[^\s*])?)\*/, /(?<![\w])_([^\s_](?:[^_\n]*[^\s_])?)_(?!\w)/, /~~([^~\n]+)~~/,
-  /!?\[([^[\]]*)\]\((https?:[^\s)[]+)(?:\s"[^"\n]*")?\)/, /(https?:\/\/[^\s<>()]+[^\s<>().,;:!?'"*])/, /(\n|<br\s?\/?>)/,
+  /\*\*\*(?![\s*])(.+?)\*\*\*/, /\*\*(?![\s*])(.+?)\*\*(?!\*)/, /\*([^\s*](?:[^*\n]*[^\s*])?)\*/, /(?<![\w])_([^\s_](?:[^_\n]*[^\s_])?)_(?!\w)/, /~~([^~\n]+)~~/,
+  /!?\[([^[\]]*)\]\((https?:(?:[^\s()[]|\([^\s()[]*\))+)(?:\s"[^"\n]*")?\)/, /(https?:\/\/[^\s<>()]+[^\s<>().,;:!?'"*])/, /(\n|<br\s?\/?>)/,
 ].map((pattern) => pattern.source).join("|"), "g");
 
 function inline(text, parent) {
   let end = 0;
   for (const match of text.matchAll(INLINE)) {
     if (match.index < end) continue; // in a formula
-    const [all, escape, code, ticked, display, math, bold, italic, slanted, struck, label, link, bare, line] = match;
+    const [all, escape, code, ticked, display, math, both, bold, italic, slanted, struck, label, link, bare, line] = match;
     parent.append(text.slice(end, match.index));
     end = match.index + all.length;
     if (escape !== undefined) end = escaped(text, match.index, parent);
     else if ((code ?? ticked) !== undefined) element("code", parent, (code ?? ticked).trim());
     else if ((display ?? math) !== undefined) formula(display ?? math, display !== undefined, parent);
+    else if (both !== undefined) inline(both, element("em", element("strong", parent)));
     else if (bold !== undefined) inline(bold, element("strong", parent));
     else if ((italic ?? slanted) !== undefined) inline(italic ?? slanted, element("em", parent));
     else if (struck !== undefined) inline(struck, element("del", parent));
@@ -64,7 +65,14 @@ const cells = (line) => line.trim().replace(/^\||\|$/g, "").split(/(?<!\\)\|/).m
 const isRule = (line) => /^\s*[-*_]/.test(line) && /^(---+|\*\*\*+|___+)$/.test(line.replace(/\s/g, ""));
 const isTableRule = (line) => line.includes("-") && cells(line).every((cell) => /^:?-+:?$/.test(cell));
 const isTable = (lines, i) => lines[i].includes("|") && i + 1 < lines.length && isTableRule(lines[i + 1]);
-const begins = (line) => ITEM.test(line) || FENCE.test(line) || HEADING.test(line) || line.startsWith(">")
+// A line that begins code: one with backticks behind the first ones has code within it.
+function fenceOf(line) {
+  const match = line.match(FENCE), mark = match?.[1];
+  const isWithin = mark?.startsWith("`") && line.includes("`", line.indexOf(mark) + mark.length);
+  return isWithin ? null : match;
+}
+
+const begins = (line) => ITEM.test(line) || fenceOf(line) || HEADING.test(line) || line.startsWith(">")
   || DISPLAY.test(line);
 
 // Append the blocks of a text. Returns of each the character that it begins at, its first node's number, and of the rest
@@ -84,7 +92,7 @@ function markdown(text, parent, depth = 0, isTight = false) {
       continue;
     }
     start(i);
-    const fence = line.match(FENCE);
+    const fence = fenceOf(line);
     const heading = line.match(HEADING);
     if (fence) {
       i = codeBlock(lines, i, fence, parent);
@@ -138,10 +146,13 @@ function closing(lines, start) {
   return -1;
 }
 
+// Whether a line is a fence, and nothing else: code may have such that begin others.
+const endsCode = (line, mark) => line.startsWith(mark) && !line.replaceAll(mark[0], "");
+
 function codeBlock(lines, start, [, mark, label], parent) {
   const indent = indentOf(lines[start]);
   let i = start + 1;
-  while (i < lines.length && !lines[i].trim().startsWith(mark)) i++;
+  while (i < lines.length && !endsCode(lines[i].trim(), mark)) i++;
   const body = lines.slice(start + 1, i).map((line) => line.slice(Math.min(indent, indentOf(line))));
   const figure = element("figure", parent, undefined, "code");
   const caption = element("figcaption", figure, undefined);

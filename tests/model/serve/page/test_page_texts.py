@@ -50,6 +50,9 @@ LONG = {
     "brackets": "'['.repeat(200000)",
     "links without an end": "'[a](https:'.repeat(20000)",
     "quotes in quotes": "'>'.repeat(5000)",
+    "stars": "'***a '.repeat(20000) + '*'.repeat(20000)",
+    "brackets in links": "'[a](https:(b'.repeat(20000)",
+    "backticks": "'```a`\\n'.repeat(5000)",
     "no rule of a table": "'a|b\\n' + ' '.repeat(20000) + 'x'",
     "an item before a strange line break": "'-' + ' '.repeat(50000) + 'a\\u2028' + 'b'.repeat(100)",
     "lists in lists": "Array.from({length: 500}, (_, i) => ' '.repeat(i) + '- a').join('\\n')",
@@ -91,6 +94,29 @@ def test_lists_hold_blocks_tasks_and_more_lists(page: Browser) -> None:
     assert ["pre", "int x;"] in shown
     assert [text for tag, text in shown if tag == "li"][1:] == ["bdone", "done", "c"]
     assert tags.count("input") == 2
+
+
+def test_fences_lose_no_text(page: Browser) -> None:
+    """As CommonMark has them: backticks in a line are code within it, and only a fence that is
+    alone in its line ends a block."""
+    shown = _shown(page, "```a``` is **b**\n\n````md\n```py\nx\n```\n````\nc\n\n```\n1\n```d\n```")
+    kinds = ("p", "pre", "p", "pre")
+    assert [each for each in shown if each[0] in kinds] == [
+        ["p", "a is b"],
+        ["pre", "```py\nx\n```"],
+        ["p", "c"],
+        ["pre", "1\n```d"],
+    ]
+    assert ["strong", "b"] in shown
+
+
+def test_bold_and_italic_and_brackets_in_links(page: Browser) -> None:
+    shown = _shown(page, "***a*** **b *c***")
+    assert shown[1:] == [["strong", "a"], ["em", "a"], ["strong", "b c"], ["em", "c"]]
+    link = "https://e.example/a_(b)"
+    assert page.run(f"(() => {{ const d = element('div'); markdown('[x]({link}) y', d);"
+                    "return [d.querySelector('a').href, d.textContent]; })()"
+                    ) == [link, "x y"]  # fmt: skip
 
 
 def test_a_list_that_begins_later_and_a_rule(page: Browser) -> None:
