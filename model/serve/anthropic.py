@@ -196,7 +196,7 @@ class MessageShape(Shape):
 
     def opening(self) -> list[Json]:
         """The message without content. How much of the prompt was cached is known at the end."""
-        counts = _counts(len(self.answers[0].prompt), 0, 0)
+        counts = _counts(len(self.answers[0].prompt))
         return [{"type": "message_start", "message": self._message([], counts, _NO_END)}]
 
     def part(self, answer: Answer, events: Sequence[Event], piece: Piece) -> list[Json]:
@@ -205,7 +205,7 @@ class MessageShape(Shape):
 
     def ending(self, answer: Answer, usage: Usage) -> list[Json]:
         """The end of the last block, the reason and the usage."""
-        counts = {"usage": _used(usage), "timings": usage.timings()}
+        counts = {"usage": _used(usage, answer), "timings": usage.timings()}
         return [
             *self._close(),
             {"type": "message_delta", "delta": _end(answer), **counts},
@@ -216,7 +216,7 @@ class MessageShape(Shape):
         """The message."""
         [answer] = self.answers
         content = [_block(block, block.text) for block in answer.whole()]
-        message = self._message(content, _used(usage), _end(answer))
+        message = self._message(content, _used(usage, answer), _end(answer))
         return message | {"timings": usage.timings()}
 
     def failure(self, error: ApiError) -> Json:
@@ -268,11 +268,14 @@ def _end(answer: Answer) -> Json:
     return {"stop_reason": _REASONS[answer.reason], "stop_sequence": sequence}
 
 
-def _used(usage: Usage) -> Json:
-    return _counts(usage.prompt, usage.cached, usage.completion)
+def _used(usage: Usage, answer: Answer) -> Json:
+    counts = _counts(usage.prompt, usage.cached, usage.completion)
+    if answer.reasoning_tokens:
+        counts["output_tokens_details"] = {"thinking_tokens": answer.reasoning_tokens}
+    return counts
 
 
-def _counts(prompt: int, cached: int, completion: int) -> Json:
+def _counts(prompt: int, cached: int = 0, completion: int = 0) -> Json:
     return {
         "input_tokens": prompt - cached,
         "cache_read_input_tokens": cached,

@@ -71,7 +71,7 @@ class ChoicesShape(Shape):
         """The usage, if it is wanted."""
         if not self.parameters.include_usage:
             return []
-        return [{**self._head, "choices": []} | _counted(usage)]
+        return [{**self._head, "choices": []} | self._counted(usage)]
 
     def whole(self, usage: Usage) -> Json:
         """All choices."""
@@ -79,7 +79,7 @@ class ChoicesShape(Shape):
             {"index": answer.index, **self.choice(answer), **_finish(answer)}
             for answer in self.answers
         ]
-        return {**self._head, "choices": choices} | _counted(usage)
+        return {**self._head, "choices": choices} | self._counted(usage)
 
     def chunk(self, answer: Answer, delta: Json) -> Json:
         """A chunk of one choice."""
@@ -87,10 +87,10 @@ class ChoicesShape(Shape):
         chunk = {**self._head, "choices": [empty | delta]}
         return chunk | {"usage": None} if self.parameters.include_usage else chunk
 
+    def _counted(self, usage: Usage) -> Json:
+        reasoning = sum(answer.reasoning_tokens for answer in self.answers)
+        return {"usage": usage.json(reasoning), "timings": usage.timings()}
+
 
 def _finish(answer: Answer) -> Json:
     return {"finish_reason": _REASONS[answer.reason], "stop_reason": answer.stopped_by}
-
-
-def _counted(usage: Usage) -> Json:
-    return {"usage": usage.json(), "timings": usage.timings()}

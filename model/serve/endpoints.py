@@ -302,5 +302,7 @@ class Endpoints:
             "created": self._model.created,
             "owned_by": "urdir",
             "max_model_len": self._model.context,  # vLLM
+            "max_input_tokens": self._model.context,  # Anthropic
+            "max_tokens": self._model.context,
             "meta": {"n_vocab": self._model.tokenizer.vocab_size},  # llama.cpp
         }

@@ -230,7 +230,8 @@ def _read_bias(
         fields.fail("logit_bias", f"has more than {limits.biases} tokens")
     pairs = []
     for key in biases.values:
-        is_id = key.isdecimal() and len(key) < 10 and int(key) < model.tokenizer.vocab_size
+        is_id = key.isascii() and key.isdecimal() and len(key) < 10
+        is_id = is_id and int(key) < model.tokenizer.vocab_size
         value = biases.number(key, -_MOST_BIAS, _MOST_BIAS)
         if not is_id or value is None:
             fields.fail("logit_bias", "must map token ids of the vocabulary to numbers")

@@ -76,20 +76,20 @@ class Usage:
             yield name, began, end
             began = end
 
-    def json(self) -> Json:
-        """OpenAI's object "usage", with drafts and what became of them where there were any."""
+    def json(self, reasoning: int = 0) -> Json:
+        """OpenAI's object "usage", with tokens of ``reasoning``, and drafts and what became of
+        them, where there were any."""
         usage: Json = {
             "prompt_tokens": self.prompt,
             "completion_tokens": self.completion,
             "total_tokens": self.prompt + self.completion,
             "prompt_tokens_details": {"cached_tokens": self.cached},
         }
+        details: Json = {"reasoning_tokens": reasoning} if reasoning else {}
         if self.drafted:
-            usage["completion_tokens_details"] = {
-                "accepted_prediction_tokens": self.accepted,
-                "rejected_prediction_tokens": self.drafted - self.accepted,
-            }
-        return usage
+            details["accepted_prediction_tokens"] = self.accepted
+            details["rejected_prediction_tokens"] = self.drafted - self.accepted
+        return usage | ({"completion_tokens_details": details} if details else {})
 
     def timings(self) -> Json:
         """llama-server's object "timings"."""

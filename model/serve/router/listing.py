@@ -23,6 +23,10 @@ def status_json(model: Model) -> Json:
     return status
 
 
+#: Of an entry of /v1/models, what the model's own server says.
+_KNOWN = ("max_model_len", "max_input_tokens", "max_tokens", "meta")
+
+
 def model_json(model: Model, name: str) -> Json:
     """An entry of /v1/models, with what was known of the model when it was loaded last."""
     spec = model.spec
@@ -35,7 +39,7 @@ def model_json(model: Model, name: str) -> Json:
         "created_at": iso_time(spec.modified),
         "created": int(spec.modified),
         "owned_by": "urdir",
-        **{key: known[key] for key in ("max_model_len", "meta") if key in known},
+        **{key: known[key] for key in _KNOWN if key in known},
         "status": status_json(model),
     }
 

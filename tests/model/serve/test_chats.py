@@ -220,6 +220,7 @@ def test_length_and_stop_strings_end_answers(server: Any) -> None:
         ({"stream_options": {"include_usage": True}}, "stream_options"),
         ({"logit_bias": {"999999": 1}}, "logit_bias"),
         ({"logit_bias": {"one": 1}}, "logit_bias"),
+        ({"logit_bias": {"٣": 1}}, "logit_bias"),
         ({"logit_bias": {"5": 101}}, "logit_bias.5"),
         ({"logit_bias": {str(i): 1 for i in range(301)}}, "logit_bias"),
         ({"top_logprobs": 2}, "top_logprobs"),
@@ -416,6 +417,27 @@ def test_calls_and_reasoning_are_kept_apart(server: Any, stream: bool) -> None:
         ("time", {}),
     ]
     assert finish == "tool_calls"
+
+
+def test_tokens_of_reasoning_are_counted(server: Any) -> None:
+    """The same in each protocol; models that do not reason have no such count."""
+    tokens = server.model.tokenizer.encode(CALLS)
+    server.service.answer = CALLS
+    assert ask(server).usage.completion_tokens_details is None
+    server.model.answer_format = HERMES
+    usage = ask(server).usage
+    found = usage.completion_tokens_details.reasoning_tokens
+    assert 0 < found < usage.completion_tokens == len(tokens)
+    [*_, last] = ask(server, stream=True, stream_options={"include_usage": True})
+    assert last.usage == usage
+    two = ask(server, n=2).usage
+    assert two.completion_tokens_details.reasoning_tokens == 2 * found
+    told = {"max_tokens": 99, "messages": [{"role": "user", "content": "Hi"}]}
+    for stream in (False, True):
+        reply = server.http().post("/v1/messages", json={**told, "stream": stream}).text
+        assert f'"output_tokens_details":{{"thinking_tokens":{found}}}' in reply
+    responses = server.openai().responses.create(model="toy", input="Hi")
+    assert responses.usage.output_tokens_details.reasoning_tokens == found
 
 
 def test_one_call_at_a_time(server: Any) -> None:
