@@ -24,8 +24,8 @@ def access(args: argparse.Namespace) -> Access:
     if not all(keys):
         raise UsageError("--api-key is empty: leave it out for no key")
     if args.api_key_file is not None:
-        lines = prompts.read_text("--api-key-file", args.api_key_file).splitlines()
-        read = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+        lines = prompts.read_text("--api-key-file", args.api_key_file).split("\n")
+        read = [key for line in lines if (key := line.strip()) and not key.startswith("#")]
         if not read:
             raise UsageError(f"--api-key-file {args.api_key_file}: it has no keys")
         keys += read

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import re
 import time
 from collections.abc import AsyncGenerator
@@ -27,9 +26,7 @@ from urdir.model.serve.kept import Kept, Part
 from urdir.model.serve.limits import Limits
 from urdir.model.serve.prefix_scope import CALLER
 from urdir.model.serve.response_shape import ResponseShape
-from urdir.model.serve.stream import NAMED, AnswerResponse
-
-log = logging.getLogger("urdir.serve")
+from urdir.model.serve.stream import NAMED, AnswerResponse, log_failure
 
 _LOOK_SECONDS = 0.05  # between looks for new events, by a stream that has all
 _ORDER_SECONDS = 0.25  # between looks for an order
@@ -173,7 +170,7 @@ class Background:
                 with contextlib.suppress(Exception):  # the engine is gone
                     await self._kept.put(caller, name, shape.standing("cancelled"))
         except Exception as error:
-            log.error("an answer failed: %s", error, exc_info=error)
+            log_failure(error)
             failure, told = error, api_error(error)
             last = NAMED.write(shape.failure(told))
             with contextlib.suppress(Exception):

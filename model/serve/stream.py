@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
+from urdir.model.engine.requests.device_lost import DeviceLostError
 from urdir.model.engine.requests.request import Ending, Piece
 from urdir.model.serve.answer import Answer, Event
 from urdir.model.serve.answers import Item
@@ -90,6 +91,12 @@ class Shape(ABC):
     def kept(self, usage: Usage) -> tuple[str, Json] | None:
         """What is kept for later requests, and its name; None: nothing."""
         return None
+
+
+def log_failure(error: Exception) -> None:
+    """Log why an answer failed after its beginning; where a lost device ends all, in one line."""
+    is_lost = isinstance(error, DeviceLostError)
+    log.error("an answer failed: %s", error, exc_info=None if is_lost else error)
 
 
 _NO_PIECE = Piece("", ())
@@ -178,7 +185,7 @@ class AnswerResponse:
             async with self._beginning:  # a comment may be about to begin it
                 if not self._has_begun:
                     raise
-            log.error("an answer failed: %s", error, exc_info=error)
+            log_failure(error)
             self._error = error
             last = framing.write(self.shape.failure(api_error(error)))
         finally:

@@ -12,6 +12,7 @@ import pytest
 
 from tests.model.serve.conftest import Gate
 from urdir.driver.errors import DriverError
+from urdir.model.engine.requests.device_lost import DeviceLostError
 from urdir.model.engine.sampling_settings import SamplingSettings
 from urdir.model.errors import BusyError, ContextFullError, ModelError
 from urdir.model.serve.interface import Defaults
@@ -741,6 +742,17 @@ def test_a_failure_after_some_tokens_ends_the_stream(server: Any, kind: type[Exc
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == "2 plus "
     with pytest.raises(openai.InternalServerError, match="the device is lost"):
         ask(server)
+
+
+def test_a_lost_device_is_one_line_of_the_log(
+    server: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """All open answers end by it: a traceback of each would say nothing more."""
+    server.service.error, server.service.good = DeviceLostError("the device is gone"), 1
+    with pytest.raises(openai.APIError, match="the device is gone"):
+        list(ask(server, stream=True))
+    [record] = [each for each in caplog.records if "the device is gone" in each.getMessage()]
+    assert record.exc_info is None
 
 
 def test_what_nobody_expected_is_told_to_the_log_only(

@@ -230,7 +230,7 @@ def test_flags_of_access_and_of_requests(
         "AsyncService",
         lambda engine, model, **more: found.append((model, more["limits"])),
     )
-    (tmp_path / "keys").write_text("# of the team\none\n\n two \n")
+    (tmp_path / "keys").write_text("# of the team\none\n\n\t# too\n two \r\n")
     words = ["--api-key", "a, b", "--api-key-file", tmp_path / "keys", "--cors-origins", "x,y"]
     words += ["--no-webui", "-to", "600", "--temp", "0.6", "-s", "7", "-n", "9", "-rea", "off"]
     words += ["--chat-template", "chatml", "-np", "-1", "-b", "64"]
