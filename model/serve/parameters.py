@@ -221,10 +221,13 @@ def _read_bias(
     """{"token id": what is added to its logit}, as pairs; None where it is not there, or is an
     empty list, which llama-server's clients send for none."""
     value = fields.raw("logit_bias")
-    biases = (
-        _listed_biases(fields, value) if isinstance(value, list) else fields.object("logit_bias")
-    )
-    if biases is None or value == []:
+    if value == []:
+        return None
+    is_listed = isinstance(value, list)
+    if is_listed and len(value) > limits.biases:
+        fields.fail("logit_bias", f"has more than {limits.biases} pairs")
+    biases = _listed_biases(fields, model, limits) if is_listed else fields.object("logit_bias")
+    if biases is None:
         return None
     if len(biases.values) > limits.biases:
         fields.fail("logit_bias", f"has more than {limits.biases} tokens")
@@ -239,14 +242,18 @@ def _read_bias(
     return tuple(pairs)
 
 
-def _listed_biases(fields: Fields, pairs: list[Any]) -> Fields:
+def _listed_biases(fields: Fields, model: ServedModel, limits: Limits) -> Fields:
     """llama-server's list of [id, bias] as an object, where the last one of a token counts; false
-    is the bias of one that never comes."""
+    is the bias of one that never comes. A text in place of the id stands for all of its tokens."""
     found: dict[str, Any] = {}
-    for pair in pairs:
-        if not isinstance(pair, list) or len(pair) != 2 or type(pair[0]) is not int:
+    for pair in fields.raw("logit_bias"):
+        if not isinstance(pair, list) or len(pair) != 2 or type(pair[0]) not in (int, str):
             fields.fail("logit_bias", "must have pairs of a token id and a number", "invalid_type")
-        found[str(pair[0])] = -_MOST_BIAS if pair[1] is False else pair[1]
+        given, bias = pair
+        if isinstance(given, str) and not 0 < len(given) <= limits.salt:
+            fields.fail("logit_bias", f"has a text without 1 to {limits.salt} characters")
+        ids = model.tokenizer.encode(given) if isinstance(given, str) else [given]
+        found |= dict.fromkeys(map(str, ids), -_MOST_BIAS if bias is False else bias)
     return Fields(found, "logit_bias.")
 
 

@@ -83,7 +83,8 @@ _SAMPLING_NOTES = {
     "OVL": "OpenAI's defaults: temperature 1, nothing filtered",
     "VL": "as vLLM and llama.cpp have them",
     "L": "looks back on 64 tokens, or as many",
-    "logit_bias": "an object of token ids, 300 at most, or llama-server's pairs of id and bias",
+    "logit_bias": "an object of token ids, 300 at most, or llama-server's pairs of an id, or "
+    "a text, and a bias",
 }
 
 

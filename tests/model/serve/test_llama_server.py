@@ -93,6 +93,7 @@ def test_several_prompts_and_probabilities(server: Any) -> None:
 
 def test_what_sillytavern_sends(server: Any) -> None:
     """Its defaults, with biases and tokens that never come."""
+    words = dict.fromkeys(server.model.tokenizer.encode("2 plus"))
     chain = ["penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc"]
     given = {
         **{"n_predict": 99, "max_tokens": 99, "temperature": 0.7, "top_k": 40, "top_p": 0.5},
@@ -104,6 +105,7 @@ def test_what_sillytavern_sends(server: Any) -> None:
     for biases, wanted in (
         ([[5, 1.5], [7, False], [5, -2]], ((5, -2.0), (7, -100.0))),
         ([], ()),
+        ([[5, 1.5], ["2 plus", -3]], ((5, 1.5), *((token, -3.0) for token in words))),
     ):
         assert post(server, **given, logit_bias=biases).status_code == 200
         assert server.service.requests[-1].settings.logit_bias == wanted
@@ -111,7 +113,19 @@ def test_what_sillytavern_sends(server: Any) -> None:
 
 @pytest.mark.parametrize(
     "biases",
-    [[5], [[5]], [["the", 1]], [[True, 1]], [[5, True]], [[-1, 1]], [[5, 101]], [[1e9, 1]]],
+    [
+        [5],
+        [[5]],
+        [["", 1]],
+        [["a" * 257, 1]],
+        [[[5], 1]],
+        [[n, 1] for n in range(301)],
+        [[True, 1]],
+        [[5, True]],
+        [[-1, 1]],
+        [[5, 101]],
+        [[1e9, 1]],
+    ],
 )
 def test_biases_that_are_none(server: Any, biases: Any) -> None:
     refused = post(server, logit_bias=biases)
