@@ -28,7 +28,7 @@ from urdir.model.serve.kept import Keeping, KeepingHere, Kept, Store
 from urdir.model.serve.limits import Limits
 from urdir.model.serve.metrics import ServerMetrics
 from urdir.model.serve.page import no_page, page
-from urdir.model.serve.protocols import ANSWERED, EMBEDDED, FIXED, JOBS
+from urdir.model.serve.protocols import ANSWERED, COUNTED, EMBEDDED, FIXED, JOBS
 from urdir.model.serve.stream import log
 from urdir.model.serve.version import own_version
 
@@ -60,6 +60,7 @@ def make_app(
     background = Background(kept, metrics.counts, limits, set() if tasks is None else tasks)
     endpoints = Endpoints(service, limits, metrics, kept, background)
     posts = {path: endpoints.answered(read) for path, read in ANSWERED.items()}
+    posts |= {path: endpoints.answered(read, counts=True) for path, read in COUNTED.items()}
     posts |= {path: endpoints.embedded(read) for path, read in EMBEDDED.items()}
     posts |= {path: endpoints.text_job(job) for path, job in JOBS.items()}
     routes = [  # compared with a path in this order: those of answers come first

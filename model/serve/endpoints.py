@@ -152,9 +152,13 @@ class Endpoints:
         return endpoint
 
     def answered(
-        self, read: Callable[[Fields, ServedModel, Limits], Asked | Follows | Json]
+        self,
+        read: Callable[[Fields, ServedModel, Limits], Asked | Follows | Json],
+        *,
+        counts: bool = False,
     ) -> Callable[[Request], object]:
-        """A POST endpoint that answers what ``read`` reads in a body, or with what it returns."""
+        """A POST endpoint that answers what ``read`` reads in a body, or with what it returns. One
+        that ``counts`` tells the tokens of the inputs instead, as OpenAI and llama-server do."""
 
         async def prepare(body: bytearray, caller: bytes) -> AnswerResponse | Response:
             if isinstance(self._service, EmbeddingService):
@@ -166,6 +170,9 @@ class Endpoints:
                     kept = await self._kept.get(caller, asked.name)
                     asked = await run(partial(asked.then, kept))
                 begun = [await self._begin(each, asked, run) for each in asked.inputs]
+            if counts:
+                tokens = sum(len(each.tokens) for each in begun)
+                return JsonResponse({"object": "response.input_tokens", "input_tokens": tokens})
             return await self._response(caller, asked, begun)
 
         async def endpoint(request: Request) -> AnswerResponse | Response:
@@ -304,5 +311,9 @@ class Endpoints:
             "max_model_len": self._model.context,  # vLLM
             "max_input_tokens": self._model.context,  # Anthropic
             "max_tokens": self._model.context,
-            "meta": {"n_vocab": self._model.tokenizer.vocab_size},  # llama.cpp
+            "meta": {  # llama.cpp
+                "n_vocab": self._model.tokenizer.vocab_size,
+                "n_params": self._model.facts.parameters,
+                "size": self._model.facts.bytes,
+            },
         }

@@ -60,7 +60,8 @@ def _asked(
     limit = read_limit(fields, model, *names, least=0)
     parameters = read_parameters(fields, model, limits, limit, likely)
     inputs = prompts or read_prompts(fields, model, limits.answers // parameters.n)
-    shape = TokensShape if fields.flag("return_tokens") else NativeShape
+    has_tokens = fields.flag("return_tokens") or parameters.stream  # as llama-server has it
+    shape = TokensShape if has_tokens else NativeShape
     return Asked(inputs, parameters, read_format(fields, limits), shape)
 
 
@@ -139,7 +140,7 @@ class NativeShape(Shape):
 
 
 class TokensShape(NativeShape):
-    """The same with token ids."""
+    """The same with token ids, those within a character, too."""
 
     has_tokens = True
 

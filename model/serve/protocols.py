@@ -36,6 +36,11 @@ ANSWERED: Mapping[str, Callable[[Fields, ServedModel, Limits], Asked | Follows |
     "/api/chat": read_ollama_chat,
     "/api/generate": read_generate,
 }
+#: Paths that answer a POST with the number of tokens that the model would read.
+COUNTED: Mapping[str, Callable[[Fields, ServedModel, Limits], Asked | Follows]] = {
+    "/v1/chat/completions/input_tokens": read_chat,
+    "/v1/responses/input_tokens": read_response,
+}
 #: Paths that answer a POST with embeddings or scores.
 EMBEDDED: Mapping[str, Callable[[Fields, ServedModel, Limits], Embeds]] = {
     "/v1/embeddings": read_embeddings,
@@ -43,6 +48,8 @@ EMBEDDED: Mapping[str, Callable[[Fields, ServedModel, Limits], Embeds]] = {
     "/v1/rerank": read_rerank,
     "/v2/rerank": read_rerank,
     "/rerank": read_rerank,
+    "/v1/reranking": read_rerank,
+    "/reranking": read_rerank,
     "/v1/score": read_score,
     "/score": read_score,
     "/api/embed": read_ollama_embed,

@@ -178,7 +178,7 @@ _SERVED: tuple[_Row, ...] = (
      "blanks between the parts of JSON"),
     ("json_schema grammar", ALL, "L", "llama-server's names of these"),
     ("n_probs", (NATIVE, INFILL), "L", "up to 20, in `completion_probabilities`"),
-    ("return_tokens", (NATIVE, INFILL), "L", "true: `tokens` has the ids"),
+    ("return_tokens", (NATIVE, INFILL), "L", "true, or a stream: `tokens` has the ids"),
     ("input_prefix input_suffix input_extra", (INFILL,), "L",
      "texts before and after the gap, and of other files, for models with such tokens"),
     ("prompt", (INFILL,), "L", "goes on from the text before the gap"),

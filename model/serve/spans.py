@@ -30,6 +30,7 @@ _OPERATIONS = {
     **dict.fromkeys(("/infill", "/api/generate"), "text_completion"),
     **dict.fromkeys(("/v1/embeddings", "/embeddings", "/api/embed"), "embeddings"),
     **dict.fromkeys(("/v1/rerank", "/v2/rerank", "/rerank"), "rerank"),
+    **dict.fromkeys(("/v1/reranking", "/reranking"), "rerank"),
     **dict.fromkeys(("/v1/score", "/score"), "score"),
 }
 #: Attributes of a request, by the name of a sampling setting.

@@ -136,6 +136,7 @@ _BODIES: dict[str, list[dict[str, Any]]] = {
         {**_HI, "output_config": {"format": {"type": "json_schema", "schema": _SCHEMA}}},
     ],
     "/v1/messages/count_tokens": [{"messages": _BLOCKS, "tools": _FLAT}],
+    "/v1/responses/input_tokens": [{"input": _ITEMS, "tools": _FLAT_FUNCTIONS}],
     "/v1/responses": [
         {"input": "Hi", "instructions": "Be brief.", "max_output_tokens": 9, "stream": True},
         {"input": _ITEMS, "tools": _FLAT_FUNCTIONS, "tool_choice": "required", "stream": True},

@@ -17,7 +17,7 @@ from urdir.model.serve.json_response import JsonResponse, iso_time
 from urdir.model.serve.limits import Limits
 from urdir.model.serve.ollama_model import VERSION
 from urdir.model.serve.page import no_page, page
-from urdir.model.serve.protocols import ANSWERED, EMBEDDED, FIXED, JOBS
+from urdir.model.serve.protocols import ANSWERED, COUNTED, EMBEDDED, FIXED, JOBS
 from urdir.model.serve.router.fleet import Fleet
 from urdir.model.serve.router.forward import Forward, ForwardKept, own_headers
 from urdir.model.serve.router.listing import model_json, running_json, tag_json
@@ -57,7 +57,7 @@ def make_router_app(fleet: Fleet, access: Access, limits: Limits, counts: Counts
         Route("/v1/responses/{name}", kept, methods=["GET", "DELETE"]),
         Route("/v1/responses/{name}/cancel", kept, methods=["POST"]),
     ]
-    posts = [*ANSWERED, *EMBEDDED, *JOBS, "/slots/{slot}"]
+    posts = [*ANSWERED, *COUNTED, *EMBEDDED, *JOBS, "/slots/{slot}"]
     passed = [
         *(Route(path, forward, methods=["POST"]) for path in posts),
         *(Route(path, forward, methods=["GET"]) for path in (*FIXED, "/slots")),

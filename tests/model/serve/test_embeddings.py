@@ -167,6 +167,7 @@ def test_documents_are_ranked(ranks: tuple[Post, Engine]) -> None:
     assert pair.count(BEGIN) == 1
     asked = {"query": query, "documents": documents, "top_n": 2, "return_documents": True}
     made = post("/v1/rerank", asked).json()["results"]
+    assert post("/reranking", asked).json()["results"] == made
     order = np.argsort(-wanted)[:2].tolist()
     assert [each["index"] for each in made] == order
     assert [each["document"]["text"] for each in made] == [documents[i] for i in order]

@@ -43,6 +43,8 @@ def test_a_streamed_completion(server: Any) -> None:
     assert "".join(event["content"] for event in found) == "2 plus 3 is 5."
     assert [event["tokens_predicted"] for event in found] == [*range(1, 9), 8]
     assert found[-1].keys() == post(server).json().keys()
+    tokens = [token for event in found for token in event["tokens"]]
+    assert tokens == server.model.tokenizer.encode("2 plus 3 is 5.")
     assert found[-1]["tokens"] == []
 
 

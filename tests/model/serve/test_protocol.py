@@ -32,6 +32,7 @@ def test_models(server: Any) -> None:
     model, also = client.models.list().data
     assert also == model.model_copy(update={"id": "a/b-GGUF"})
     assert (model.id, model.owned_by, model.created) == ("toy", "urdir", 1_700_000_000)
+    assert model.meta == {"n_vocab": 2048, "n_params": 2_000_000_000, "size": 1_000_000}
     assert (model.max_model_len, model.max_input_tokens, model.max_tokens) == (512, 512, 512)
     assert client.models.retrieve("toy") == model
     assert client.models.retrieve("a/b-GGUF") == also

@@ -185,6 +185,23 @@ def test_responses_are_kept(server: Any) -> None:
             ask(server, previous_response_id=gone)
 
 
+def test_input_tokens_are_counted(server: Any) -> None:
+    """As many as the model would read; nothing is answered."""
+    first = ask(server, input="One")
+    given: Any = {"input": "Two", "previous_response_id": first.id, "tools": TOOLS}
+    ask(server, **given)
+    messages = [{"role": "user", "content": "Hi"}]
+    server.http().post("/v1/chat/completions", json={"messages": messages})
+    wanted = [len(request.prompt) for request in server.service.requests[-2:]]
+    counted = server.openai().responses.input_tokens.count(model="toy", **given)
+    assert (counted.object, counted.input_tokens) == ("response.input_tokens", wanted[0])
+    counts = "/v1/chat/completions/input_tokens"
+    reply = server.http().post(counts, json={"messages": messages})
+    assert reply.json() == {"object": "response.input_tokens", "input_tokens": wanted[1]}
+    assert server.http().post(counts, json={"messages": []}).status_code == 400
+    assert len(server.service.requests) == 3
+
+
 def test_tools_of_others_beside_functions(server: Any) -> None:
     """As Codex has them; the model is offered the functions."""
     namespace = {"type": "namespace", "name": "agents", "tools": TOOLS[1:]}

@@ -449,6 +449,9 @@ def test_facts_are_of_loaded_models(start: Start) -> None:
     assert router.client.head("/props?model=a").status_code == 200
     assert router.client.get("/nothing").json()["error"]["code"] == "unknown_endpoint"
     assert router.client.get("/version").json().keys() == {"version"}
+    asked = {"model": "a", "messages": [{"role": "user", "content": "Hi"}]}
+    counted = router.client.post("/v1/chat/completions/input_tokens", json=asked)
+    assert counted.json()["input_tokens"] > 0
 
 
 def test_kept_responses_are_found(start: Start) -> None:
