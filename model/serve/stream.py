@@ -7,6 +7,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import aclosing
+from http import HTTPStatus
 from typing import Any, NamedTuple, TypeVar
 
 from starlette.requests import ClientDisconnect
@@ -94,7 +95,11 @@ class Shape(ABC):
 
 
 def log_failure(error: Exception) -> None:
-    """Log why an answer failed after its beginning; where a lost device ends all, in one line."""
+    """Log why an answer failed after its beginning: refusals, as of a queue that is too long, and
+    a lost device, which ends all answers, in one line."""
+    if api_error(error).status < HTTPStatus.INTERNAL_SERVER_ERROR:
+        log.info("an answer was refused: %s", error)
+        return
     is_lost = isinstance(error, DeviceLostError)
     log.error("an answer failed: %s", error, exc_info=None if is_lost else error)
 

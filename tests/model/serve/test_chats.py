@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from dataclasses import replace
 from typing import Any
 
@@ -753,6 +754,17 @@ def test_a_lost_device_is_one_line_of_the_log(
         list(ask(server, stream=True))
     [record] = [each for each in caplog.records if "the device is gone" in each.getMessage()]
     assert record.exc_info is None
+
+
+def test_refusals_of_streams_are_no_errors_of_the_log(
+    server: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As of a request that waited too long, whose stream has begun with comments."""
+    server.service.error, server.service.good = BusyError("it waited", 1.0), 1
+    with caplog.at_level(logging.INFO), pytest.raises(openai.APIError, match="it waited"):
+        list(ask(server, stream=True))
+    [record] = [each for each in caplog.records if "it waited" in each.getMessage()]
+    assert (record.levelno, record.exc_info) == (logging.INFO, None)
 
 
 def test_what_nobody_expected_is_told_to_the_log_only(
