@@ -34,7 +34,7 @@ from urdir.model.serve.version import own_version
 
 #: Endpoints of other APIs that clients may try -> why they are missing.
 _REFUSED = {
-    "/api/": "takes its models from its flags; embeddings are at /api/embed",
+    "/api/": "takes its models from its flags",
     "/embedding": "has embeddings at /v1/embeddings",
     "/v1/audio": "has no audio",
     "/v1/batches": "has no batches; use urdir batch, or send requests concurrently",

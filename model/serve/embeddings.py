@@ -1,4 +1,5 @@
-"""POST /v1/embeddings, /v1/rerank, /v1/score and ollama's /api/embed: requests and answers."""
+"""POST /v1/embeddings, /v1/rerank, /v1/score, ollama's /api/embed and its older /api/embeddings:
+requests and answers."""
 
 from __future__ import annotations
 
@@ -20,6 +21,7 @@ from urdir.model.serve.refusals import refuse_unsupported
 from urdir.model.serve.request_fields import (
     EMBEDDINGS,
     OLLAMA_EMBED,
+    OLLAMA_EMBEDDINGS,
     RERANK,
     SCORE,
 )
@@ -87,6 +89,17 @@ def read_ollama_embed(fields: Fields, model: ServedModel, limits: Limits) -> Emb
     cuts = fields.raw("truncate") is None or fields.flag("truncate")
     texts = _read_texts(fields, "input", model, cuts=cuts)
     return Embeds(shape, texts, dimensions=width, truncates=cuts)
+
+
+def read_ollama_embedding(fields: Fields, model: ServedModel, limits: Limits) -> Embeds:
+    """Read a request of /api/embeddings, which older clients of ollama send: one text, which is cut
+    where it is too long. ApiError if it is invalid."""
+    refuse_unsupported(fields, OLLAMA_EMBEDDINGS)
+    check_model(named(fields), model)
+    text = fields.needed_text("prompt")
+    if not text:
+        fields.fail("prompt", "is empty")
+    return Embeds(lambda rows, tokens: {"embedding": _floats(rows[0])}, (text,), truncates=True)
 
 
 def read_rerank(fields: Fields, model: ServedModel, limits: Limits) -> Embeds:

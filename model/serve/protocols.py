@@ -12,6 +12,7 @@ from urdir.model.serve.embeddings import (
     Embeds,
     read_embeddings,
     read_ollama_embed,
+    read_ollama_embedding,
     read_rerank,
     read_score,
 )
@@ -53,6 +54,7 @@ EMBEDDED: Mapping[str, Callable[[Fields, ServedModel, Limits], Embeds]] = {
     "/v1/score": read_score,
     "/score": read_score,
     "/api/embed": read_ollama_embed,
+    "/api/embeddings": read_ollama_embedding,
 }
 #: Paths that answer a POST without the model.
 JOBS: Mapping[str, Callable[[Fields, ServedModel, Limits], Json]] = {

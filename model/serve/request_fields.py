@@ -52,7 +52,8 @@ _BOTH = (CHAT, TEXT, NATIVE)
 _OTHERS = (MESSAGES, RESPONSES)
 OLLAMA_CHAT, OLLAMA_GENERATE, OLLAMA_OPTIONS = "api/chat", "api/generate", "options"
 _OLLAMA = (OLLAMA_CHAT, OLLAMA_GENERATE)
-EMBEDDINGS, RERANK, SCORE, OLLAMA_EMBED = "embeddings", "rerank", "score", "api/embed"
+EMBEDDINGS, RERANK, SCORE = "embeddings", "rerank", "score"
+OLLAMA_EMBED, OLLAMA_EMBEDDINGS = "api/embed", "api/embeddings"
 _POOLED = (EMBEDDINGS, RERANK, SCORE)
 _CHATS = (CHAT, TOKENS, *_OTHERS)
 ALL = (*_BOTH, *_OTHERS)
@@ -232,6 +233,8 @@ _SERVED: tuple[_Row, ...] = (
     ("text_1 text_2", (SCORE,), "V",
      "texts, 2048 at most; one on the left is paired with all on the right"),
     ("model input", (OLLAMA_EMBED,), "M", "a name of the model; a text, or texts"),
+    ("model prompt", (OLLAMA_EMBEDDINGS,), "M",
+     "a name of the model; a text, which is cut where it is too long"),
     ("truncate", (OLLAMA_EMBED,), "M", "false: texts that are too long are refused, not cut"),
 )  # fmt: skip
 
@@ -354,7 +357,7 @@ _NO_EFFECT: tuple[_Row, ...] = (
     ("model", (TOKENS, DETOKENIZE), "V", "there is one; of several models it says which"),
     ("samplers n_indent t_max_prompt_ms t_max_predict_ms cache_prompt id_slot n_cache_reuse",
      (INFILL,), "L", "matters of speed, which editors send"),
-    ("keep_alive", (*_OLLAMA, OLLAMA_EMBED), "M",
+    ("keep_alive", (*_OLLAMA, OLLAMA_EMBED, OLLAMA_EMBEDDINGS), "M",
      "the server's flags say how long a model stays; of several models 0 unloads it"),
     ("numa num_ctx num_batch num_gpu main_gpu low_vram logits_all vocab_only use_mmap use_mlock "
      "embedding_only num_thread num_keep", (OLLAMA_OPTIONS,), "M",
@@ -374,7 +377,8 @@ _NO_EFFECT: tuple[_Row, ...] = (
     ("priority", _POOLED, "V", "large requests take turns with others"),
     ("request_id cache_salt", _POOLED, "V", "nothing is kept between requests"),
     ("mm_processor_kwargs", _POOLED, "V", "of images and sound"),
-    ("options", (OLLAMA_EMBED,), "M", "flags of the server decide how a model is loaded"),
+    ("options", (OLLAMA_EMBED, OLLAMA_EMBEDDINGS), "M",
+     "flags of the server decide how a model is loaded"),
 )  # fmt: skip
 
 

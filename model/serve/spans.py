@@ -28,7 +28,8 @@ _W3C = ("traceparent", "tracestate")
 _OPERATIONS = {
     **dict.fromkeys(("/v1/completions", "/completion", "/completions"), "text_completion"),
     **dict.fromkeys(("/infill", "/api/generate"), "text_completion"),
-    **dict.fromkeys(("/v1/embeddings", "/embeddings", "/api/embed"), "embeddings"),
+    **dict.fromkeys(("/v1/embeddings", "/embeddings"), "embeddings"),
+    **dict.fromkeys(("/api/embed", "/api/embeddings"), "embeddings"),
     **dict.fromkeys(("/v1/rerank", "/v2/rerank", "/rerank"), "rerank"),
     **dict.fromkeys(("/v1/reranking", "/reranking"), "rerank"),
     **dict.fromkeys(("/v1/score", "/score"), "score"),

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 CHAT, GENERATE = "/api/chat", "/api/generate"
-_PATHS = (CHAT, GENERATE, "/api/embed")
+_PATHS = (CHAT, GENERATE, "/api/embed", "/api/embeddings")
 _EMPTY = re.compile(rb'\s*(null|\[\s*\]|"")?\s*')
 _NO_TIME = re.compile(r"[+-]?(0+(\.0*)?(ns|us|µs|ms|s|m|h)?)+", re.ASCII)
 

@@ -32,6 +32,7 @@ from urdir.model.serve.request_fields import (
     EMBEDDINGS,
     FIELDS,
     OLLAMA_EMBED,
+    OLLAMA_EMBEDDINGS,
     RERANK,
     SCORE,
     Handling,
@@ -95,6 +96,8 @@ def test_texts_and_tokens_have_the_engine_s_embeddings(embeds: tuple[Post, Engin
     np.testing.assert_allclose(raw, wanted[0], atol=2e-3)
     made = post("/api/embed", {"model": "tiny:latest", "input": texts}).json()
     np.testing.assert_array_equal(np.array(made["embeddings"], np.float32), wanted)
+    made = post("/api/embeddings", {"model": "tiny:latest", "prompt": texts[0]}).json()
+    np.testing.assert_allclose(np.array(made["embedding"], np.float32), wanted[0], atol=2e-3)
 
 
 def test_fewer_dimensions_have_length_one_again(embeds: tuple[Post, Engine]) -> None:
@@ -142,6 +145,8 @@ def test_ollama_cuts_texts_that_are_too_long(embeds: tuple[Post, Engine]) -> Non
     long = "a " * (CONTEXT + 5)
     assert len(post("/api/embed", {"input": long}).json()["embeddings"]) == 1
     assert post("/api/embed", {"input": long, "truncate": False}).status_code == 400
+    assert len(post("/api/embeddings", {"prompt": long}).json()["embedding"]) > 1
+    assert post("/api/embeddings", {"prompt": ""}).status_code == 400
     assert post("/api/show", {"model": "tiny"}).json()["capabilities"] == ["embedding"]
 
 
@@ -217,6 +222,7 @@ def test_what_is_too_long_is_named(
 BODIES = {
     EMBEDDINGS: ("/v1/embeddings", {"input": "a"}),
     OLLAMA_EMBED: ("/api/embed", {"input": "a"}),
+    OLLAMA_EMBEDDINGS: ("/api/embeddings", {"prompt": "a"}),
     RERANK: ("/v1/rerank", {"query": "a", "documents": ["a"]}),
     SCORE: ("/v1/score", {"text_1": "a", "text_2": "a"}),
 }
@@ -226,7 +232,7 @@ BODIES = {
 def test_fields_are_served_refused_or_without_effect_as_the_table_says(
     embeds: tuple[Post, Engine], ranks: tuple[Post, Engine], endpoint: str
 ) -> None:
-    post, _ = embeds if endpoint in (EMBEDDINGS, OLLAMA_EMBED) else ranks
+    post, _ = embeds if endpoint in (EMBEDDINGS, OLLAMA_EMBED, OLLAMA_EMBEDDINGS) else ranks
     path, body = BODIES[endpoint]
     fields = [field for field in FIELDS if endpoint in field.endpoints]
     assert {field.handling for field in fields} >= {Handling.SERVED, Handling.NO_EFFECT}
