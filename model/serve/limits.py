@@ -24,7 +24,7 @@ class Limits:
     answers: int = 128  # prompts per request times n
     biases: int = 300
     tools: int = 128
-    salt: int = 256  # characters; so many has a text with a bias, too
+    salt: int = 256  # characters; also of a text that has a bias
     schema: int = 64 << 10  # for a JSON schema, pattern or grammar
     open_requests: int = 2048  # all clients together
     background: int = 1024  # responses that are being written without a connection, likewise
