@@ -7,12 +7,14 @@ from dataclasses import dataclass
 
 from urdir.model.serve.answer import Answer
 from urdir.model.serve.conversations import Conversation, template_of
+from urdir.model.serve.errors import ApiError
 from urdir.model.serve.interface import Json, ServedModel
 from urdir.model.serve.parameters import Parameters
 from urdir.model.serve.stream import Shape
 from urdir.model.serve.tokens import check_length, encode_text
 from urdir.model.text.chat import Prompt
 from urdir.model.text.constraints import Constraint
+from urdir.model.text.fill import FillTokens
 from urdir.model.text.formats import Format
 from urdir.model.text.thought_limit import ThoughtLimit
 
@@ -24,6 +26,13 @@ class Mixed:
     """Texts, in which no control token begins, and token ids between them."""
 
     parts: tuple[str | int, ...]
+
+
+def fill_tokens(model: ServedModel) -> FillTokens:
+    """The tokens around a gap; ApiError if the model has none."""
+    if model.fill is None:
+        raise ApiError("the model has no tokens to fill in the middle", code="no_infill")
+    return model.fill
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,10 +9,9 @@ from urdir.model.engine.requests.metrics import Metrics
 from urdir.model.engine.requests.request import Piece, TokenChoice
 from urdir.model.engine.sampling_settings import SETTINGS, SamplingSettings
 from urdir.model.serve.answer import Answer, Event, Kind, Reason, text_of
-from urdir.model.serve.asked import Asked, Mixed, render
+from urdir.model.serve.asked import Asked, Mixed, fill_tokens, render
 from urdir.model.serve.completions import read_prompts
 from urdir.model.serve.conversations import read_conversation
-from urdir.model.serve.errors import ApiError
 from urdir.model.serve.fields import Fields
 from urdir.model.serve.formats import read_format
 from urdir.model.serve.interface import Json, ServedModel
@@ -39,9 +38,7 @@ def read_native(fields: Fields, model: ServedModel, limits: Limits) -> Asked:
 def read_infill(fields: Fields, model: ServedModel, limits: Limits) -> Asked:
     """Read a request of /infill: the text between two. ApiError if the model cannot do that."""
     refuse_unsupported(fields, INFILL)
-    fill = model.fill
-    if fill is None:
-        raise ApiError("the model has no tokens to fill in the middle", code="no_infill")
+    fill = fill_tokens(model)
     parts: list[str | int] = []
     for extra in fields.objects("input_extra"):
         begin = extra.text("filename") or ""

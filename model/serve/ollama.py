@@ -11,7 +11,7 @@ from typing import Literal
 
 from urdir.model.engine.requests.request import Piece, TokenChoice
 from urdir.model.serve.answer import Answer, Block, Event, Kind, Reason, text_of
-from urdir.model.serve.asked import Asked
+from urdir.model.serve.asked import Asked, Mixed, fill_tokens
 from urdir.model.serve.conversations import Conversation, make_conversation, template_of
 from urdir.model.serve.errors import ApiError, ollama_error
 from urdir.model.serve.fields import Fields
@@ -57,9 +57,10 @@ def read_ollama_chat(fields: Fields, model: ServedModel, limits: Limits) -> Aske
 
 def read_generate(fields: Fields, model: ServedModel, limits: Limits) -> Asked | Json:
     """Read a request of /api/generate, as `read_ollama_chat` does. ``context`` are the tokens of an
-    earlier conversation; a ``raw`` prompt has no template, nor has any if the model has none."""
+    earlier conversation; a ``raw`` prompt has no template, nor has any if the model has none. With
+    a ``suffix`` the answer is the text before that."""
     refuse_unsupported(fields, OLLAMA_GENERATE)
-    prompt, system = fields.text("prompt"), fields.text("system")
+    prompt, system, suffix = (fields.text(name) for name in ("prompt", "system", "suffix"))
     earlier: tuple[int, ...] = ()
     if fields.raw("context") is not None:
         earlier = fields.token_ids("context", model.tokenizer.vocab_size)
@@ -67,8 +68,11 @@ def read_generate(fields: Fields, model: ServedModel, limits: Limits) -> Asked |
     if not prompt:
         check_model(named(fields), model)
         return without_answer(model.names[0], "load", is_chat=False)
-    source: Conversation | str = prompt
-    if not is_raw:
+    source: Conversation | Mixed | str = prompt
+    if suffix:
+        fill = fill_tokens(model)
+        source = Mixed((fill.before, prompt, fill.after, suffix, fill.gap))
+    elif not is_raw:
         messages = [Message("system", system)] if system else []
         messages.append(Message("user", prompt))
         variables = _read_thinking(fields)
@@ -80,7 +84,7 @@ def _asked(
     fields: Fields,
     model: ServedModel,
     limits: Limits,
-    source: Conversation | str,
+    source: Conversation | Mixed | str,
     shape: type[_Lines],
 ) -> Asked:
     options = fields.object("options") or Fields({})
@@ -88,7 +92,7 @@ def _asked(
     options = Fields({**options.values, "model": named(fields)}, "options.")
     top = fields.whole("top_logprobs", 0, MOST_LOGPROBS)
     logprobs = (top or 0) if fields.flag("logprobs") or top else None
-    limit = read_limit(options, model, "num_predict")
+    limit = read_limit(options, model, "num_predict", least=0) or None  # 0 is no limit to ollama
     parameters = read_parameters(options, model, limits, limit, logprobs)
     is_streamed = fields.raw("stream") is None or fields.flag("stream")
     parameters = replace(parameters, stream=is_streamed)

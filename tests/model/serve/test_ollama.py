@@ -12,6 +12,7 @@ import pytest
 
 from urdir.model.text.answers import AnswerFormat
 from urdir.model.text.call_form import GENERIC
+from urdir.model.text.fill import FillTokens
 from urdir.model.text.reasoning import THINK_TAGS
 
 HI = [{"role": "user", "content": "Hi"}]
@@ -68,7 +69,7 @@ def test_options(server: Any) -> None:
     [request] = server.service.requests
     settings = request.settings
     assert (settings.temperature, settings.top_k, settings.seed) == (0.5, 7, 5)
-    for unlimited in (-1, -2):
+    for unlimited in (-1, -2, 0):
         whole = post(server, options={"num_predict": unlimited}, stream=False).json()
         assert (whole["message"]["content"], whole["done_reason"]) == ("2 plus 3 is 5.", "stop")
     stopped = post(server, options={"stop": ["is"]}, stream=False).json()
@@ -93,6 +94,19 @@ def test_a_conversation_goes_on_from_its_tokens(server: Any) -> None:
     assert server.service.requests[-1].prompt == tuple(tokenizer.encode("3 plus", add_bos=True))
     refused = post(server, "/api/generate", system="Be brief.")
     assert "no chat template" in refused.json()["error"]
+
+
+def test_a_gap_is_filled(server: Any) -> None:
+    given = {"prompt": "def f(", "suffix": "):", "stream": False}
+    refused = post(server, "/api/generate", **given)
+    assert (refused.status_code, "no tokens" in refused.json()["error"]) == (400, True)
+    server.model.fill = FillTokens(10, 11, 12)
+    assert post(server, "/api/generate", **given).json()["response"] == "2 plus 3 is 5."
+    encode = server.model.tokenizer.encode
+    parts = (10, *encode("def f("), 11, *encode("):"), 12)
+    assert server.service.requests[-1].prompt == (*encode("", add_bos=True), *parts)
+    shown = server.http().post("/api/show", json={"model": "toy"}).json()
+    assert "insert" in shown["capabilities"]
 
 
 def test_thinking_and_calls(server: Any) -> None:
