@@ -75,6 +75,7 @@ def make_app(
         Route("/v1/models", endpoints.models),
         Route("/v1/models/{name:path}", endpoints.model),
         Route("/v1/responses/{name}", background.response, methods=["GET", "DELETE"]),
+        Route("/v1/responses/{name}/input_items", background.items),
         Route("/v1/responses/{name}/cancel", background.cancel, methods=["POST"]),
         Route("/slots/{slot}", endpoints.slot, methods=["POST"]),
         Route("/lora-adapters", endpoints.adapters, methods=["GET", "POST"]),

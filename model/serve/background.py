@@ -20,6 +20,7 @@ from starlette.responses import Response, StreamingResponse
 
 from urdir.model.serve.counts import Counts
 from urdir.model.serve.errors import ApiError, api_error, overloaded
+from urdir.model.serve.input_items import input_items
 from urdir.model.serve.interface import Json
 from urdir.model.serve.json_response import JsonResponse
 from urdir.model.serve.kept import Kept, Part
@@ -115,6 +116,12 @@ class Background:
                 "'starting_after' must be the number of an event", param="starting_after"
             )
         return self._stream(caller, name, int(after))
+
+    async def items(self, request: Request) -> Response:
+        """GET /v1/responses/NAME/input_items."""
+        name = request.path_params["name"]
+        kept = await self._kept.get(request.scope[CALLER], name)
+        return JsonResponse(input_items(name, kept["input"], request.query_params))
 
     async def cancel(self, request: Request) -> Response:
         """POST /v1/responses/NAME/cancel: the response as it is then."""

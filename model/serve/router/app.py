@@ -55,6 +55,7 @@ def make_router_app(fleet: Fleet, access: Access, limits: Limits, counts: Counts
         Route("/api/version", router.version),
         Route("/api/show", router.show, methods=["POST"]),
         Route("/v1/responses/{name}", kept, methods=["GET", "DELETE"]),
+        Route("/v1/responses/{name}/input_items", kept),
         Route("/v1/responses/{name}/cancel", kept, methods=["POST"]),
     ]
     posts = [*ANSWERED, *COUNTED, *EMBEDDED, *JOBS, "/slots/{slot}"]

@@ -185,6 +185,28 @@ def test_responses_are_kept(server: Any) -> None:
             ask(server, previous_response_id=gone)
 
 
+def test_items_before_a_response_are_listed(server: Any) -> None:
+    items = server.openai().responses.input_items
+    first = ask(server, input="One")
+    call = {"type": "function_call", "call_id": "c", "name": "weather", "arguments": "{}"}
+    result = {"type": "function_call_output", "call_id": "c", "output": "wet"}
+    second = ask(server, input=[call, result], previous_response_id=first.id)
+    listed = [*items.list(second.id, order="asc")]
+    kinds = ["message", "message", "function_call", "function_call_output"]
+    assert [item.type for item in listed] == kinds
+    assert (listed[0].role, listed[0].content[0].text) == ("user", "One")
+    assert listed[1] == first.output[0]
+    assert len({item.id for item in listed}) == 4
+    assert [*items.list(second.id, limit=3)] == listed[::-1]  # in two pages
+    page = items.list(second.id, limit=1, after=listed[2].id)
+    assert (page.data, page.has_more) == ([listed[1]], True)
+    for query in ({"limit": 0}, {"limit": 101}, {"order": "up"}, {"after": "msg_none"}):
+        reply = server.http().get(f"{PATH}/{second.id}/input_items", params=query)
+        assert (reply.status_code, reply.json()["error"]["param"]) == (400, *query)
+    with pytest.raises(openai.NotFoundError):
+        items.list("resp_none")
+
+
 def test_input_tokens_are_counted(server: Any) -> None:
     """As many as the model would read; nothing is answered."""
     first = ask(server, input="One")

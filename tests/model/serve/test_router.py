@@ -460,6 +460,8 @@ def test_kept_responses_are_found(start: Start) -> None:
     router.text("a")
     first = http.post("/v1/responses", json={"model": "b", "input": "Hi"}).json()
     assert http.get(f"/v1/responses/{first['id']}").json()["model"] == "b"
+    items = http.get(f"/v1/responses/{first['id']}/input_items").json()["data"]
+    assert items[0]["content"][0]["text"] == "Hi"
     cancelled = http.post(f"/v1/responses/{first['id']}/cancel")
     assert "can be cancelled" in cancelled.json()["error"]["message"]
     assert http.delete(f"/v1/responses/{first['id']}").json()["deleted"] is True
