@@ -92,7 +92,7 @@ def _asked(
     options = Fields({**options.values, "model": named(fields)}, "options.")
     top = fields.whole("top_logprobs", 0, MOST_LOGPROBS)
     logprobs = (top or 0) if fields.flag("logprobs") or top else None
-    limit = read_limit(options, model, "num_predict", least=0) or None  # 0 is no limit to ollama
+    limit = read_limit(options, model, "num_predict", least=0) or None  # to ollama 0 means none
     parameters = read_parameters(options, model, limits, limit, logprobs)
     is_streamed = fields.raw("stream") is None or fields.flag("stream")
     parameters = replace(parameters, stream=is_streamed)
