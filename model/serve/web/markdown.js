@@ -73,7 +73,7 @@ function fenceOf(line) {
 }
 
 const begins = (line) => ITEM.test(line) || fenceOf(line) || HEADING.test(line) || line.startsWith(">")
-  || DISPLAY.test(line);
+  || DISPLAY.test(line) || isRule(line);
 
 // Append the blocks of a text. Returns of each the character that it begins at, its first node's number, and of the rest
 // of a table its head.
@@ -196,7 +196,7 @@ function list(lines, i, parent, depth) {
         continue;
       }
       const isUnder = indentOf(line) > indent && !(depth + 1 >= DEEPEST && ITEM.test(line));
-      if (!isUnder && (blanks || begins(line) || isRule(line))) break;
+      if (!isUnder && (blanks || begins(line))) break;
       while (blanks) {
         inner.push("");
         blanks--;

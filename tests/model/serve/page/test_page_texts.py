@@ -122,6 +122,7 @@ def test_bold_and_italic_and_brackets_in_links(page: Browser) -> None:
 def test_a_list_that_begins_later_and_a_rule(page: Browser) -> None:
     shown = _shown(page, "7. seven\n8. eight\n\n* * *\n\n- one\n\n- two")
     assert [tag for tag, _ in shown if tag not in ("li",)] == ["ol", "hr", "ul"]
+    assert [tag for tag, _ in _shown(page, "a\n---\nb\n")] == ["p", "hr", "p"]
     assert page.run("(() => { const d = element('div'); markdown('7. x', d);"
                     "return d.firstChild.start; })()") == 7  # fmt: skip
 
