@@ -120,7 +120,8 @@ def read_rerank(fields: Fields, model: ServedModel, limits: Limits) -> Embeds:
             for result in results:
                 result["document"] = {"text": documents[result["index"]]}
         usage = {"prompt_tokens": tokens, "total_tokens": tokens}
-        return {"model": model.names[0], "object": "list", "usage": usage, "results": results}
+        made = {"id": f"rerank-{secrets.token_hex(12)}", "model": model.names[0], "object": "list"}
+        return {**made, "usage": usage, "results": results}
 
     return Embeds(shape, pairs=tuple((query, document) for document in documents))
 

@@ -22,6 +22,7 @@ from urdir.model.serve.refusals import refuse_unsupported
 from urdir.model.serve.request_fields import INFILL, NATIVE
 from urdir.model.serve.stream import DATA, Shape
 from urdir.model.serve.usage import Usage
+from urdir.model.serve.version import installed
 
 _REASONS = dict.fromkeys(Reason, "limit") | {Reason.END: "eos", Reason.STOP: "word"}
 
@@ -161,9 +162,16 @@ def props(model: ServedModel) -> Json:
         "default_generation_settings": {"n_ctx": model.context, "params": defaults},
         "model_alias": model.names[0],
         "chat_template": model.template.source if model.template else "",
+        "bos_token": _text_of(model, model.tokenizer.bos_id),
+        "eos_token": _text_of(model, model.tokenizer.eos_id),
         "modalities": {"vision": False, "audio": False},
-        "build_info": "urdir",
+        "build_info": f"urdir {installed()}",
+        "is_sleeping": False,
     }
+
+
+def _text_of(model: ServedModel, token: int | None) -> str:
+    return "" if token is None else model.tokenizer.token_text(token)
 
 
 def slots(model: ServedModel, now: Metrics) -> list[Json]:

@@ -171,7 +171,9 @@ def test_documents_are_ranked(ranks: tuple[Post, Engine]) -> None:
     assert pair.count(END) == 2
     assert pair.count(BEGIN) == 1
     asked = {"query": query, "documents": documents, "top_n": 2, "return_documents": True}
-    made = post("/v1/rerank", asked).json()["results"]
+    answer = post("/v1/rerank", asked).json()
+    made, ids = answer["results"], {answer["id"], post("/rerank", asked).json()["id"]}
+    assert len(ids) == 2  # as vLLM's and Cohere's have one
     assert post("/reranking", asked).json()["results"] == made
     order = np.argsort(-wanted)[:2].tolist()
     assert [each["index"] for each in made] == order

@@ -183,6 +183,7 @@ def test_the_model(server: Any) -> None:
     props = http.get("/props").json()
     assert props["default_generation_settings"]["n_ctx"] == 512
     assert props["chat_template"] == server.model.template.source
+    assert (props["eos_token"], props["is_sleeping"]) == ("<|im_end|>", False)
     assert [slot["is_processing"] for slot in http.get("/slots").json()] == [False]
     rendered = http.post("/apply-template", json={"messages": HI}).json()["prompt"]
     assert rendered == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
