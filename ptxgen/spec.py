@@ -163,8 +163,16 @@ class KernelSpec:
         raise PtxgenError(f"kernel {self.name} has no parameter {name!r}")
 
     def shape_of(self, param: Param) -> tuple[int, ...]:
-        """The concrete shape of a parameter, its symbols replaced by this spec's attributes."""
-        return tuple(s if isinstance(s, int) else int(getattr(self, s)) for s in param.shape)
+        """The concrete shape of a parameter, its symbols replaced by this spec's attributes. Raises
+        PtxgenError for one that the spec does not have."""
+        try:
+            return tuple(s if isinstance(s, int) else int(getattr(self, s)) for s in param.shape)
+        except AttributeError as exc:
+            unknown = next(s for s in param.shape if isinstance(s, str) and not hasattr(self, s))
+            raise PtxgenError(
+                f"kernel {self.name}, parameter {param.name}: the shape names {unknown!r}, which "
+                "is no attribute of the spec"
+            ) from exc
 
     def nbytes(self, param: Param) -> int:
         """Size in bytes of the array that a pointer parameter points to."""

@@ -139,6 +139,14 @@ def test_wrong_arguments_are_refused(
     assert len(plan) == 0
 
 
+def test_what_is_no_kernel_is_refused(memory: SimpleNamespace) -> None:
+    plan = Plan("mistakes")
+    with pytest.raises(LaunchError, match=r"Scale is a class of kernels: launch one of them"):
+        plan.launch(Scale, "scale", x=memory.x)  # type: ignore[arg-type]
+    with pytest.raises(LaunchError, match=r"3 is not a kernel"):
+        plan.launch(3, "three", x=memory.x)  # type: ignore[arg-type]
+
+
 def test_a_missing_argument_is_refused(memory: SimpleNamespace) -> None:
     with pytest.raises(LaunchError, match=r"norm: kernel normalise .* missing weight, y"):
         Plan("p").launch(NORM, "norm", x=memory.x)
