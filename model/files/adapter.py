@@ -99,7 +99,8 @@ def _read_gguf(path: Path) -> Adapter:
 
 def _alpha(metadata: Metadata, path: Path) -> float:
     if metadata.get("general.type") != "adapter":
-        raise ConfigError(f"{path}: no adapter: general.type is {metadata.get('general.type')!r}")
+        kind = metadata.get("general.type")
+        raise ConfigError(f"{path}: not a LoRA adapter: general.type is {kind!r}, not 'adapter'")
     if (kind := metadata.get("adapter.type")) != "lora":
         raise UnsupportedError(f"{path}: an adapter of type {kind!r}: only lora is supported")
     if metadata.get("adapter.alora.invocation_tokens") is not None:
