@@ -53,8 +53,8 @@ def run_kernel(device: Device, kernel: Kernel, inputs: Mapping[str, Any]) -> dic
 
     ``inputs`` holds every IN and INOUT array, shaped and typed as its parameter, and every scalar.
     OUT arrays are poisoned, which reveals unwritten elements. Raises MismatchError if the kernel
-    changed an input or wrote outside an array, LaunchError for inputs that are missing or unknown,
-    LaunchError and PtxLoadError for an unsuitable kernel, CudaError for a fault.
+    changed an input or wrote outside an array, LaunchError for missing inputs, LaunchError and
+    PtxLoadError for an unsuitable kernel, CudaError for a fault.
     """
     with _placed(device, kernel, inputs) as (args, arrays, buffers):
         loaded = device.load(kernel)
@@ -92,13 +92,11 @@ def _placed(
 ) -> Iterator[tuple[dict[str, Any], dict[str, Array], dict[str, GuardedBuffer]]]:
     """Arguments for a launch in separate memory; its initial contents, and the memory."""
     takes = {p.name for p in signature(kernel).params if access_of(p) != "out"}
-    wrong = (("missing", takes - {*inputs}), ("unknown", {*inputs} - signature(kernel).names))
-    for what, names in wrong:
-        if names:
-            raise LaunchError(
-                f"kernel {kernel.name} takes {', '.join(sorted(takes))}: {what} "
-                f"{', '.join(sorted(names))}"
-            )
+    if missing := takes - {*inputs}:
+        raise LaunchError(
+            f"kernel {kernel.name} takes {', '.join(sorted(takes))}: missing "
+            f"{', '.join(sorted(missing))}"
+        )
     arrays = {p.name: _initial(kernel, p, inputs) for p in kernel.params if p.is_pointer}
     with ExitStack() as owners:
         buffers: dict[str, GuardedBuffer] = {}

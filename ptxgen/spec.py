@@ -170,8 +170,8 @@ class KernelSpec:
         except AttributeError as exc:
             unknown = next(s for s in param.shape if isinstance(s, str) and not hasattr(self, s))
             raise PtxgenError(
-                f"kernel {self.name}, parameter {param.name}: the shape names {unknown!r}, which "
-                "is no attribute of the spec"
+                f"kernel {self.name}, parameter {param.name}: the shape names {unknown!r}, an "
+                "attribute that the spec lacks"
             ) from exc
 
     def nbytes(self, param: Param) -> int:

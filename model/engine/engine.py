@@ -17,7 +17,7 @@ from urdir.model.errors import SettingsError
 from urdir.model.owner import Owner
 
 if TYPE_CHECKING:
-    from typing import Unpack
+    from typing import NoReturn, Unpack
 
     import numpy as np
     from numpy.typing import NDArray
@@ -68,6 +68,7 @@ class Engine(Owner):
         self.seconds = parts.seconds
         self.host_sampling = parts.host_sampling
         self._texts = parts.texts
+        self._is_open = True
 
     @classmethod
     @from_keywords(EngineOptions)
@@ -374,8 +375,13 @@ class Engine(Owner):
     def __repr__(self) -> str:
         user = self._session or self._encoder
         assert user is not None
-        return f"<Engine {self.name!r} on {self.device.name}, context {user.context}>"
+        state = f"context {user.context}" if self._is_open else "closed"
+        return f"<Engine {self.name!r} on {self.device.name}, {state}>"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("an Engine has a device of its own: open one in each process")
 
     def close(self) -> None:
         """Free session, weights, device and file, in this order. Idempotent."""
+        self._is_open = False
         self._owners.close()

@@ -215,7 +215,7 @@ class ConstraintProcess(Owner):
 
 
 #: Around what is wrong llguidance writes its place, and the lines there: of the grammar as it is
-#: compiled, which nobody wrote.
+#: compiled, not of the user's text.
 _PLACE = re.compile(r"^(?:at )?\d+\(\d+\): |\n *\d+ \| .*", re.DOTALL)
 
 
