@@ -177,6 +177,7 @@ def add_quantize(parser: argparse.ArgumentParser) -> None:
 
     parser.add_argument(
         "--quantize",
+        type=str.lower,
         choices=QUANTISED,
         metavar="TYPE",
         help=f"of a folder: the type of its matrices, {', '.join(QUANTISED)} (default: as stored)",

@@ -40,6 +40,8 @@ def open_adapter(
     source = Path(path)
     found: Adapter
     with foreign(one_line(str(source)), ModelError):
+        if source.suffix in (".safetensors", ".json") and source.is_file():
+            raise ConfigError(f"{source}: a part of an adapter: give its folder, {source.parent}")
         if source.is_dir():
             from urdir.model.files.pretrained.peft import read_peft
 

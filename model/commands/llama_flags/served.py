@@ -40,13 +40,13 @@ SERVED: tuple[Served, ...] = (
         "-ctk --cache-type-k",
         ("memory", "cache"),
         f"how keys are stored: {', '.join(_CACHE_TYPES)} (default: f16)",
-        {"choices": _CACHE_TYPES, "metavar": "TYPE"},
+        {"type": str.lower, "choices": _CACHE_TYPES, "metavar": "TYPE"},
     ),
     Served(
         "-ctv --cache-type-v",
         ("memory", "cache"),
         "how values are stored: any of these types (default: f16)",
-        {"choices": _CACHE_TYPES, "metavar": "TYPE"},
+        {"type": str.lower, "choices": _CACHE_TYPES, "metavar": "TYPE"},
     ),
     Served(
         "-b --batch-size",
