@@ -42,7 +42,8 @@ async def answer_lines(
 
 
 async def _answer(app: ASGIApp, line: bytes, number: int, known: set[str]) -> Json:
-    """The answer to one line, with its custom_id; errors have its number. What a busy server refuses is sent again."""
+    """The answer to one line, with its custom_id; errors have its number. What a busy server
+    refuses is sent again."""
     answer: Json = {"id": f"batch_req_{uuid.uuid4().hex}", "custom_id": None}
     try:
         request = json.loads(line)
