@@ -94,7 +94,7 @@ def test_printing_shows_every_argument_with_its_bytes(memory: SimpleNamespace) -
     )
     plan.fill(memory.x, 7, "clear")
     assert str(plan).splitlines() == [
-        "plan decode: 2 launches, 1 fills",
+        "plan decode: 2 launches, 1 fill",
         "   0  norm    normalise  (3) x (32)     in x=x[0:768]  in weight=weight[0:256]"
         "  out y=work.y[256:1024]",
         "   1  scaled  scale      (1, 2) x (16)  in x=x[0:64]  out y=work.a[64:128]"
