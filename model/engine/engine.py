@@ -44,6 +44,10 @@ if TYPE_CHECKING:
     from urdir.model.text.tokenizer import Tokenizer
 
 
+def _refuse_pickling(engine: object) -> NoReturn:
+    raise TypeError("an Engine has a device of its own: open one in each process")
+
+
 class Engine(Owner):
     """Everything that turns tokens into tokens; a context manager that frees the device.
 
@@ -68,7 +72,6 @@ class Engine(Owner):
         self.seconds = parts.seconds
         self.host_sampling = parts.host_sampling
         self._texts = parts.texts
-        self._is_open = True
 
     @classmethod
     @from_keywords(EngineOptions)
@@ -375,13 +378,11 @@ class Engine(Owner):
     def __repr__(self) -> str:
         user = self._session or self._encoder
         assert user is not None
-        state = f"context {user.context}" if self._is_open else "closed"
+        state = f"context {user.context}" if self._texts.is_open else "closed"
         return f"<Engine {self.name!r} on {self.device.name}, {state}>"
-
-    def __reduce__(self) -> NoReturn:
-        raise TypeError("an Engine has a device of its own: open one in each process")
 
     def close(self) -> None:
         """Free session, weights, device and file, in this order. Idempotent."""
-        self._is_open = False
         self._owners.close()
+
+    __reduce__ = _refuse_pickling

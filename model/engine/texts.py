@@ -39,7 +39,7 @@ class Texts(Owner):
         self._tokenizer: Tokenizer | None = None
         self._template: ChatTemplate | None = None
         self._owners = ExitStack()
-        self._is_open = True
+        self.is_open = True
         #: general.name of the file, or its stem.
         self.name = file.metadata.optional("general.name", str, Path(file.path).stem)
 
@@ -68,12 +68,12 @@ class Texts(Owner):
     def _check_open(self) -> None:
         """Raise ModelError once it is closed: the file has no metadata then, and would seem to have
         no template."""
-        if not self._is_open:
+        if not self.is_open:
             raise ModelError(f"the engine of {self.name} is closed")
 
     def close(self) -> None:
         """End the template's process. Idempotent."""
-        self._is_open = False
+        self.is_open = False
         self._owners.close()
 
 
