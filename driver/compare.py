@@ -83,6 +83,11 @@ def deviations(
     """
     names = [p.name for p in written_params(kernel)]
     for source, arrays in (("the reference", expected), ("the kernel", outputs)):
+        if not isinstance(arrays, Mapping):
+            raise MismatchError(
+                f"kernel {kernel.name}: {source} gave {type(arrays).__name__}, not the arrays "
+                "by name"
+            )
         if sorted(arrays) != sorted(names):
             raise MismatchError(
                 f"kernel {kernel.name} writes {', '.join(names)}; {source} gave "

@@ -122,7 +122,7 @@ def find_devices(name: str, ordinals: Sequence[int] | None, api: Any = None) -> 
         api = bindings.real() if api is None else api
         found = probe(api)
         if wanted.kind == "auto" and found.is_absent:
-            note = f"{found.detail.split(';')[0]}: using the emulator"
+            note = found.detail.split(";")[0]
             wanted, api = DeviceName("emulator"), None
         elif found.error is not None:
             raise found.error

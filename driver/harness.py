@@ -11,8 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from urdir.driver.compare import Deviation, MismatchError, compare
+from urdir.driver.errors import LaunchError
 from urdir.driver.guarded import GUARD_BYTES, GuardedBuffer, poison
-from urdir.driver.kernel import Kernel, access_of
+from urdir.driver.kernel import Kernel, access_of, signature
 from urdir.driver.launch import launch, pack
 from urdir.ptxgen.ptx.launch import Param
 
@@ -52,8 +53,8 @@ def run_kernel(device: Device, kernel: Kernel, inputs: Mapping[str, Any]) -> dic
 
     ``inputs`` holds every IN and INOUT array, shaped and typed as its parameter, and every scalar.
     OUT arrays are poisoned, which reveals unwritten elements. Raises MismatchError if the kernel
-    changed an input or wrote outside an array, LaunchError and PtxLoadError for an unsuitable
-    kernel, CudaError for a fault.
+    changed an input or wrote outside an array, LaunchError for missing inputs, LaunchError and
+    PtxLoadError for an unsuitable kernel, CudaError for a fault.
     """
     with _placed(device, kernel, inputs) as (args, arrays, buffers):
         loaded = device.load(kernel)
@@ -90,6 +91,12 @@ def _placed(
     device: Device, kernel: Kernel, inputs: Mapping[str, Any]
 ) -> Iterator[tuple[dict[str, Any], dict[str, Array], dict[str, GuardedBuffer]]]:
     """Arguments for a launch in separate memory; its initial contents, and the memory."""
+    takes = {p.name for p in signature(kernel).params if access_of(p) != "out"}
+    if missing := takes - {*inputs}:
+        raise LaunchError(
+            f"kernel {kernel.name} takes {', '.join(sorted(takes))}: missing "
+            f"{', '.join(sorted(missing))}"
+        )
     arrays = {p.name: _initial(kernel, p, inputs) for p in kernel.params if p.is_pointer}
     with ExitStack() as owners:
         buffers: dict[str, GuardedBuffer] = {}

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from urdir.driver.errors import LaunchError
 from urdir.ptxgen.ptx.launch import LaunchShape, Param
 from urdir.ptxgen.ptx.types import TYPE_BYTES
 
@@ -115,7 +116,7 @@ class Signature:
 
 
 def signature(kernel: Kernel) -> Signature:
-    """The signature of a kernel, cached for recent kernels."""
+    """The signature of a kernel, cached for recent kernels. Raises LaunchError for what is none."""
     known = _SIGNATURES.get(id(kernel))
     if known is None:
         if len(_SIGNATURES) >= _MOST_SIGNATURES:
@@ -135,6 +136,11 @@ _MOST_SIGNATURES = 4096
 
 
 def _signature(kernel: Kernel) -> Signature:
+    if isinstance(kernel, type):
+        name = kernel.__name__
+        raise LaunchError(f"{name} is a class of kernels: launch one of them, {name}(...)")
+    if not hasattr(kernel, "launch_shape"):
+        raise LaunchError(f"{kernel!r:.80} is not a kernel")
     params = tuple(kernel.params)
     layout = param_layout(kernel)
     pointers = tuple((p.name, kernel.nbytes(p), access_of(p)) for p in params if p.is_pointer)

@@ -237,6 +237,9 @@ class Arena(Closing, Mapping[str, Slice]):
         """Total size in bytes, padding included."""
         return self.buffer.nbytes
 
+    def __repr__(self) -> str:
+        return f"<Arena {self.name!r}, {self.nbytes:,} bytes: {', '.join(self)}>"
+
     def close(self) -> None:
         """Free the buffer; see `Buffer.close`."""
         self.buffer.close()

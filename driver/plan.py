@@ -104,8 +104,12 @@ class Plan:
     def __str__(self) -> str:
         kinds = Counter(type(operation) for operation in self)
         counts = ", ".join(
-            f"{kinds[kind]} {word}"
-            for kind, word in ((Launch, "launches"), (Copy, "copies"), (Fill, "fills"))
+            f"{kinds[kind]} {one if kinds[kind] == 1 else several}"
+            for kind, one, several in (
+                (Launch, "launch", "launches"),
+                (Copy, "copy", "copies"),
+                (Fill, "fill", "fills"),
+            )
             if kinds[kind]
         )
         rows = [_cells(row) for row in self.table()]

@@ -12,10 +12,12 @@ from .engine.options import EngineOptions as EngineOptions
 from .engine.reply import AsyncReply as AsyncReply
 from .engine.reply import Reply as Reply
 from .engine.reply import ReplyStream as ReplyStream
+from .engine.requests.continuations import Continuation as Continuation
 from .engine.requests.request import Ending as Ending
 from .engine.requests.request import Finish as Finish
 from .engine.requests.request import Piece as Piece
 from .engine.requests.request import Request as Request
+from .engine.requests.request import TokenChoice as TokenChoice
 from .engine.sampling_settings import SamplingSettings as SamplingSettings
 from .engine.session import Session as Session
 from .errors import ContextFullError as ContextFullError

@@ -75,4 +75,4 @@ def _folder(variable: str) -> Path | None:
 
 
 def _is_on(variable: str) -> bool:
-    return os.environ.get(variable, "") not in ("", "0")
+    return os.environ.get(variable, "").lower() not in ("", "0", "false", "off", "disabled")

@@ -164,7 +164,7 @@ class KernelSpec:
 
     def shape_of(self, param: Param) -> tuple[int, ...]:
         """The concrete shape of a parameter, its symbols replaced by this spec's attributes."""
-        return tuple(s if isinstance(s, int) else int(getattr(self, s)) for s in param.shape)
+        return _shape(self, param)
 
     def nbytes(self, param: Param) -> int:
         """Size in bytes of the array that a pointer parameter points to."""
@@ -188,6 +188,18 @@ class KernelSpec:
         """PTX text of this spec for a device ("sm_90"): see `target_on`.
         Raises PtxgenError if the kernel does not exist."""
         return text_of(self, Target.parse(_target_of(self, device)))
+
+
+def _shape(spec: KernelSpec, param: Param) -> tuple[int, ...]:
+    """See `KernelSpec.shape_of`; PtxgenError for a symbol that is not an attribute of the spec."""
+    try:
+        return tuple(s if isinstance(s, int) else int(getattr(spec, s)) for s in param.shape)
+    except AttributeError as exc:
+        unknown = next(s for s in param.shape if isinstance(s, str) and not hasattr(spec, s))
+        raise PtxgenError(
+            f"kernel {spec.name}, parameter {param.name}: the shape names {unknown!r}, an "
+            "attribute that the spec lacks"
+        ) from exc
 
 
 def _target_of(spec: KernelSpec, device: str) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
+import cuda.bindings.driver as cuda
+
 #: Kind of event -> default error.
 KINDS: Mapping[str, str] = {
     "init": "CUDA_ERROR_NO_DEVICE",
@@ -37,6 +39,8 @@ class Injections:
             raise ValueError(f"no fault {kind!r}: a function or one of {', '.join(KINDS)}")
         if nth < 1:
             raise ValueError("events are counted from 1, the next one")
+        if code is not None and code not in cuda.CUresult.__members__:
+            raise ValueError(f"no error {code!r}: a CUresult such as {_OF_A_CALL}")
         self._pending.setdefault(kind, []).append((nth, code or KINDS.get(kind, _OF_A_CALL)))
 
     def strike(self, kind: str) -> str | None:

@@ -107,7 +107,7 @@ def _describe(device: Device) -> dict[str, Any]:
     """Print the device and versions on stderr; return them as the head of the report."""
     print(f"checking {device.name}: {device.properties.name}", file=sys.stderr)
     if device.note:
-        print(device.note, file=sys.stderr)
+        print(f"{device.note}: using the emulator", file=sys.stderr)
     return {
         "device": device.name,
         "name": device.properties.name,

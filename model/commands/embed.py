@@ -21,7 +21,7 @@ EXAMPLES = """\
   urdir embed bge.gguf "a text" "another text" --output vectors.npy
   urdir embed bge.gguf --tokens 101,7592,102 --tokens @tokens.txt --output vectors.npy
   urdir embed qwen3-embedding.gguf "a text" --no-normalize --output vectors.npy
-  urdir embed reranker.gguf --query "what is a warp?" "a document" "another" --output scores.npy
+  urdir embed reranker.gguf --query "what is a warp?" "a document" "another"   scores, printed
 """
 
 
@@ -51,18 +51,20 @@ def add_parser(commands: options.Subparsers) -> None:
     parser.add_argument(
         "-o",
         "--output",
-        required=True,
         metavar="OUT.npy",
-        help="(n, width) float32, scores (n, labels), with --pooling none a row for each token",
+        help="(n, width) float32, scores (n, labels), with --pooling none a row for each token "
+        "(default: print a line for each row)",
     )
     parser.add_argument("--exact", action="store_true", help="keep activations in f32 throughout")
-    parser.add_argument("--json", action="store_true", help="print what was written as JSON")
+    parser.add_argument(
+        "--json", action="store_true", help="print what was written, or the rows, as JSON"
+    )
     options.add_device(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Embed all texts and save the rows."""
-    output = options.output_file(args)
+    """Embed all texts, and save or print the rows."""
+    output = None if args.output is None else options.output_file(args)
     texts = list(args.texts)
     if args.model is not None and args.file is not None:
         texts.insert(0, args.file)
@@ -82,6 +84,9 @@ def run(args: argparse.Namespace) -> int:
     )
     with open_engine(wanted) as engine:
         rows = _rows(engine, args, texts or tokens)
+    if output is None:
+        _print(rows, as_json=args.json)
+        return 0
     _save(output, rows)
     if args.json:
         print(json.dumps({"output": str(output), "shape": rows.shape}))
@@ -96,6 +101,15 @@ def _rows(
         documents = [text for text in texts if isinstance(text, str)]
         return engine.rerank(args.query, documents)[:, None]
     return engine.embed(texts, pooling=args.pooling, normalize=not args.no_normalize)
+
+
+def _print(rows: Floats, *, as_json: bool) -> None:
+    """Numbers that read back as the same f32."""
+    if as_json:
+        print(json.dumps({"rows": [[float(str(of)) for of in row] for row in rows]}))
+        return
+    for row in rows:
+        print(*row)
 
 
 def _save(output: Path, rows: Floats) -> None:

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from urdir.model.engine.draft_pair import Pair
     from urdir.model.files.model_file import ModelFile
     from urdir.model.memory.session_settings import SessionSettings
-    from urdir.ptxgen.kernels.attention.kv_types import KvDtype
 
     Rows = npt.NDArray[np.float32]
 
@@ -43,7 +42,7 @@ def add_parser(commands: options.Subparsers) -> None:
         commands, "logits", run, "write the logits of every position of a text", EXAMPLES
     )
     options.add_file(parser)
-    options.add_llama_flags(parser, "model")
+    options.add_llama_flags(parser, "model", "cache")
     options.add_adapters(parser)
     options.add_quantize(parser)
     text = parser.add_mutually_exclusive_group(required=True)
@@ -126,9 +125,11 @@ def _logits(args: argparse.Namespace, tokens: list[int]) -> dict[str, Rows]:
 
     given = args.decoder_tokens
     decoder = None if given is None else prompts.read_tokens(given)
+    keys, values = options.cache_types(args)
     wanted = replace(
         engine_options(args, options.one_model(args), max(len(tokens), len(decoder or ()))),
-        kv_dtype="f32" if args.exact else "f16",
+        kv_dtype=keys,
+        value_dtype=values,
         exact=args.exact,
     )
     with open_engine(wanted) as engine:
@@ -157,8 +158,8 @@ def _with_draft(args: argparse.Namespace, tokens: list[int]) -> dict[str, Rows]:
         raise options.UsageError("--decoder-tokens: a model with a draft has no encoder")
     if args.gpus is not None:
         raise options.UsageError("--draft runs on one GPU: leave --gpus out")
-    kv_dtype: KvDtype = "f32" if args.exact else "f16"
-    settings = SessionSettings(len(tokens), kv_dtype, exact=args.exact)
+    keys, values = options.cache_types(args)
+    settings = SessionSettings(len(tokens), keys, value_dtype=values, exact=args.exact)
     with ExitStack() as files:
         opened = open_model(options.one_model(args) or DEMO, quantize=args.quantize)
         files.callback(opened.close)

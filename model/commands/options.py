@@ -19,6 +19,7 @@ from urdir.model.errors import ModelError
 if TYPE_CHECKING:
     from urdir.model.commands.parser import Parser
     from urdir.model.memory.draft_settings import DraftSettings
+    from urdir.ptxgen.kernels.attention.kv_types import KvDtype
 
 Subparsers = Any  # argparse names this type only privately
 
@@ -56,6 +57,12 @@ def add_llama_flags(parser: argparse._ActionsContainer, *groups: str, **changed:
     are options of `add_argument` that override the table's."""
     for group in groups:
         add_flags(parser, FLAGS, group, **changed)
+
+
+def cache_types(args: argparse.Namespace) -> tuple[KvDtype, KvDtype]:
+    """How keys and values are stored: -ctk and -ctv, otherwise f32 with --exact."""
+    otherwise: KvDtype = "f32" if args.exact else "f16"
+    return args.cache_type_k or otherwise, args.cache_type_v or otherwise
 
 
 def add_adapters(parser: argparse._ActionsContainer) -> None:
@@ -170,6 +177,7 @@ def add_quantize(parser: argparse.ArgumentParser) -> None:
 
     parser.add_argument(
         "--quantize",
+        type=str.lower,
         choices=QUANTISED,
         metavar="TYPE",
         help=f"of a folder: the type of its matrices, {', '.join(QUANTISED)} (default: as stored)",

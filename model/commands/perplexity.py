@@ -23,6 +23,7 @@ EXAMPLES = """\
   urdir perplexity model.gguf -f wiki.test.raw -c 2048 --chunks 20  a part of it
   urdir perplexity f16.gguf -f wiki.test.raw --save-logits base.kld
   urdir perplexity q4.gguf --kl-divergence base.kld                 how far it is from f16.gguf
+  urdir perplexity model.gguf -f wiki.test.raw -ctk q8_0 -ctv q8_0  what a smaller cache costs
 """
 
 
@@ -32,7 +33,7 @@ def add_parser(commands: options.Subparsers) -> None:
         commands, "perplexity", run, "measure how well a model predicts a text", EXAMPLES
     )
     options.add_file(parser)
-    options.add_llama_flags(parser, "model")
+    options.add_llama_flags(parser, "model", "cache")
     options.add_adapters(parser)
     options.add_quantize(parser)
     text = parser.add_mutually_exclusive_group(required=True)
@@ -113,11 +114,13 @@ def _chunks(args: argparse.Namespace) -> list[Chunk]:
 
 def _open(args: argparse.Namespace, chunks: Sequence[Chunk]) -> Engine:
     wanted = engine_options(args, options.one_model(args), len(chunks[0].tokens))
+    keys, values = options.cache_types(args)
     return open_engine(
         replace(
             wanted,
             sequences=min(args.parallel, len(chunks)),
-            kv_dtype="f32" if args.exact else "f16",
+            kv_dtype=keys,
+            value_dtype=values,
             exact=args.exact,
         )
     )

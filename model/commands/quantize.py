@@ -31,13 +31,28 @@ def add_parser(commands: options.Subparsers) -> None:
     parser.add_argument("out", metavar="OUT.gguf", type=Path)
     types = [name for name in QUANTISED if name != "fp8"]  # GGUF lacks it
     parser.add_argument(
-        "--type", choices=types, default="q4_k_m", help=f"{', '.join(types)} (q4_k_m)"
+        "named",
+        nargs="?",
+        type=str.lower,
+        choices=types,
+        metavar="TYPE",
+        help="as llama-quantize takes it: the same as --type",
+    )
+    parser.add_argument(
+        "--type",
+        type=str.lower,
+        choices=types,
+        metavar="TYPE",
+        help=f"{', '.join(types)} (q4_k_m)",
     )
     options.add_device(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Write the file, with a progress bar on stderr."""
+    if args.named is not None and args.type is not None:
+        raise options.UsageError(f"two types: {args.named} and {args.type}")
+    wanted = args.named or args.type or "q4_k_m"
     from urdir.model.files.requantise import made_blocks, requantise
     from urdir.model.files.source import located
     from urdir.model.memory.device_blocks import DeviceBlocks
@@ -51,6 +66,6 @@ def run(args: argparse.Namespace) -> int:
         is_chosen = args.device is not None or not device.is_emulated
         make = owners.enter_context(DeviceBlocks(device)) if is_chosen else made_blocks
         progress = owners.enter_context(Progress("quantising", size))
-        requantise(source, args.out, args.type, progress.advance, make)
+        requantise(source, args.out, wanted, progress.advance, make)
     print(f"{args.out}: {size_text(args.out.stat().st_size)}, {size_text(size)} before")
     return 0

@@ -111,8 +111,8 @@ def _judge(
     needed = f"{size_text(plan.total + RESERVE_BYTES)} at a context of {context:,}"
     if device.is_emulated and plan.fits(device):
         rate = f"about {emulated_rate_text(gguf)} tokens/s"
-        why = f" ({device.note})" if device.note else ""
-        return True, f"runs on the emulator{why}, {rate}; {gpus} {needed}"
+        why = f"{device.note}; " if device.note else ""
+        return True, f"runs on the emulator, {rate}; {why}{gpus} {needed}"
     free, total = device.usable_memory(), device.memory_info()[1]
     has = f"{device.properties.name} has {size_text(free)} of {size_text(total)} free"
     if plan.fits(device):

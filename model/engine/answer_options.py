@@ -98,7 +98,12 @@ def token_ids(tokenizer: Callable[[], Tokenizer], text: str | Sequence[int]) -> 
     SettingsError for anything else."""
     if isinstance(text, str):
         return tokenizer().encode(text, parse_special=True, add_bos=True)
-    return ids_in(text, "neither a text nor a list of token ids")
+    several = "" if not _are_texts(text) else ": for several prompts there is generate_all"
+    return ids_in(text, f"neither a text nor a list of token ids{several}")
+
+
+def _are_texts(given: object) -> bool:
+    return isinstance(given, Sequence) and bool(given) and all(isinstance(of, str) for of in given)
 
 
 def ids_in(given: object, otherwise: str) -> list[int]:

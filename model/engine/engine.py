@@ -17,7 +17,7 @@ from urdir.model.errors import SettingsError
 from urdir.model.owner import Owner
 
 if TYPE_CHECKING:
-    from typing import Unpack
+    from typing import NoReturn, Unpack
 
     import numpy as np
     from numpy.typing import NDArray
@@ -42,6 +42,10 @@ if TYPE_CHECKING:
     from urdir.model.families.pooling import Pooling
     from urdir.model.text.chat import ChatTemplate
     from urdir.model.text.tokenizer import Tokenizer
+
+
+def _refuse_pickling(engine: object) -> NoReturn:
+    raise TypeError("an Engine has a device of its own: open one in each process")
 
 
 class Engine(Owner):
@@ -374,8 +378,11 @@ class Engine(Owner):
     def __repr__(self) -> str:
         user = self._session or self._encoder
         assert user is not None
-        return f"<Engine {self.name!r} on {self.device.name}, context {user.context}>"
+        state = f"context {user.context}" if self._texts.is_open else "closed"
+        return f"<Engine {self.name!r} on {self.device.name}, {state}>"
 
     def close(self) -> None:
         """Free session, weights, device and file, in this order. Idempotent."""
         self._owners.close()
+
+    __reduce__ = _refuse_pickling

@@ -95,7 +95,7 @@ def announce(device: Device, file: ModelFile) -> None:
     if not device.is_emulated:
         return
     if device.note:
-        print(f"{device.note}, which is slow", file=sys.stderr)
+        print(f"{device.note}: using the emulator, which is slow", file=sys.stderr)
     if sum(t.nbytes for t in file.tensors.values()) > LARGE_MODEL_BYTES:
         print(f"expect about {emulated_rate_text(file)} tokens/s for this model", file=sys.stderr)
 

@@ -12,7 +12,7 @@ from collections.abc import (
     Sequence,
 )
 from contextlib import aclosing, closing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from urdir.model.engine.answer_options import (
@@ -22,7 +22,7 @@ from urdir.model.engine.answer_options import (
     make_request,
 )
 from urdir.model.engine.generate import Generation, Statistics
-from urdir.model.engine.requests.request import Ending, Piece, Request
+from urdir.model.engine.requests.request import Ending, Piece, Request, TokenChoice
 from urdir.model.engine.sampling_settings import SamplingSettings
 from urdir.model.errors import ConstraintError, SettingsError, TemplateError
 from urdir.model.owner import Owner
@@ -38,12 +38,17 @@ Messages = Sequence[Message | Mapping[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What a model answered; as text, its ``content``."""
+    """What a model answered; as text, its ``content``.
+
+    ``choices`` are its tokens, those of reasoning and calls too, with log-probabilities if the
+    settings ask for ``logprobs``.
+    """
 
     content: str
     reasoning: str
     tool_calls: tuple[ToolCall, ...]
     statistics: Statistics
+    choices: tuple[TokenChoice, ...] = field(default=(), repr=False)
 
     def __str__(self) -> str:
         return self.content
@@ -65,10 +70,12 @@ class ReplyParts:
     def __init__(self, parser: AnswerParser) -> None:
         self._parser = parser
         self._deltas: list[Delta] = []
+        self._choices: list[TokenChoice] = []
 
-    def push(self, text: str) -> list[Delta]:
-        """More text; the deltas that it completes."""
-        return self._add(self._parser.push(text))
+    def push(self, piece: Piece) -> list[Delta]:
+        """More tokens and text; the deltas that it completes."""
+        self._choices += piece.choices
+        return self._add(self._parser.push(piece.text)) if piece.text else []
 
     def finish(self) -> list[Delta]:
         """The end of the text; the deltas that were withheld."""
@@ -85,6 +92,7 @@ class ReplyParts:
             reasoning="".join(delta.reasoning for delta in self._deltas),
             tool_calls=tuple(whole_calls(self._deltas)),
             statistics=statistics,
+            choices=tuple(self._choices),
         )
 
 
@@ -123,7 +131,7 @@ class ReplyStream(Owner):
 def _deltas(generation: Generation, parts: ReplyParts) -> Generator[Delta, None, None]:
     """The deltas of an answer. A generator of the stream's own method would refer to the stream:
     the answer of a stream that was dropped would stay open until the garbage collector ran."""
-    with closing(generation.text()) as pieces:
+    with closing(generation.pieces()) as pieces:
         for piece in pieces:
             yield from parts.push(piece)
     yield from parts.finish()
@@ -171,7 +179,7 @@ async def _async_deltas(
         async for item in items:
             statistics.note(item, time.perf_counter() - start)
             if isinstance(item, Piece):
-                for delta in parts.push(item.text):
+                for delta in parts.push(item):
                     yield delta
     for delta in parts.finish():
         yield delta

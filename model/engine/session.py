@@ -94,9 +94,14 @@ class Session(Owner):
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
-        """The caller alone steps the sequences meanwhile. Raises ModelError while another does."""
+        """The caller alone steps the sequences meanwhile. Raises ModelError while another does, and
+        once it is closed."""
+        self.check_open()
         if not self._user.acquire(blocking=False):
-            raise ModelError("the sequences are in use: close the answer, or the service, first")
+            raise ModelError(
+                "the sequences are in use: close the answer, or the service, first; for several "
+                "answers at once there are generate_all, chat_async and generate_async"
+            )
         try:
             yield
         finally:

@@ -8,6 +8,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from urdir.model.errors import ModelError
 from urdir.model.owner import Owner
 
 if TYPE_CHECKING:
@@ -38,22 +39,22 @@ class Texts(Owner):
         self._tokenizer: Tokenizer | None = None
         self._template: ChatTemplate | None = None
         self._owners = ExitStack()
-
-    @property
-    def name(self) -> str:
-        """general.name of the file, or its stem."""
-        return self.file.metadata.optional("general.name", str, Path(self.file.path).stem)
+        self.is_open = True
+        #: general.name of the file, or its stem.
+        self.name = file.metadata.optional("general.name", str, Path(file.path).stem)
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """The file's tokeniser. Raises ModelError if it has none."""
+        """The file's tokeniser. Raises ModelError if it has none, or was closed before its use."""
         if self._tokenizer is None:
+            self._check_open()
             self._tokenizer = self._read_tokenizer()
         return self._tokenizer
 
     @property
     def template(self) -> ChatTemplate:
-        """The chat template. Raises NoTemplateError without one."""
+        """The chat template. Raises NoTemplateError without one, ModelError once it is closed."""
+        self._check_open()
         if self._template is None:
             from urdir.model.text.chat import ChatTemplate, find_template
 
@@ -64,8 +65,15 @@ class Texts(Owner):
             self._template = self._owners.enter_context(opened)
         return self._template
 
+    def _check_open(self) -> None:
+        """Raise ModelError once it is closed: the file has no metadata then, and would seem to have
+        no template."""
+        if not self.is_open:
+            raise ModelError(f"the engine of {self.name} is closed")
+
     def close(self) -> None:
         """End the template's process. Idempotent."""
+        self.is_open = False
         self._owners.close()
 
 

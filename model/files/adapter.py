@@ -40,6 +40,8 @@ def open_adapter(
     source = Path(path)
     found: Adapter
     with foreign(one_line(str(source)), ModelError):
+        if source.suffix in (".safetensors", ".json") and source.is_file():
+            raise ConfigError(f"{source}: a part of an adapter: give its folder, {source.parent}")
         if source.is_dir():
             from urdir.model.files.pretrained.peft import read_peft
 
@@ -99,7 +101,8 @@ def _read_gguf(path: Path) -> Adapter:
 
 def _alpha(metadata: Metadata, path: Path) -> float:
     if metadata.get("general.type") != "adapter":
-        raise ConfigError(f"{path}: no adapter: general.type is {metadata.get('general.type')!r}")
+        kind = metadata.get("general.type")
+        raise ConfigError(f"{path}: not a LoRA adapter: general.type is {kind!r}, not 'adapter'")
     if (kind := metadata.get("adapter.type")) != "lora":
         raise UnsupportedError(f"{path}: an adapter of type {kind!r}: only lora is supported")
     if metadata.get("adapter.alora.invocation_tokens") is not None:

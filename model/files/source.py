@@ -64,8 +64,11 @@ def _open(source: str | os.PathLike[str], quantize: str | None) -> Gguf | Safete
         from urdir.model.files.pretrained.model import SafetensorsModel
 
         return SafetensorsModel(path, quantize, name)
+    if path.suffix in (".safetensors", ".json") and path.is_file():
+        raise ModelError(f"{path}: a part of a model: give its folder, {path.parent}")
     if quantize is not None:
         raise SettingsError(
-            f"{path}: quantize applies to safetensors only; a GGUF file has its types"
+            f"{path}: quantize applies to safetensors only; a GGUF file has its types, and "
+            "'urdir quantize' writes one with others"
         )
     return Gguf(path)

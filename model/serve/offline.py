@@ -22,15 +22,15 @@ async def answer_lines(
 
     Blank lines are skipped. Returns the numbers of requests and of those that failed.
     """
-    waiting = (line for line in lines if line.strip())
+    waiting = ((number, line) for number, line in enumerate(lines, 1) if line.strip())
     known = set[str]()
     count = failed = 0
 
     async def work() -> None:
         nonlocal count, failed
-        for line in waiting:  # shared by all workers
+        for number, line in waiting:  # shared by all workers
             count += 1
-            answer = await _answer(app, line, known)
+            answer = await _answer(app, line, number, known)
             response = answer["response"]
             failed += response is None or response["status_code"] != HTTPStatus.OK
             write(answer)
@@ -41,8 +41,9 @@ async def answer_lines(
     return count, failed
 
 
-async def _answer(app: ASGIApp, line: bytes, known: set[str]) -> Json:
-    """The answer to one line, with its custom_id. What a busy server refuses is sent again."""
+async def _answer(app: ASGIApp, line: bytes, number: int, known: set[str]) -> Json:
+    """The answer to one line, with its custom_id; errors have its number. What a busy server
+    refuses is sent again."""
     answer: Json = {"id": f"batch_req_{uuid.uuid4().hex}", "custom_id": None}
     try:
         request = json.loads(line)
@@ -52,7 +53,9 @@ async def _answer(app: ASGIApp, line: bytes, known: set[str]) -> Json:
         _check(request, known)
         body = json.dumps({**request["body"], "stream": False})  # ollama's default is a stream
     except (ValueError, RecursionError) as error:
-        failure = {"code": "invalid_request", "message": str(error)}
+        is_json = not isinstance(error, json.JSONDecodeError | UnicodeDecodeError | RecursionError)
+        message = f"line {number}: {'' if is_json else 'not JSON: '}{error}"
+        failure = {"code": "invalid_request", "message": message, "line": number}
         return answer | {"response": None, "error": failure}
     while True:
         status, headers, found = await _exchange(app, request["url"], body)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -152,7 +153,7 @@ class ConstraintProcess(Owner):
                 self._read_reply()
             result, body = self._replies.pop(number)
         if result == FAILED:
-            reason = one_line(body.decode(errors="replace"))
+            reason = _reason(body.decode(errors="replace"))
             raise ConstraintError(f"the constraint cannot be used: {reason}")
         return Step(body, result == IS_WHOLE)
 
@@ -211,3 +212,13 @@ class ConstraintProcess(Owner):
         except BaseException:
             self.close()
             raise
+
+
+#: Around what is wrong llguidance writes its place, and the lines there: of the grammar as it is
+#: compiled, not of the user's text.
+_PLACE = re.compile(r"^(?:at )?\d+\(\d+\): |\n *\d+ \| .*", re.DOTALL)
+
+
+def _reason(message: str) -> str:
+    """What is wrong with a constraint, in one line."""
+    return one_line(_PLACE.sub("", message))

@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from urdir.ptxgen.ptx.types import TYPE_BYTES
+
 Dim3 = tuple[int, int, int]
 
 # PTX element type -> numpy dtype. bf16 has no numpy type: its bits are stored as uint16.
@@ -47,6 +49,14 @@ class Param:
     shape: tuple[str | int, ...] = ()
     access: Access | None = None
 
+    def __post_init__(self) -> None:
+        """Raises ValueError for an unknown type: the class body of a spec fails, with its line."""
+        known = TYPE_BYTES if self.access is None else NUMPY_DTYPES
+        if self.dtype not in known:
+            raise ValueError(
+                f"parameter {self.name}: {self.dtype!r} is not one of {', '.join(known)}"
+            )
+
     @property
     def is_pointer(self) -> bool:
         """True for an address in global memory, False for a scalar passed by value."""
@@ -75,6 +85,12 @@ class LaunchShape:
     cooperative: bool = False
     resident: int = 0
     prefers_shared: bool = False
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for an extent of other than three numbers."""
+        for name, extent in (("grid", self.grid), ("block", self.block), ("cluster", self.cluster)):
+            if type(extent) is not tuple or len(extent) != 3:
+                raise ValueError(f"{name} is {extent!r}: expected three numbers, (x, y, z)")
 
     @property
     def threads(self) -> int:

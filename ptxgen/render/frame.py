@@ -29,16 +29,31 @@ def render(spec: Kernel, target: Target) -> str:
 
     The body sees the spec's fields by name, ``spec``, ``target`` (its ``.sm`` is a number) and the
     functions `f32` and `once`. Raises PtxgenError if the target lacks an instruction of the body,
-    and if the template fails or is missing.
+    and if the template, or what it calls, fails or is missing.
     """
     try:
         body = render_body(environment(), spec, target)
-    except jinja2.TemplateError as exc:
-        where = spec.template[1]
-        if isinstance(exc, jinja2.TemplateSyntaxError):
-            where = f"{exc.name or where} line {exc.lineno}"  # perhaps of an imported macro file
+    except PtxgenError:
+        raise
+    except jinja2.TemplateSyntaxError as exc:
+        where = f"{exc.name or spec.template[1]} line {exc.lineno}"  # perhaps of a macro file
         raise PtxgenError(f"template {where}, kernel {spec.name}: {exc}") from exc
+    except Exception as exc:
+        kind = "" if isinstance(exc, jinja2.TemplateError) else f"{type(exc).__name__}: "
+        where = _failing_line(spec, exc)
+        raise PtxgenError(f"template {where}, kernel {spec.name}: {kind}{exc}") from exc
     return _frame(spec, target, body)
+
+
+def _failing_line(spec: Kernel, error: Exception) -> str:
+    """The template and the line that raised an error, from the frames that Jinja has rewritten."""
+    where, trace = spec.template[1], error.__traceback__
+    while trace is not None:
+        if "__jinja_exception__" in trace.tb_frame.f_globals:
+            file = trace.tb_frame.f_code.co_filename
+            where = f"{spec.template[1] if file.startswith('<') else file} line {trace.tb_lineno}"
+        trace = trace.tb_next
+    return where
 
 
 def render_body(env: jinja2.Environment, spec: Kernel, target: Target) -> str:

@@ -140,7 +140,7 @@ class _PackageLoader(jinja2.BaseLoader):
     def get_source(
         self, environment: jinja2.Environment, template: str
     ) -> tuple[str, str | None, None]:
-        return read_template(split_name(template)), None, None
+        return read_template(split_name(template)), template, None  # the file that errors name
 
     def load(
         self,

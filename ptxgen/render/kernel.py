@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.ptx.launch import LaunchShape, Param
 from urdir.ptxgen.target import Target
 
@@ -42,7 +43,13 @@ class Kernel(Protocol):
 
 
 def field_values(kernel: Kernel) -> dict[str, Any]:
-    """The specialisation, a kernel's fields: name -> value, in declaration order."""
+    """The specialisation, a kernel's fields: name -> value, in declaration order.
+
+    Raises PtxgenError for a class that is no frozen dataclass: its specs would be no keys."""
+    made = getattr(type(kernel), "__dataclass_params__", None)
+    if made is None or not made.frozen:
+        kind = type(kernel).__name__
+        raise PtxgenError(f"kernel {kernel.name}: {kind} needs @dataclass(frozen=True)")
     return {f.name: getattr(kernel, f.name) for f in dataclasses.fields(kernel)}  # type: ignore[arg-type]
 
 

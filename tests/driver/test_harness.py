@@ -11,7 +11,7 @@ import pytest
 from urdir.driver import harness
 from urdir.driver.compare import MismatchError, compare, deviations
 from urdir.driver.device import Device
-from urdir.driver.errors import CudaError
+from urdir.driver.errors import CudaError, LaunchError
 from urdir.driver.guarded import GuardedBuffer, poison
 from urdir.driver.harness import check_kernel, run_kernel, time_kernel
 from urdir.driver.launch import launch
@@ -169,6 +169,14 @@ def kernel_of(dtype: str, tolerance: Tolerance, size: int = 4) -> Any:
     )
 
 
+def test_inputs_have_the_names_of_the_parameters(emulator: Device) -> None:
+    x = np.full(N, 7, np.float32)
+    with pytest.raises(LaunchError, match=r"takes n, x: missing n$"):
+        run_kernel(emulator, Probe(), {"x": x})
+    with pytest.raises(LaunchError, match=r"Normalise is a class of kernels"):
+        run_kernel(emulator, Normalise, {"x": x})  # type: ignore[arg-type]
+
+
 def test_the_bound_scales_with_the_largest_reference() -> None:
     kernel = kernel_of("f32", Tolerance(rtol=0.01, atol=0.5))
     wanted = {"y": np.array([0, 1, -100, 2], np.float32)}
@@ -229,6 +237,8 @@ def test_outputs_must_be_complete() -> None:
     good = {"y": np.zeros(4, np.float32)}
     with pytest.raises(MismatchError, match="the kernel gave nothing"):
         compare(kernel, {}, good)
+    with pytest.raises(MismatchError, match="the reference gave ndarray, not the arrays by name"):
+        compare(kernel, good, good["y"])  # type: ignore[arg-type]
     with pytest.raises(MismatchError, match=r"the reference of y is float64 \(4,\)"):
         compare(kernel, good, {"y": np.zeros(4)})
 

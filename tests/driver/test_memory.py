@@ -182,6 +182,7 @@ def test_arena_slices_are_named_aligned_and_apart(device: Device) -> None:
         spans = [(part.offset, part.offset + part.nbytes) for part in arena.values()]
         assert all(a[1] <= b[0] for a, b in itertools.pairwise(spans))
         assert arena.nbytes == arena.buffer.nbytes == 256 + 256 + 512 + 1024
+        assert repr(arena) == "<Arena 'workspace', 2,048 bytes: x, y, z, scores>"
         for value, part in enumerate(arena.values()):
             part.fill(value)
         for value, part in enumerate(arena.values()):

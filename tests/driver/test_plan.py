@@ -94,7 +94,7 @@ def test_printing_shows_every_argument_with_its_bytes(memory: SimpleNamespace) -
     )
     plan.fill(memory.x, 7, "clear")
     assert str(plan).splitlines() == [
-        "plan decode: 2 launches, 1 fills",
+        "plan decode: 2 launches, 1 fill",
         "   0  norm    normalise  (3) x (32)     in x=x[0:768]  in weight=weight[0:256]"
         "  out y=work.y[256:1024]",
         "   1  scaled  scale      (1, 2) x (16)  in x=x[0:64]  out y=work.a[64:128]"
@@ -137,6 +137,14 @@ def test_wrong_arguments_are_refused(
     with pytest.raises(LaunchError, match=message):
         plan.launch(NORM, "blk.3.norm", **args)
     assert len(plan) == 0
+
+
+def test_what_is_no_kernel_is_refused(memory: SimpleNamespace) -> None:
+    plan = Plan("mistakes")
+    with pytest.raises(LaunchError, match=r"Scale is a class of kernels: launch one of them"):
+        plan.launch(Scale, "scale", x=memory.x)  # type: ignore[arg-type]
+    with pytest.raises(LaunchError, match=r"3 is not a kernel"):
+        plan.launch(3, "three", x=memory.x)  # type: ignore[arg-type]
 
 
 def test_a_missing_argument_is_refused(memory: SimpleNamespace) -> None:

@@ -62,7 +62,10 @@ TEMPLATES = {
         {%- if loud %}{{ twice("%v1") }}{% endif %}
             ret;
         """,
-    "undefined.ptx.j2": "{{ nothing }}",
+    "undefined.ptx.j2": "// undefined\n{{ nothing }}",
+    "constant.ptx.j2": "// constant\n\nmov.f32 %a, {{ f32(spec) }};",
+    "far_constant.ptx.j2": '{% import "urdir_test_templates/_half.j2" as h %}{{ h.half(1) }}',
+    "_half.j2": "{% macro half(of) %}\n{{ f32(of + '') }}{% endmacro %}",
     "broken.ptx.j2": "ret;\n{% if %}",
     "importer.ptx.j2": '{% import "urdir_test_templates/broken.ptx.j2" as b %}',
 }
@@ -190,7 +193,9 @@ def test_a_spec_may_need_a_newer_architecture():
 @pytest.mark.parametrize(
     ("file", "message"),
     [
-        ("undefined.ptx.j2", r"undefined.ptx.j2, kernel scale: 'nothing' is undefined"),
+        ("undefined.ptx.j2", r"undefined.ptx.j2 line 2, kernel scale: 'nothing' is undefined"),
+        ("constant.ptx.j2", r"constant.ptx.j2 line 3, kernel scale: error: required argument"),
+        ("far_constant.ptx.j2", r"/_half.j2 line 2, kernel scale: TypeError: unsupported operand"),
         ("broken.ptx.j2", r"broken.ptx.j2 line 2, kernel scale"),
         ("importer.ptx.j2", r"broken.ptx.j2 line 2, kernel scale"),
         ("absent.ptx.j2", r"no template 'absent.ptx.j2' in package 'urdir_test_templates'"),
@@ -199,6 +204,17 @@ def test_a_spec_may_need_a_newer_architecture():
 def test_errors_name_template_and_kernel(file, message):
     with pytest.raises(PtxgenError, match=message):
         Scale(4, file=file).ptx("sm_80")
+
+
+@pytest.mark.parametrize("decorate", [lambda kind: kind, dataclass])
+def test_a_spec_that_is_no_key_is_refused(decorate):
+    @decorate
+    class Thawed(KernelSpec):
+        name = "thawed"
+        template = ("urdir_test_templates", "scale.ptx.j2")
+
+    with pytest.raises(PtxgenError, match=r"kernel thawed: Thawed needs @dataclass\(frozen=True\)"):
+        Thawed().ptx("sm_80")
 
 
 def test_an_absent_package_is_named():

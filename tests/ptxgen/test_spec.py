@@ -56,6 +56,26 @@ def test_sizes():
     assert [p.is_pointer for p in s.params] == [True, True, True, False, False]
 
 
+def test_a_shape_that_names_no_attribute_is_refused():
+    with pytest.raises(PtxgenError, match=r"mixed, parameter c: the shape names 'rowz'"):
+        Mixed(rows=5, cols=7).shape_of(Param("c", "f32", ("rows", "rowz"), Access.OUT))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "access"), [("f33", Access.IN), ("f33", None), ("b32", Access.IN)]
+)
+def test_a_parameter_of_an_unknown_type_is_refused(dtype, access):
+    with pytest.raises(ValueError, match=f"parameter y: '{dtype}' is not one of .*f32"):
+        Param("y", dtype, access=access)
+
+
+@pytest.mark.parametrize("extent", [32, (32,), [32, 1, 1]])
+@pytest.mark.parametrize("field", ["grid", "block", "cluster"])
+def test_an_extent_has_three_numbers(field, extent):
+    with pytest.raises(ValueError, match=f"{field} is .*32.*: expected three numbers"):
+        LaunchShape(**{"grid": (1, 1, 1), "block": (1, 1, 1), field: extent})
+
+
 def test_a_parameter_by_name():
     s = Mixed(rows=5, cols=7)
     assert s.param("b").dtype == "bf16"

@@ -62,6 +62,7 @@ from urdir.model import (
     ChatTemplate,
     Config,
     ContextFullError,
+    Continuation,
     Delta,
     DraftSettings,
     Ending,
@@ -85,6 +86,7 @@ from urdir.model import (
     SessionSettings,
     Statistics,
     Tensor,
+    TokenChoice,
     Tokenizer,
     demo_model,
 )
@@ -120,7 +122,9 @@ def answers(engine: Engine) -> Reply:
     for call in reply.tool_calls:
         print(call.name.upper(), call.arguments)
     text: str = reply.content + reply.reasoning + engine.generate("Once", settings=greedy, limit=1)
-    print(text, [found.text for found in engine.generate_all(["a", "b"])])
+    many: list[Continuation] = [*engine.generate_all(["a", "b"])]
+    choices: list[TokenChoice] = [*reply.choices, *many[0].choices]
+    print(text, many[0].text, many[0].settings, [choice.logprob for choice in choices])
     more = [Message("user", "What is 2 plus 3?"), reply.message, Message("user", "And plus 1?")]
     print(engine.adapters, engine.chat(more, reasoning_budget=100))
     return engine.chat(more, variables={"enable_thinking": False}, stops=["."])

@@ -2,10 +2,10 @@
 llama-batched-bench), which parsers and tests read.
 
 A served flag is a row of Python. Flags without effect and refused flags are rows of unserved.toml.
-The groups "model", "context", "memory", "prompt", "template", "chat", "generation" and "sampling"
-are added by the commands that need them. "text" has further flags that run and chat accept or
-refuse. "diffusion" belongs to run, "server" and "embeddings" belong to serve, and "bench" has all
-flags of bench.
+The groups "model", "context", "memory", "cache", "prompt", "template", "chat", "generation" and
+"sampling" are added by the commands that need them. "text" has further flags that run and chat
+accept or refuse. "diffusion" belongs to run, "server" and "embeddings" belong to serve, and "bench"
+has all flags of bench.
 """
 
 from __future__ import annotations

@@ -38,15 +38,15 @@ SERVED: tuple[Served, ...] = (
     ),
     Served(
         "-ctk --cache-type-k",
-        ("memory",),
+        ("memory", "cache"),
         f"how keys are stored: {', '.join(_CACHE_TYPES)} (default: f16)",
-        {"choices": _CACHE_TYPES, "metavar": "TYPE"},
+        {"type": str.lower, "choices": _CACHE_TYPES, "metavar": "TYPE"},
     ),
     Served(
         "-ctv --cache-type-v",
-        ("memory",),
+        ("memory", "cache"),
         "how values are stored: any of these types (default: f16)",
-        {"choices": _CACHE_TYPES, "metavar": "TYPE"},
+        {"type": str.lower, "choices": _CACHE_TYPES, "metavar": "TYPE"},
     ),
     Served(
         "-b --batch-size",

@@ -20,6 +20,7 @@ from urdir.model.files.pretrained.family import (
     IGNORED_OUTSIDE,
     IGNORED_PREFIXES,
     KEYS,
+    READ_ELSEWHERE,
     Family,
     Found,
 )
@@ -130,6 +131,7 @@ def read_config(config: Mapping[str, Any], family: Family, path: Path) -> Config
     inner = {f"{of}.{name}": FIXED[name] for of in _INNER for name in FIXED}
     for name, values in {**FIXED, **inner, **family.fixed}.items():
         fields.fix(name, values)
+    fields.leave(READ_ELSEWHERE)
     fields.ignore(IGNORED | family.ignored, IGNORED_PREFIXES)
     fields.ignore_outside(IGNORED_OUTSIDE)
     fields.finish()

@@ -95,15 +95,22 @@ KEYS: Mapping[str, str] = {
     "routed_scaling_factor": "expert_weights_scale",
     "first_k_dense_replace": "leading_dense_block_count",
 }
-#: Fields without effect on answers, or read elsewhere.
+#: Fields that others read: the family, tokens, the types of weights.
+READ_ELSEWHERE = frozenset(
+    {
+        "architectures", "model_type", "vocab_size", "bos_token_id", "eos_token_id",
+        "quantization_config", "compression_config",
+    }
+)  # fmt: skip
+#: Fields without effect on answers.
 IGNORED = frozenset(
     {
-        "architectures", "model_type", "auto_map", "dtype", "torch_dtype", "vocab_size",
+        "auto_map", "dtype", "torch_dtype",
         "transformers_version", "use_cache", "initializer_range", "attention_dropout",
         "hidden_dropout", "residual_dropout", "embedding_dropout", "resid_pdrop", "embd_pdrop",
         "emb_pdrop", "attn_pdrop", "classifier_dropout", "dropout", "activation_dropout",
         "layerdrop",
-        "bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "unk_token_id",
+        "pad_token_id", "sep_token_id", "unk_token_id",
         "eod_token_id", "cache_implementation", "output_attentions", "output_hidden_states",
         "return_dict", "id2label", "label2id", "problem_type", "torchscript", "use_bfloat16",
         "task_specific_params", "finetuning_task", "name_or_path", "chunk_size_feed_forward",
@@ -115,7 +122,7 @@ IGNORED = frozenset(
         "input_jitter_noise", "seq_aux", "ep_size", "num_nextn_predict_layers",
         "mtp_num_hidden_layers", "num_logits_to_keep", "use_mamba_kernels", "init_std",
         "vision_config", "audio_config", "is_decoder", "moe_aux_loss_coeff", "init_method",
-        "quantization_config", "compression_config", "initial_context_length",
+        "initial_context_length",
         "residual_in_fp32", "rescale_prenorm_residual", "time_step_floor", "time_step_init_scheme",
         "time_step_max", "time_step_min", "time_step_scale", "mamba_chunk_size", "chunk_size",
         "use_long_context", "for_llm_compressor", "moe_router_dtype", "mamba_ssm_dtype",

@@ -163,6 +163,11 @@ class Fields:
             wanted = " or ".join(repr(v) for v in values)
             raise self.refused(name, f"{wanted} is supported")
 
+    def leave(self, names: Collection[str]) -> None:
+        """Count the named fields as read elsewhere, also within objects."""
+        for name in [name for name in self._rest if name.rpartition(".")[2] in names]:
+            del self._rest[name]
+
     def ignore(self, names: Iterable[str], prefixes: tuple[str, ...] = ()) -> None:
         """Count fields as not mattering: the named ones, and those that begin with a prefix, also
         within objects."""

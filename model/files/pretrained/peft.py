@@ -62,7 +62,7 @@ def read_peft(folder: Path, base: ModelFile, *, interleaved: bool) -> Adapter:
     """
     where = folder / CONFIG
     if not where.exists():
-        raise SafetensorsError(f"{folder}: no {CONFIG} in this folder: no adapter")
+        raise SafetensorsError(f"{folder}: not a LoRA adapter: no {CONFIG} in this folder")
     config = read_json(where)
     for name, allowed in _FIXED.items():
         if config.get(name) not in allowed:

@@ -154,3 +154,20 @@ def test_two_drivers_share_nothing(make_bench: Any) -> None:
     one, two = make_bench(), make_bench(target="sm_80")
     address = one.upload(np.ones(4, np.uint8))
     two.fails(two.api.cuMemsetD8(address, 0, 4), "INVALID_VALUE")
+
+
+@pytest.mark.parametrize(
+    ("kind", "nth", "code", "says"),
+    [
+        ("cuFoo", 1, None, "no fault 'cuFoo'"),
+        ("launch", 0, None, "counted from 1"),
+        ("launch", 1, "CUDA_ERROR_FOO", "no error 'CUDA_ERROR_FOO'"),
+    ],
+)
+def test_a_fault_that_cannot_be_is_refused(
+    kind: str, nth: int, code: str | None, says: str
+) -> None:
+    api = Api()
+    with pytest.raises(ValueError, match=says):
+        api.inject(kind, nth, code)
+    assert api.pending_faults() == ()

@@ -70,6 +70,13 @@ def test_lines(
     refused = [line["custom_id"] for line in written if line["error"]]
     assert sorted(map(str, refused)) == sorted([*["None"] * 4, "stream", "get", "chat", "path"])
     assert all(line["error"]["code"] == "invalid_request" for line in written if line["error"])
+    source_lines = source.read_bytes().splitlines()
+    for line in written:
+        if line["error"]:
+            bad = source_lines[line["error"]["line"] - 1]
+            assert bad in BAD or json.loads(bad)["custom_id"] == line["custom_id"]
+            assert line["error"]["message"].startswith(f"line {line['error']['line']}: ")
+            assert ("not JSON: " in line["error"]["message"]) == (bad in BAD[:3])
     found = {line["custom_id"]: line for line in written if not line["error"]}
     bodies = {name: (line["response"] or {}).get("body") for name, line in found.items()}
     text = "2 plus 3 is 5."

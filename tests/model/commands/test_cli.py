@@ -101,6 +101,8 @@ def test_logits_of_a_file_without_a_vocabulary(cli: Cli, nano: Path, tmp_path: P
     (tmp_path / "tokens").write_text("1 2\n3\n", encoding="utf-8")
     cli("logits", nano, "--tokens", f"@{tmp_path / 'tokens'}", "--output", output)
     np.testing.assert_array_equal(np.load(output), rows)
+    assert cli("logits", nano, "--tokens", "1,2,3", "-ctk", "q4_0", "-o", output)[0] == 0
+    assert 0 < np.abs(np.load(output) - rows).max() < 0.5 * np.abs(rows).max()
 
 
 def test_logits_of_a_text_that_fills_the_context(

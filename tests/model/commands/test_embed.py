@@ -46,6 +46,20 @@ def test_scores_of_documents(tmp_path: Path, cli: Cli, ranker: Path) -> None:
     with Engine.open(ranker, device="emulator") as engine:
         wanted = engine.rerank("a warp ?", documents)
     np.testing.assert_array_equal(np.load(output)[:, 0], wanted)
+    code, out, _ = cli(*given[:-2])
+    assert code == 0
+    np.testing.assert_array_equal(np.array(out.split(), np.float32), wanted)
+
+
+def test_without_a_file_the_rows_are_printed(cli: Cli, encoder: Path) -> None:
+    given = ("embed", encoder, "a warp", "the weft", "-dev", "emulator")
+    with Engine.open(encoder, device="emulator") as engine:
+        wanted = engine.embed(["a warp", "the weft"])
+    lines = cli(*given)[1].splitlines()
+    rows = np.array([line.split() for line in lines], np.float32)
+    np.testing.assert_array_equal(rows, wanted)
+    rows = np.array(json.loads(cli(*given, "--json")[1])["rows"], np.float32)
+    np.testing.assert_array_equal(rows, wanted)
 
 
 @pytest.mark.parametrize(

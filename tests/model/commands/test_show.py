@@ -29,6 +29,9 @@ def test_show_says_first_whether_it_runs(
     assert code == 0
     assert "runs on the emulator" in first
     assert "a GPU needs" in first
+    assert first.count("emulator") == 1
+    assert "((" not in first
+    assert "))" not in first
     assert "Q4_K_M, 5.25 M parameters" in second
     at = rest.index("memory on the device:")
     assert rest[at + 1].split()[0] == "context"
@@ -78,6 +81,9 @@ def test_show_lists_what_of_a_folder_is_skipped(cli: Cli, data: Path, tmp_path: 
     found = json.loads(cli("show", folder, "--json")[1])
     assert found["unused_tensors"] == others
     assert "initializer_range" in found["ignored_fields"]
+    read = {"model_type", "vocab_size", "eos_token_id", "bos_token_id", "architectures"}
+    assert read & text.keys()
+    assert not read & {*found["ignored_fields"]}
     plain = cli("show", data / "safetensors" / "llama-bf16")[1]
     assert title not in plain
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Iterator
 from contextlib import closing, nullcontext
 from dataclasses import replace
@@ -13,7 +14,6 @@ import pytest
 
 from tests.model.stepping import Numbers
 from urdir.driver.device import Device
-from urdir.driver.errors import LifetimeError
 from urdir.model.engine.engine import Engine
 from urdir.model.engine.generate import Generation
 from urdir.model.engine.realizar import EagerSteps
@@ -26,6 +26,7 @@ from urdir.model.engine.session import Session
 from urdir.model.engine.step_queue import StepQueue
 from urdir.model.errors import ContextFullError, ModelError
 from urdir.model.families.config import Config
+from urdir.model.files.demo import demo_model
 from urdir.model.files.gguf import Gguf
 from urdir.model.memory.kv_cache import KvCache
 from urdir.model.memory.session_settings import SessionSettings
@@ -235,6 +236,26 @@ def test_an_answer_ends_in_one_line_after_its_engine(
             next(pieces)
     pieces.close()
     assert not caplog.records
-    with pytest.raises(LifetimeError, match="is closed"):
+    with pytest.raises(ModelError, match="the engine is closed"):
         next(Generation(engine.session, None, request).pieces())
     engine.close()
+
+
+def test_a_closed_engine_says_so_whatever_is_asked_of_it() -> None:
+    """A template that was not read yet would be another one: its file has no metadata any more."""
+    engine = Engine.open(demo_model(), device="emulator", context=CONTEXT, cache_folder=None)
+    before = repr(engine)
+    with pytest.raises(TypeError, match="an Engine has a device of its own"):
+        pickle.dumps(engine)
+    engine.close()
+    assert engine.name in before
+    assert repr(engine) == before.replace(f"context {CONTEXT}", "closed")
+    for ask in (
+        lambda: engine.chat([{"role": "user", "content": "Hi"}]),
+        lambda: engine.generate([1, 2]),
+        lambda: engine.logits([1, 2]),
+        lambda: engine.tokenize("text"),
+        lambda: engine.template,
+    ):
+        with pytest.raises(ModelError, match=r"the engine.* is closed"):
+            ask()

@@ -91,6 +91,18 @@ def test_an_engine_reads_no_variable(
     assert capsys.readouterr().err == ""
 
 
+@pytest.mark.parametrize(
+    ("value", "is_on"), [("1", True), ("on", True), ("", False), ("0", False), ("False", False)]
+)
+def test_a_mode_may_be_switched_off_by_a_word(
+    monkeypatch: pytest.MonkeyPatch, value: str, is_on: bool
+) -> None:
+    for name in ("CORRECTNESS_MODE", "DECODE_TIMING", "GPU_DEBUG"):
+        monkeypatch.setenv(name, value)
+    found = read_environment()
+    assert [found.correctness_mode, found.decode_timing, found.gpu_debug] == [is_on] * 3
+
+
 @pytest.mark.slow
 def test_commands_read_what_they_pass_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name, value in {

@@ -51,6 +51,8 @@ def test_chat_and_generate_in_one_line() -> None:
         reply = engine.chat([QUESTION], settings=GREEDY)
         assert str(reply) == reply.content == "2 plus 3 is 5."
         assert (reply.reasoning, reply.tool_calls) == ("", ())
+        assert "".join(choice.text for choice in reply.choices[:8]) == reply.content
+        assert {choice.logprob for choice in reply.choices} == {None}
         assert reply.statistics.generated_tokens == 8
         more = Message("user", "And plus 1?")
         second = engine.chat([QUESTION, reply.message, more], settings=GREEDY, limit=3)
@@ -180,6 +182,8 @@ def test_prompts_are_texts_or_token_ids() -> None:
     for bad in (None, 5, ["a"], [1.5]):
         with pytest.raises(SettingsError, match="is neither a text nor a list of token ids"):
             token_ids(lambda: tokenizer, bad)  # type: ignore[arg-type]
+    with pytest.raises(SettingsError, match="for several prompts there is generate_all"):
+        token_ids(lambda: tokenizer, ["a", "b"])  # type: ignore[arg-type]
     with pytest.raises(SettingsError, match=r"a prompt is 'hi': expected token ids"):
         Request(prompt="hi")  # type: ignore[arg-type]
     engine = object.__new__(Engine)  # nothing of it is used
@@ -205,6 +209,29 @@ def test_a_generation_tells_its_seed_before_it_begins() -> None:
     assert Generation(session, None, drawn).statistics.seed == drawn.settings.seed
 
 
+@pytest.mark.slow
+def test_a_reply_has_its_tokens_with_log_probabilities() -> None:
+    """Those of `Generation.pieces`, which the demo model answers in one token each."""
+    settings = replace(GREEDY, logprobs=2)
+    with Engine.open("demo", device="emulator", cache_folder=None) as engine:
+        reply = engine.chat([QUESTION], settings=settings, limit=4)
+        prompt = ChatPrompt.of(engine.template, [QUESTION], {}).tokens
+        logits = engine.logits([*prompt, *(choice.token for choice in reply.choices)])
+        awaited = asyncio.run(_chatted(engine, settings))
+    rows = logits[len(prompt) - 1 : -1].astype(np.float64)
+    wanted = rows - np.log(np.exp(rows).sum(axis=1, keepdims=True))
+    assert len(reply.choices) == 4
+    for choice, row in zip(reply.choices, wanted, strict=True):
+        assert choice.logprob == pytest.approx(row.max(), abs=2e-3)
+        assert [token for token, _ in choice.top] == np.argsort(-row)[:2].tolist()
+    assert [choice.token for choice in awaited.choices] == [of.token for of in reply.choices]
+    assert "choices" not in repr(reply)
+
+
+async def _chatted(engine: Engine, settings: SamplingSettings) -> Reply:
+    return await engine.chat_async([QUESTION], settings=settings, limit=4)
+
+
 def test_thoughts_and_calls_are_fields() -> None:
     call = '<tool_call>\n{"name": "add", "arguments": {"a": 2}}\n</tool_call>'
     pieces = ["<think>So", "</think>", "Well.", call[:12], call[12:]]
@@ -212,8 +239,8 @@ def test_thoughts_and_calls_are_fields() -> None:
     class Answer:
         statistics = Statistics(generated_tokens=5)
 
-        def text(self) -> Iterator[str]:
-            yield from pieces
+        def pieces(self) -> Iterator[Piece]:
+            yield from (Piece(text, ()) for text in pieces)
 
     rendered: list[Any] = []
     template: Any = SimpleNamespace(
@@ -250,9 +277,9 @@ def test_a_stream_that_is_left_ends_its_answer_at_once() -> None:
     class Answer:
         statistics = Statistics()
 
-        def text(self) -> Iterator[str]:
+        def pieces(self) -> Iterator[Piece]:
             try:
-                yield from ("So", "Well.")
+                yield from (Piece("So", ()), Piece("Well.", ()))
             finally:
                 ended.append(True)
 

@@ -235,6 +235,24 @@ MULTIPLE = '{"type": "integer", "multiple\\u004ff": 999983}'
 
 
 @pytest.mark.parametrize(
+    ("constraint", "message"),
+    [
+        (Constraint.lark('start: "a" | b'), 'unknown name: "b"'),
+        (Constraint.lark("start: (\n"), "Expected "),
+        (Constraint.regex("a("), 'invalid regex "a\\("'),
+        (Constraint.json_schema({"type": "text"}), "failed to compile JSON schema: .*text"),
+    ],
+)
+def test_what_cannot_be_compiled_is_said_without_the_text_that_is_compiled(
+    compiler: ConstraintCompiler, constraint: Constraint, message: str
+) -> None:
+    with pytest.raises(ConstraintError, match=rf"^the constraint cannot be used: {message}") as of:
+        compiler.matcher(constraint)
+    assert "llguidance" not in str(of.value)
+    assert "start" not in str(of.value)
+
+
+@pytest.mark.parametrize(
     ("make", "message"),
     [
         (lambda: Constraint.regex("a" * (MAX_BYTES + 1)), "more than 131,072"),
