@@ -67,18 +67,27 @@ class KernelSpec:
     """Base of all kernel specs. Subclasses are ``@dataclass(frozen=True)``; their fields are the
     specialisation.
 
-    A subclass sets ``name`` (PTX entry name), ``template`` (package, file) and implements
-    ``params``, ``launch_shape``, ``reference`` and ``examples``. Everything that a launch needs is
-    a function of the fields, so a spec is a key.
+    A subclass sets ``name`` (PTX entry name), ``template`` and implements ``params``,
+    ``launch_shape``, ``reference`` and ``examples``. Everything that a launch needs is a function
+    of the fields, so a spec is a key.
     """
 
     name: str
+    #: (package, file). A kernel in ``urdir.ptxgen.kernels`` has the template in ``urdir.templates``
+    #: with its module's folder and stem, unless it names another.
     template: ClassVar[tuple[str, str]]
     #: The kernel executes ``griddepcontrol.wait`` (on sm_90 and newer) before it writes memory, and
     #: before it reads memory that an earlier kernel writes. Then a programmatic graph edge may lead
     #: to it. Rendering puts the instruction before the body, unless the template has its own
     #: further down (after loads of constant memory such as weights).
     waits_for_dependencies: bool = True
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        package, _, module = cls.__module__.partition(".kernels.")
+        own = vars(cls)
+        if package == __package__ and "name" in own and "template" not in own:
+            cls.template = ("urdir.templates", f"{module.replace('.', '/')}.ptx.j2")
 
     @property
     def launch_fields(self) -> frozenset[str]:

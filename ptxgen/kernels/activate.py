@@ -36,7 +36,6 @@ class Activate(Elementwise):
     added: bool = False
 
     name = "activate"
-    template = ("urdir.templates", "activate.ptx.j2")
     tolerance = Tolerance(rtol=1e-6)
 
     def __post_init__(self) -> None:

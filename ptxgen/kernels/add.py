@@ -26,7 +26,6 @@ class Add(Elementwise):
     width: int = 0
 
     name = "add"
-    template = ("urdir.templates", "add.ptx.j2")
 
     def __post_init__(self) -> None:
         super().__post_init__()

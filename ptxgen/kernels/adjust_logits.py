@@ -31,7 +31,6 @@ class AdjustLogits(LogitsRows):
     width: int = 8192
 
     name = "adjust_logits"
-    template = ("urdir.templates", "adjust_logits.ptx.j2")
     params = (
         Param("logits", "f32", ("rows", "n_vocab"), Access.INOUT),
         Param("raw", "f32", ("rows", "n_vocab"), Access.INOUT),

@@ -58,7 +58,6 @@ class Advance(KernelSpec):
     places: int = 0
 
     name = "advance"
-    template = ("urdir.templates", "advance.ptx.j2")
 
     #: Maximum number of ranks of a row: a lane of its warp has 32 of them in flight.
     most_slices = 1024

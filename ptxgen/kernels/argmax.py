@@ -32,7 +32,6 @@ class Argmax(KernelSpec):
     width: int = 1024
 
     name = "argmax"
-    template = ("urdir.templates", "argmax.ptx.j2")
     params = (
         Param("logits", "f32", ("rows", "n"), Access.IN),
         Param("ranks", "u64", ("rows", "slices"), Access.OUT),

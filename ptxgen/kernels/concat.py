@@ -28,7 +28,6 @@ class Concat(RowThreads, KernelSpec):
     norm: Norm | None = None
 
     name = "concat"
-    template = ("urdir.templates", "concat.ptx.j2")
     tolerance = Tolerance(rtol=2e-6)
 
     def __post_init__(self) -> None:

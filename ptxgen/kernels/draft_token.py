@@ -30,7 +30,6 @@ class DraftToken(KernelSpec):
     mapped: int = 0
 
     name = "draft_token"
-    template = ("urdir.templates", "draft_token.ptx.j2")
 
     def __post_init__(self) -> None:
         if not 1 <= self.slices <= 1024 or not 1 <= self.rows <= 65535 or self.mapped < 0:

@@ -41,7 +41,6 @@ class Embedding(KernelSpec):
     types: int = 0
 
     name = "embedding"
-    template = ("urdir.templates", "embedding.ptx.j2")
     launch_fields = frozenset({"rows"})
     #: This kernel begins a step. Later kernels of the step read positions before they wait. In a
     #: graph with several steps, the plain edge to this kernel ensures that the previous step is

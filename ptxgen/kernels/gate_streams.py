@@ -26,7 +26,6 @@ class GateStreams(KernelSpec):
     rows: int = 1
 
     name = "gate_streams"
-    template = ("urdir.templates", "gate_streams.ptx.j2")
     tolerance = Tolerance(rtol=1e-5)
 
     def __post_init__(self) -> None:

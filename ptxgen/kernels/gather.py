@@ -25,7 +25,6 @@ class Gather(VectorThreads, KernelSpec):
     rows: int = 1
 
     name = "gather"
-    template = ("urdir.templates", "gather.ptx.j2")
     launch_fields = frozenset({"rows"})
     params = (
         Param("x", "f32", ("height", "cols"), Access.IN),

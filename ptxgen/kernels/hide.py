@@ -25,7 +25,6 @@ class Hide(KernelSpec):
     rows: int = 1
 
     name = "hide"
-    template = ("urdir.templates", "hide.ptx.j2")
     params = (Param("y", "f32", ("rows", "cols"), Access.INOUT),)
 
     def __post_init__(self) -> None:

@@ -26,7 +26,6 @@ class Join(KernelSpec):
     group: int = 1
 
     name = "join"
-    template = ("urdir.templates", "join.ptx.j2")
     params = (
         Param("a", "f32", ("groups", "first"), Access.IN),
         Param("b", "f32", ("rows", "second"), Access.IN),

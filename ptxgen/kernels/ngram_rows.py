@@ -85,7 +85,6 @@ class NgramRows(KernelSpec):
     sequences: int = 1
 
     name = "ngram_rows"
-    template = ("urdir.templates", "ngram_rows.ptx.j2")
     params = (
         Param("tokens", "u32", ("sequences", "max_len"), Access.IN),
         Param("sequence", "u32", ("rows",), Access.IN),

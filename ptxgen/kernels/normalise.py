@@ -36,7 +36,6 @@ class Normalise(RowThreads, KernelSpec):
     then: Norm | None = None
 
     name = "normalise"
-    template = ("urdir.templates", "normalise.ptx.j2")
     tolerance = Tolerance(rtol=2e-6)
 
     def __post_init__(self) -> None:

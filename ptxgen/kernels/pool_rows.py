@@ -25,7 +25,6 @@ class PoolRows(KernelSpec):
     rows: int = 1
 
     name = "pool_rows"
-    template = ("urdir.templates", "pool_rows.ptx.j2")
     params = (
         Param("x", "f32", ("height", "cols"), Access.IN),
         Param("segment", "u32", ("rows", 2), Access.IN),

@@ -33,7 +33,6 @@ class Quantise(KernelSpec):
     cols: int
 
     name = "quantise"
-    template = ("urdir.templates", "quantise.ptx.j2")
     launch_fields = frozenset({"rows", "cols"})
     cta_threads = 128
 

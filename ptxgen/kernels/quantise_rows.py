@@ -32,7 +32,6 @@ class QuantiseRows(KernelSpec):
     cols: int
 
     name = "quantise_rows"
-    template = ("urdir.templates", "quantise_rows.ptx.j2")
     launch_fields = frozenset({"rows"})
     cta_threads = 256
     most = MOST

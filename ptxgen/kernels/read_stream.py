@@ -30,7 +30,6 @@ class ReadStream(KernelSpec):
     unroll: int = 8
 
     name = "read_stream"
-    template = ("urdir.templates", "read_stream.ptx.j2")
     params = (
         Param("data", "u32", ("words",), Access.IN),
         Param("seen", "u32", ("lanes",), Access.OUT),

@@ -29,7 +29,6 @@ class Recall(HeldRows):
     eps: float
 
     name = "recall"
-    template = ("urdir.templates", "recall.ptx.j2")
     params = (
         Param("x", "f32", ("rows", "cols"), Access.IN),
         Param("bank", "f32", ("banks", "rows", "cols"), Access.IN),

@@ -25,7 +25,6 @@ class Reorder(KernelSpec):
     rows: int = 1
 
     name = "reorder"
-    template = ("urdir.templates", "reorder.ptx.j2")
     params = (
         Param("x", "f32", ("rows", "cols"), Access.IN),
         Param("order", "f32", ("cols",), Access.IN),

@@ -25,7 +25,6 @@ class Repack(KernelSpec):
     cols: int
 
     name = "repack"
-    template = ("urdir.templates", "repack.ptx.j2")
 
     def __post_init__(self) -> None:
         Layout(self.format, self.rows, self.cols)

@@ -28,7 +28,6 @@ class Rescale(Elementwise):
     scaled: bool = False
 
     name = "rescale"
-    template = ("urdir.templates", "rescale.ptx.j2")
     tolerance = Tolerance(rtol=1e-6)
 
     def __post_init__(self) -> None:

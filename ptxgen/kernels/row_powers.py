@@ -28,7 +28,6 @@ class RowPowers(KernelSpec):
     cols: int
 
     name = "row_powers"
-    template = ("urdir.templates", "row_powers.ptx.j2")
 
     #: Threads per row.
     row_threads = 8

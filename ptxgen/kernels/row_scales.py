@@ -30,7 +30,6 @@ class RowScales(KernelSpec):
     cols: int
 
     name = "row_scales"
-    template = ("urdir.templates", "row_scales.ptx.j2")
     targets = since(80)
     #: Weights may be rounded twice.
     tolerance = Tolerance(rtol=4e-7)

@@ -28,7 +28,6 @@ class Sample(LogitsRows):
     """
 
     name = "sample"
-    template = ("urdir.templates", "sample.ptx.j2")
     params = (
         Param("logits", "f32", ("rows", "n_vocab"), Access.IN),
         Param("settings", "u32", ("sequences", "settings_words"), Access.IN),

@@ -51,7 +51,6 @@ class Streams(KernelSpec):
     magnitude: float = 2.0
 
     name = "streams"
-    template = ("urdir.templates", "streams.ptx.j2")
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(Kind):

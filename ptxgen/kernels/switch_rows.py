@@ -36,7 +36,6 @@ class SwitchRows(KernelSpec):
     other_weight: float = 0.0
 
     name = "switch_rows"
-    template = ("urdir.templates", "switch_rows.ptx.j2")
     #: This kernel begins a step: see `Embedding`.
     waits_for_dependencies = False
 

@@ -36,7 +36,6 @@ class TokenLogprobs(LogitsRows):
     slots: int = 1
 
     name = "token_logprobs"
-    template = ("urdir.templates", "token_logprobs.ptx.j2")
     params = (
         Param("logits", "f32", ("rows", "n_vocab"), Access.IN),
         Param("settings", "u32", ("sequences", "settings_words"), Access.IN),

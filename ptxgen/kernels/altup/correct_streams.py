@@ -17,7 +17,6 @@ class CorrectStreams(OfStreams):
     """y<i> = x<i> + (coefs[i] + 1) (made - x0), with coefs of each row, and z = y0 * scale."""
 
     name = "correct_streams"
-    template = ("urdir.templates", "altup/correct_streams.ptx.j2")
 
     @property
     def params(self) -> tuple[Param, ...]:

@@ -21,7 +21,6 @@ class MatchLength(KernelSpec):
     cols: int
 
     name = "match_length"
-    template = ("urdir.templates", "altup/match_length.ptx.j2")
     tolerance = Tolerance(rtol=5e-6)
 
     def __post_init__(self) -> None:

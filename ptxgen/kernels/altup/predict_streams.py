@@ -17,7 +17,6 @@ class PredictStreams(OfStreams):
     """y<i> = x<i> + sum over j of coefs[i * streams + j] x<j>, with coefs of each row."""
 
     name = "predict_streams"
-    template = ("urdir.templates", "altup/predict_streams.ptx.j2")
 
     @property
     def coefficients(self) -> int:

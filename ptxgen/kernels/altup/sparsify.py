@@ -23,7 +23,6 @@ class Sparsify(KernelSpec):
     deviations: float
 
     name = "sparsify"
-    template = ("urdir.templates", "altup/sparsify.ptx.j2")
     tolerance = Tolerance(rtol=1e-5, atol=2e-6)
 
     def __post_init__(self) -> None:

@@ -38,7 +38,6 @@ class BlockSlots(KernelSpec):
     chosen: bool = False
 
     name = "block_slots"
-    template = ("urdir.templates", "attention/block_slots.ptx.j2")
 
     def __post_init__(self) -> None:
         layout, heads = self.layout, 2 if self.ratio else 1

@@ -35,7 +35,6 @@ class CachedTokens(KernelSpec):
     room: int
 
     name = "cached_tokens"
-    template = ("urdir.templates", "attention/cached_tokens.ptx.j2")
     launch_fields = frozenset({"tokens"})
 
     def __post_init__(self) -> None:

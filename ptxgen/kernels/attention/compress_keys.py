@@ -43,7 +43,6 @@ class CompressKeys(PooledKeys):
     rows: int = 1
 
     name = "compress_keys"
-    template = ("urdir.templates", "attention/compress_keys.ptx.j2")
 
     def __post_init__(self) -> None:
         raw, to = self.raw, self.layout

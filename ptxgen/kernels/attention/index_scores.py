@@ -53,7 +53,6 @@ class IndexScores(KernelSpec):
     early: bool = False
 
     name = "index_scores"
-    template = ("urdir.templates", "attention/index_scores.ptx.j2")
 
     def __post_init__(self) -> None:
         layout = self.layout

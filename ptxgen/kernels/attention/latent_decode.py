@@ -41,7 +41,6 @@ class LatentDecode(FlashDecode):
     heads_of_cta: ClassVar = (8, 16)
     takes_queries_in_parts: ClassVar = True
     name = "latent_decode"
-    template = ("urdir.templates", "attention/latent_decode.ptx.j2")
     targets = ("sm_90a",)
 
     def __post_init__(self) -> None:

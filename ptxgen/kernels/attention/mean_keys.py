@@ -34,7 +34,6 @@ class MeanKeys(PooledKeys):
     rows: int = 1
 
     name = "mean_keys"
-    template = ("urdir.templates", "attention/mean_keys.ptx.j2")
 
     def __post_init__(self) -> None:
         layout = self.layout

@@ -32,7 +32,6 @@ class PoolKeys(PooledKeys):
     rows: int = 1
 
     name = "pool_keys"
-    template = ("urdir.templates", "attention/pool_keys.ptx.j2")
 
     def __post_init__(self) -> None:
         raw = self.raw

@@ -25,7 +25,6 @@ class PrefillAttention(PromptAttention):
     """
 
     name = "prefill_attention"
-    template = ("urdir.templates", "attention/prefill_attention.ptx.j2")
 
     @property
     def warps(self) -> int:

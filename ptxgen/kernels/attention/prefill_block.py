@@ -43,6 +43,7 @@ class PrefillBlock(PrefillWgmma):
     tokens: int = 0
 
     name = "prefill_block"
+    template = PrefillWgmma.template
     is_block = True
 
     def __post_init__(self) -> None:

@@ -46,7 +46,6 @@ class PrepareTokens(KernelSpec):
     texts: bool = False
 
     name = "prepare_tokens"
-    template = ("urdir.templates", "attention/prepare_tokens.ptx.j2")
 
     def __post_init__(self) -> None:
         token = self.token

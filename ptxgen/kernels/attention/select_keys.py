@@ -57,7 +57,6 @@ class SelectKeys(KernelSpec):
     #: Scores of a thread side by side.
     each: ClassVar = 8
     name = "select_keys"
-    template = ("urdir.templates", "attention/select_keys.ptx.j2")
 
     def __post_init__(self) -> None:
         if self.layout.capacity:

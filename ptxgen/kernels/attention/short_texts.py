@@ -51,7 +51,6 @@ class ShortTexts(KernelSpec):
     #: Tokens of a text at most.
     most = MOST_TOKENS
     name = "short_texts"
-    template = ("urdir.templates", "attention/short_texts.ptx.j2")
     #: Values of a head.
     DIMS = frozenset({32, 64})
 

@@ -27,7 +27,6 @@ class SpreadSlots(KernelSpec):
     apart: int
 
     name = "spread_slots"
-    template = ("urdir.templates", "attention/spread_slots.ptx.j2")
     params = (
         Param("slots", "u32", ("rows", "width"), Access.IN),
         Param("last", "u32", ("rows",), Access.IN),

@@ -27,7 +27,6 @@ class TurnTail(KernelSpec):
     back: bool = False
 
     name = "turn_tail"
-    template = ("urdir.templates", "attention/turn_tail.ptx.j2")
     tolerance = Tolerance(rtol=2e-6)
 
     def __post_init__(self) -> None:

@@ -24,7 +24,6 @@ class AllGather(Exchange):
     widths: tuple[int, ...] = ()
 
     name = "all_gather"
-    template = ("urdir.templates", "exchange/all_gather.ptx.j2")
 
     def __post_init__(self) -> None:
         if len(self.widths) != self.ranks or min(self.widths) < 1:

@@ -29,7 +29,6 @@ class AllReduce(Exchange):
     given: bool = False
 
     name = "all_reduce"
-    template = ("urdir.templates", "exchange/all_reduce.ptx.j2")
 
     def __post_init__(self) -> None:
         super().__post_init__()

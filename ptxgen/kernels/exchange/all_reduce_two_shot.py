@@ -66,7 +66,6 @@ class AllReduceTwoShot(OneOfRanks, KernelSpec):
     most_ctas: int = MOST_CTAS
 
     name = "all_reduce_two_shot"
-    template = ("urdir.templates", "exchange/all_reduce_two_shot.ptx.j2")
 
     def __post_init__(self) -> None:
         check_ranks(self.name, self.rank, self.ranks, self.polls)

@@ -44,7 +44,6 @@ class CombineExperts(KernelSpec):
     order: Order | None = None
 
     name = "combine_experts"
-    template = ("urdir.templates", "experts/combine.ptx.j2")
 
     def __post_init__(self) -> None:
         if not 1 <= self.used <= MAX_USED or not 1 <= self.rows <= 65535 or self.cols < 1:

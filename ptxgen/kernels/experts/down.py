@@ -33,7 +33,6 @@ class ExpertsDown(ExpertsSpec):
 
     epilogues = (Bias, Weighted, Residual)
     name = "experts_down"
-    template = ("urdir.templates", "experts/down.ptx.j2")
 
     @property
     def alone(self) -> bool:  # type: ignore[override]

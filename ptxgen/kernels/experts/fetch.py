@@ -40,7 +40,6 @@ class FetchExperts(KernelSpec):
     tails: tuple[int, ...] = ()
 
     name = "fetch_experts"
-    template = ("urdir.templates", "experts/fetch.ptx.j2")
 
     def __post_init__(self) -> None:
         if not self.parts or any(part < 16 or part % 16 for part in self.parts):

@@ -32,7 +32,6 @@ class GatherExperts(KernelSpec):
     ctas: int
 
     name = "gather_experts"
-    template = ("urdir.templates", "experts/gather.ptx.j2")
 
     def __post_init__(self) -> None:
         if self.expert_nbytes < 16 or self.expert_nbytes % 16 or self.tail < 0 or self.tail % 16:

@@ -76,7 +76,6 @@ class ExpertsGemm(ExpertsProduct):
 
     epilogues = UP
     name = "experts_gemm"
-    template = ("urdir.templates", "experts/gemm.ptx.j2")
 
     def __post_init__(self) -> None:
         if not 1 <= self.used <= self.experts or self.batch < 1:

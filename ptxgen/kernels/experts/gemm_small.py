@@ -93,7 +93,6 @@ class ExpertsGemmSmall(ExpertsProduct):
     prologues = (Normed,)
     epilogues = UP
     name = "experts_gemm_small"
-    template = ("urdir.templates", "experts/gemm_small.ptx.j2")
 
     def __post_init__(self) -> None:
         check_experts(self)

@@ -36,7 +36,6 @@ class GroupExperts(KernelSpec):
     align: int = 1
 
     name = "group_experts"
-    template = ("urdir.templates", "experts/group.ptx.j2")
 
     def __post_init__(self) -> None:
         if not 1 <= self.used <= min(self.experts, MAX_USED) or self.experts > MAX_EXPERTS:

@@ -36,7 +36,6 @@ class KeepExperts(KernelSpec):
     splits: int = 1
 
     name = "keep_experts"
-    template = ("urdir.templates", "experts/keep_experts.ptx.j2")
 
     def __post_init__(self) -> None:
         if not 1 <= self.rows < 2**31 or not 1 <= self.splits <= 65535:

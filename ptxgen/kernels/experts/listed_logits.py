@@ -31,7 +31,6 @@ class ListedLogits(KernelSpec):
     tokens: int
 
     name = "listed_logits"
-    template = ("urdir.templates", "experts/listed_logits.ptx.j2")
     #: How many tokens further in the list a row begins than the one before, and by how much the
     #: numbers of its experts are turned: rows are in different places, and have different experts.
     tokens_apart, experts_apart = 1021, 37

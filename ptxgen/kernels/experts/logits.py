@@ -46,7 +46,6 @@ class RouterLogits(KernelSpec):
     normed: bool = False
 
     name = "router_logits"
-    template = ("urdir.templates", "experts/logits.ptx.j2")
 
     def __post_init__(self) -> None:
         if self.rows < 1 or not 1 <= self.experts <= MAX_EXPERTS:

@@ -71,7 +71,6 @@ class PlaceExperts(KernelSpec):
     warps: int = 1
 
     name = "place_experts"
-    template = ("urdir.templates", "experts/place.ptx.j2")
     credit: ClassVar[int] = CREDIT
 
     def __post_init__(self) -> None:

@@ -62,7 +62,6 @@ class RouteExperts(KernelSpec):
     gate: bool = False
 
     name = "route_experts"
-    template = ("urdir.templates", "experts/route.ptx.j2")
 
     def __post_init__(self) -> None:
         if not 1 <= self.rows <= 65535:

@@ -67,7 +67,6 @@ class SelectExperts(KernelSpec):
     eps: float = 0.0
 
     name = "select_experts"
-    template = ("urdir.templates", "experts/select.ptx.j2")
 
     def __post_init__(self) -> None:
         if not 1 <= self.rows < 2**31 or self.splits < 1:

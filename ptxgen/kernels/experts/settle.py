@@ -33,7 +33,6 @@ class SettleExperts(KernelSpec):
     slots: int
 
     name = "settle_experts"
-    template = ("urdir.templates", "experts/settle.ptx.j2")
     credit: ClassVar[int] = CREDIT
 
     def __post_init__(self) -> None:

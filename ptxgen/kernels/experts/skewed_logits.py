@@ -30,7 +30,6 @@ class SkewedLogits(KernelSpec):
     share: float
 
     name = "skewed_logits"
-    template = ("urdir.templates", "experts/skewed_logits.ptx.j2")
 
     def __post_init__(self) -> None:
         if not 0.5 <= self.share < 1 or not 1 <= self.experts <= MAX_EXPERTS:

@@ -40,7 +40,6 @@ class ExpertsUp(ExpertsSpec):
     prologues = (Normed,)
     epilogues = (Weighted, Bias, Gated, Activated)
     name = "experts_up"
-    template = ("urdir.templates", "experts/up.ptx.j2")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -47,7 +47,6 @@ class LoraExpand(KernelSpec):
     ordered: bool = False
 
     name = "lora_expand"
-    template = ("urdir.templates", "linear/lora_expand.ptx.j2")
 
     def __post_init__(self) -> None:
         check_slots(self.name, self.slots, self.rank)

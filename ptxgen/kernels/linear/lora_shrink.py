@@ -63,7 +63,6 @@ class LoraShrink(RowThreads, KernelSpec):
     each: int = 1
 
     name = "lora_shrink"
-    template = ("urdir.templates", "linear/lora_shrink.ptx.j2")
 
     def __post_init__(self) -> None:
         check_slots(self.name, self.slots, self.rank)

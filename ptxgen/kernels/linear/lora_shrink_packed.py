@@ -34,7 +34,6 @@ class LoraShrinkPacked(LoraShrink):
     cluster: int = 1
 
     name = "lora_shrink_packed"
-    template = ("urdir.templates", "linear/lora_shrink_packed.ptx.j2")
 
     def __post_init__(self) -> None:
         super().__post_init__()

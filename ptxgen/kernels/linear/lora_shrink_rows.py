@@ -24,7 +24,6 @@ class LoraShrinkRows(LoraShrink):
     each: int = TILE_RANKS
 
     name = "lora_shrink_rows"
-    template = ("urdir.templates", "linear/lora_shrink_rows.ptx.j2")
 
     def __post_init__(self) -> None:
         super().__post_init__()

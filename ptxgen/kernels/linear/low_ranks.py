@@ -89,7 +89,6 @@ class LowRanks(KernelSpec):
     batch: int = 1
 
     name = "low_ranks"
-    template = ("urdir.templates", "linear/low_ranks.ptx.j2")
 
     def __post_init__(self) -> None:
         if not self.parts or not all(self.serves(p.format, p.rows, p.cols) for p in self.parts):

@@ -56,7 +56,6 @@ class Pack(KernelSpec):
     gated: Activation | None = None
 
     name = "pack"
-    template = ("urdir.templates", "linear/pack.ptx.j2")
 
     def __post_init__(self) -> None:
         if self.rows < 1 or self.cols < 1:

@@ -39,7 +39,6 @@ class PackAfter(KernelSpec):
     order: Order | None = None
 
     name = "pack_after"
-    template = ("urdir.templates", "linear/pack_after.ptx.j2")
 
     def __post_init__(self) -> None:
         if self.order is not None and self.packing.rows > GROUP:

@@ -37,7 +37,6 @@ class PackBytes(KernelSpec):
     element: Literal["s8", "e4m3"] = "s8"
 
     name = "pack_bytes"
-    template = ("urdir.templates", "linear/pack_bytes.ptx.j2")
 
     def __post_init__(self) -> None:
         if self.rows < 1 or not self.can_pack(self.cols):

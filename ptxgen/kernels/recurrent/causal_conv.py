@@ -53,7 +53,6 @@ class CausalConv(RecurrentRows):
     packs: bool = False
 
     name = "causal_conv"
-    template = ("urdir.templates", "recurrent/causal_conv.ptx.j2")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -44,7 +44,6 @@ class DilatedConv(KernelSpec):
     stores: bool = False
 
     name = "dilated_conv"
-    template = ("urdir.templates", "recurrent/dilated_conv.ptx.j2")
 
     def __post_init__(self) -> None:
         if self.channels < 1 or not 1 <= self.rows <= 65535 or self.taps < 2 or self.dilation < 1:

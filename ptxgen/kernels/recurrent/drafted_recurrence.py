@@ -26,7 +26,6 @@ class DraftedRecurrence(DraftedStates, GatedRecurrence):
     drafted: bool = False
 
     name = "drafted_recurrence"
-    template = ("urdir.templates", "recurrent/drafted_recurrence.ptx.j2")
     brings_values = True
 
     def __post_init__(self) -> None:

@@ -24,7 +24,6 @@ class DraftedScan(DraftedStates, SelectiveScan):
     drafted: bool = False
 
     name = "drafted_scan"
-    template = ("urdir.templates", "recurrent/drafted_scan.ptx.j2")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -37,7 +37,6 @@ class GatedNorm(HeldRows):
     heads: int = 0
 
     name = "gated_norm"
-    template = ("urdir.templates", "recurrent/gated_norm.ptx.j2")
 
     def __post_init__(self) -> None:
         if self.rows < 1 or self.weight_rows < 1:

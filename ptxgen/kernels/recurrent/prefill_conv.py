@@ -22,7 +22,6 @@ class PrefillConv(CausalConv):
     tile = SEGMENT_ROWS
 
     name = "prefill_conv"
-    template = ("urdir.templates", "recurrent/prefill_conv.ptx.j2")
 
     def check_segments(self) -> None:
         if not self.segments:

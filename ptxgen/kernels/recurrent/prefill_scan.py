@@ -28,7 +28,6 @@ class PrefillScan(SelectiveScan):
     warps: int = 4
 
     name = "prefill_scan"
-    template = ("urdir.templates", "recurrent/prefill_scan.ptx.j2")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -39,7 +39,6 @@ class SelectiveScan(RecurrentRows):
     #: Neighbouring lanes that share a channel, each with two of every eight values.
     lanes: ClassVar = 4
     name = "selective_scan"
-    template = ("urdir.templates", "recurrent/selective_scan.ptx.j2")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -34,7 +34,6 @@ class TokenShift(RecurrentRows):
     norm: Norm | None = None
 
     name = "token_shift"
-    template = ("urdir.templates", "recurrent/token_shift.ptx.j2")
 
     def __post_init__(self) -> None:
         super().__post_init__()

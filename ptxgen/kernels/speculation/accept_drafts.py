@@ -49,7 +49,6 @@ class AcceptDrafts(DraftedRows):
     chance: float | None = None
 
     name = "accept_drafts"
-    template = ("urdir.templates", "speculation/accept_drafts.ptx.j2")
 
     most_slices = 1024
     most_end_ids = MOST_END_IDS

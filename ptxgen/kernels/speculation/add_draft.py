@@ -40,7 +40,6 @@ class AddDraft(KernelSpec):
     judged: bool = False
 
     name = "add_draft"
-    template = ("urdir.templates", "speculation/add_draft.ptx.j2")
 
     def __post_init__(self) -> None:
         if (

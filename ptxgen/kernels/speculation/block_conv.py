@@ -31,7 +31,6 @@ class BlockConv(KernelSpec):
     stride: int = 1
 
     name = "block_conv"
-    template = ("urdir.templates", "speculation/block_conv.ptx.j2")
     params = (
         Param("x", "f32", ("rows", "width"), Access.IN),
         Param("base", "f32", ("base_size",), Access.IN),

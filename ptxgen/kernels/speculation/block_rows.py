@@ -34,7 +34,6 @@ class BlockRows(KernelSpec):
     anchored: bool = False
 
     name = "block_rows"
-    template = ("urdir.templates", "speculation/block_rows.ptx.j2")
 
     def __post_init__(self) -> None:
         if self.answers < 1 or self.slots < 1 or self.sequences < 1 or self.mask < 0:

@@ -33,7 +33,6 @@ class DraftRows(DraftedRows):
     before: bool = False
 
     name = "draft_rows"
-    template = ("urdir.templates", "speculation/draft_rows.ptx.j2")
 
     def __post_init__(self) -> None:
         super().__post_init__()

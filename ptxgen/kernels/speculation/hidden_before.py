@@ -79,7 +79,6 @@ class HiddenBefore(HeldVectors):
     alone: bool = False
 
     name = "hidden_before"
-    template = ("urdir.templates", "speculation/hidden_before.ptx.j2")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -18,7 +18,6 @@ class HoldHidden(HeldVectors):
     by side, which are at positions one after the other, the last ``slots``."""
 
     name = "hold_hidden"
-    template = ("urdir.templates", "speculation/hold_hidden.ptx.j2")
     params = (
         Param("sequence", "u32", ("rows",), Access.IN),
         Param("position", "u32", ("rows",), Access.IN),

@@ -31,7 +31,6 @@ class NgramDrafts(DraftedRows):
     always: bool = False
 
     name = "ngram_drafts"
-    template = ("urdir.templates", "speculation/ngram_drafts.ptx.j2")
 
     threads = 1024
     #: Tokens that a thread loads before it looks at them.

@@ -37,7 +37,6 @@ class PlaceRows(DraftedRows):
     states: bool = False
 
     name = "place_rows"
-    template = ("urdir.templates", "speculation/place_rows.ptx.j2")
 
     def __post_init__(self) -> None:
         super().__post_init__()

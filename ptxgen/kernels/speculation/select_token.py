@@ -31,7 +31,6 @@ class SelectToken(KernelSpec):
     judged: bool = False
 
     name = "select_token"
-    template = ("urdir.templates", "speculation/select_token.ptx.j2")
 
     def __post_init__(self) -> None:
         if not 1 <= self.most <= 32 or not 1 <= self.rank <= 1024 or not 1 <= self.rows <= 65535:

@@ -29,7 +29,6 @@ class StreamRing(HeldVectors):
     takes: bool = False
 
     name = "stream_ring"
-    template = ("urdir.templates", "speculation/stream_ring.ptx.j2")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -25,7 +25,6 @@ class TopProbability(HighestLogits):
     most: int = 10
 
     name = "top_probability"
-    template = ("urdir.templates", "speculation/top_probability.ptx.j2")
     #: A sum of a few approximate exponentials, f32.
     tolerance = Tolerance(atol=1e-6, rtol=1e-5)
 

@@ -27,7 +27,6 @@ class TopTokens(HighestLogits):
     most: int = 16
 
     name = "top_tokens"
-    template = ("urdir.templates", "speculation/top_tokens.ptx.j2")
 
     @property
     def params(self) -> tuple[Param, ...]:

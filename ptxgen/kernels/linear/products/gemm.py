@@ -44,7 +44,6 @@ class Gemm(LinearSpec):
     prologues = ()
     epilogues = tuple(kind for kind in EPILOGUES if kind not in (Gated, Residual))
     name = "gemm"
-    template = ("urdir.templates", "linear/products/gemm.ptx.j2")
 
     def __post_init__(self) -> None:
         super().__post_init__()

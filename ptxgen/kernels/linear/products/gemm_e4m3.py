@@ -23,6 +23,7 @@ class GemmE4m3(GemmBytes):
 
     operands = E4m3Operands()
     name = "gemm_e4m3"
+    template = GemmBytes.template
 
     @classmethod
     def examples(cls) -> Mapping[str, GemmE4m3]:

@@ -22,6 +22,7 @@ class GemmMmaE4m3(GemmMmaBytes):
 
     operands = E4m3Operands()
     name = "gemm_mma_e4m3"
+    template = GemmMmaBytes.template
 
     @property
     def targets(self) -> tuple[str, ...]:

@@ -54,7 +54,6 @@ class GemmSmall(TiledSpec):
     prologues = (PackedInput, BegunNorm, Normed)
     epilogues = (*LinearSpec.epilogues, BeginNorm, PackedOutput)
     name = "gemm_small"
-    template = ("urdir.templates", "linear/products/gemm_small.ptx.j2")
 
     def __post_init__(self) -> None:
         if not takes(self.formats, self.cols):

@@ -68,7 +68,6 @@ class Gemv(TiledSpec):
         *(Continued, Send, RouterParts),
     )
     name = "gemv"
-    template = ("urdir.templates", "linear/products/gemv.ptx.j2")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -99,7 +99,6 @@ class GemvF32(LinearSpec):
     resident: int = 0
 
     name = "gemv_f32"
-    template = ("urdir.templates", "linear/products/gemv_f32.ptx.j2")
 
     def __post_init__(self) -> None:
         super().__post_init__()
