@@ -12,6 +12,7 @@ from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.argmax import INVALID_RANK, indices, ranks
 from urdir.ptxgen.kernels.sampling import OFFSETS, SETTINGS_WORDS, pack_settings, unpack_settings
 from urdir.ptxgen.kernels.sampling_limits import INVALID_TOKEN, MOST_END_IDS
+from urdir.ptxgen.limits import POSITIVE, POSITIVE_31_BITS, limited, up_to
 from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, ceil_div
 
 #: The position of a padding row: at least the max_len of every kernel.
@@ -58,6 +59,7 @@ class Advance(KernelSpec):
     places: int = 0
 
     name = "advance"
+    limits = limited(max_len=POSITIVE_31_BITS, rows=up_to(1024), sequences=POSITIVE)
 
     #: Maximum number of ranks of a row: a lane of its warp has 32 of them in flight.
     most_slices = 1024
@@ -66,12 +68,7 @@ class Advance(KernelSpec):
     offsets = OFFSETS
 
     def __post_init__(self) -> None:
-        if not 1 <= self.max_len < 2**31:
-            raise PtxgenError(f"advance: max_len must be in 1 ... 2^31 - 1, not {self.max_len}")
-        if not 1 <= self.rows <= 1024:
-            raise PtxgenError(f"advance: rows must be in 1 ... 1024 (a thread), not {self.rows}")
-        if self.sequences < 1:
-            raise PtxgenError(f"advance: sequences must be at least 1, not {self.sequences}")
+        super().__post_init__()
         if self.slots < 0 or self.slots & (self.slots - 1) or (self.slots and not self.sampling):
             raise PtxgenError(f"advance: slots is {self.slots}: a power of two, 0 without sampling")
         most = self.most_slices if self.sampling else 0

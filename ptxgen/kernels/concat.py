@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.norm import Norm
 from urdir.ptxgen.kernels.normalise import MAX_COLS
 from urdir.ptxgen.kernels.row_threads import RowThreads
+from urdir.ptxgen.limits import POSITIVE, limited, up_to
 from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, Tolerance
 
 
@@ -28,14 +28,8 @@ class Concat(RowThreads, KernelSpec):
     norm: Norm | None = None
 
     name = "concat"
+    limits = limited(rows=POSITIVE, cols=up_to(MAX_COLS), sources=up_to(16))
     tolerance = Tolerance(rtol=2e-6)
-
-    def __post_init__(self) -> None:
-        if self.rows < 1 or not 1 <= self.cols <= MAX_COLS or not 1 <= self.sources <= 16:
-            raise PtxgenError(
-                f"concat: {self.sources} sources of {self.rows} rows of {self.cols} values: 1 to "
-                f"16 sources, at least a row, 1 to {MAX_COLS} values"
-            )
 
     @property
     def params(self) -> tuple[Param, ...]:

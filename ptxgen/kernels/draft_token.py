@@ -10,6 +10,7 @@ import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.argmax import INVALID_RANK, indices, ranks
+from urdir.ptxgen.limits import GRID_ROWS, limited, up_to
 from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param
 
 
@@ -30,13 +31,10 @@ class DraftToken(KernelSpec):
     mapped: int = 0
 
     name = "draft_token"
+    limits = limited(slices=up_to(1024), rows=GRID_ROWS, mapped=range(1 << 31))
 
     def __post_init__(self) -> None:
-        if not 1 <= self.slices <= 1024 or not 1 <= self.rows <= 65535 or self.mapped < 0:
-            raise PtxgenError(
-                f"draft_token: {self.slices} slices of {self.rows} rows, {self.mapped} mapped: "
-                "slices are 1 to 1024, rows 1 to 65535"
-            )
+        super().__post_init__()
         if not 0 <= self.column < self.columns:
             raise PtxgenError(f"draft_token: column {self.column} of {self.columns}")
 

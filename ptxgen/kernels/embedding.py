@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.limits import GRID_ROWS, POSITIVE, limited
 from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, ceil_div
 from urdir.ptxgen.weights.formats import FORMATS, Format
 from urdir.ptxgen.weights.layout import Layout, random_weights
@@ -41,6 +42,7 @@ class Embedding(KernelSpec):
     types: int = 0
 
     name = "embedding"
+    limits = limited(rows=GRID_ROWS, sequences=POSITIVE, max_len=POSITIVE)
     launch_fields = frozenset({"rows"})
     #: This kernel begins a step. Later kernels of the step read positions before they wait. In a
     #: graph with several steps, the plain edge to this kernel ensures that the previous step is
@@ -48,18 +50,11 @@ class Embedding(KernelSpec):
     waits_for_dependencies = False
 
     def __post_init__(self) -> None:
-        # Rows are the y extent of the grid.
-        if not 1 <= self.rows <= 65535 or self.sequences < 1 or self.max_len < 1:
-            raise PtxgenError(
-                f"embedding: {self.rows} rows of {self.sequences} sequences of {self.max_len} "
-                "tokens: rows are 1 to 65535, the others at least 1"
-            )
-
+        super().__post_init__()
         if self.positions and self.positions < self.max_len:
             raise PtxgenError(
                 f"embedding: {self.positions} learned positions, sequences of up to {self.max_len}"
             )
-
         if self.types and not self.texts:
             raise PtxgenError("embedding: tokens of sequences have no types")
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.streams import STREAMS
+from urdir.ptxgen.limits import GRID_ROWS, POSITIVE, limited
 from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, Tolerance
 
 THREADS = 128
@@ -26,11 +26,8 @@ class GateStreams(KernelSpec):
     rows: int = 1
 
     name = "gate_streams"
+    limits = limited(cols=POSITIVE, rows=GRID_ROWS)
     tolerance = Tolerance(rtol=1e-5)
-
-    def __post_init__(self) -> None:
-        if self.cols < 1 or not 1 <= self.rows <= 65535:
-            raise PtxgenError(f"gate_streams: {self.rows} rows of {self.cols} values")
 
     @property
     def params(self) -> tuple[Param, ...]:

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.row_threads import VectorThreads
+from urdir.ptxgen.limits import GRID_ROWS, POSITIVE, POSITIVE_31_BITS, limited
 from urdir.ptxgen.spec import Access, Array, KernelSpec, Param
 
 
@@ -25,19 +25,13 @@ class Gather(VectorThreads, KernelSpec):
     rows: int = 1
 
     name = "gather"
+    limits = limited(cols=POSITIVE, height=POSITIVE_31_BITS, rows=GRID_ROWS)
     launch_fields = frozenset({"rows"})
     params = (
         Param("x", "f32", ("height", "cols"), Access.IN),
         Param("index", "u32", ("rows",), Access.IN),
         Param("y", "f32", ("rows", "cols"), Access.OUT),
     )
-
-    def __post_init__(self) -> None:
-        if self.cols < 1 or not 1 <= self.height < 2**31 or not 1 <= self.rows <= 65535:
-            raise PtxgenError(
-                f"gather: {self.rows} of {self.height} rows of {self.cols} values: all at least 1, "
-                "and at most 65535 rows"
-            )
 
     def reference(self, **inputs: Any) -> dict[str, Array]:
         x, index = inputs["x"], inputs["index"]

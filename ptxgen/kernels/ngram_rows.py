@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.limits import POSITIVE, limited
 from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, ceil_div
 
 THREADS = 128
@@ -85,16 +86,13 @@ class NgramRows(KernelSpec):
     sequences: int = 1
 
     name = "ngram_rows"
+    limits = limited(rows=POSITIVE, sequences=POSITIVE, max_len=POSITIVE)
     params = (
         Param("tokens", "u32", ("sequences", "max_len"), Access.IN),
         Param("sequence", "u32", ("rows",), Access.IN),
         Param("position", "u32", ("rows",), Access.IN),
         Param("y", "u32", ("rows", "heads"), Access.OUT),
     )
-
-    def __post_init__(self) -> None:
-        if self.rows < 1 or self.sequences < 1 or self.max_len < 1:
-            raise PtxgenError(f"ngram_rows: {self.rows} rows of {self.sequences} sequences")
 
     @property
     def heads(self) -> int:

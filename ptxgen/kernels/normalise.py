@@ -11,6 +11,7 @@ import numpy as np
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.norm import Norm
 from urdir.ptxgen.kernels.row_threads import RowThreads
+from urdir.ptxgen.limits import POSITIVE, limited, up_to
 from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, Tolerance
 
 #: Maximum columns of a row: its code is unrolled.
@@ -36,15 +37,12 @@ class Normalise(RowThreads, KernelSpec):
     then: Norm | None = None
 
     name = "normalise"
+    #: The code of a row is unrolled.
+    limits = limited(rows=POSITIVE, cols=up_to(MAX_COLS))
     tolerance = Tolerance(rtol=2e-6)
 
     def __post_init__(self) -> None:
-        if self.rows < 1 or self.cols < 1:
-            raise PtxgenError(f"normalise: no values in {self.rows} rows of {self.cols}")
-        if self.cols > MAX_COLS:
-            raise PtxgenError(
-                f"normalise: {self.cols} columns: at most {MAX_COLS}, as unrolled code"
-            )
+        super().__post_init__()
         if self.norm is None and not (self.residual and self.then):
             raise PtxgenError("normalise: without a norm it takes a residual and the next norm")
         if self.weight_rows < 1 or (self.weight_rows > 1 and not self.weighted):

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.limits import limited, up_to
 from urdir.ptxgen.ptx.architecture import MAX_THREADS
 from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param
 
@@ -30,20 +30,16 @@ class ReadStream(KernelSpec):
     unroll: int = 8
 
     name = "read_stream"
+    limits = limited(
+        ctas=up_to(1 << 30),
+        passes=up_to(1 << 30),
+        threads=up_to(MAX_THREADS),
+        unroll=up_to(MAX_UNROLL),
+    )
     params = (
         Param("data", "u32", ("words",), Access.IN),
         Param("seen", "u32", ("lanes",), Access.OUT),
     )
-
-    def __post_init__(self) -> None:
-        for name, most in (
-            ("ctas", 1 << 30),
-            ("passes", 1 << 30),
-            ("threads", MAX_THREADS),
-            ("unroll", MAX_UNROLL),
-        ):
-            if not 1 <= getattr(self, name) <= most:
-                raise PtxgenError(f"read_stream: {name} is {getattr(self, name)}: 1 to {most}")
 
     @property
     def lanes(self) -> int:

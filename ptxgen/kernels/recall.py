@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.held_rows import HeldRows
+from urdir.ptxgen.limits import POSITIVE, limited, up_to
 from urdir.ptxgen.spec import Access, Array, Param, Tolerance
 
 #: Maximum number of banked streams.
@@ -29,6 +29,7 @@ class Recall(HeldRows):
     eps: float
 
     name = "recall"
+    limits = limited(rows=POSITIVE, banks=up_to(MAX_BANKS))
     params = (
         Param("x", "f32", ("rows", "cols"), Access.IN),
         Param("bank", "f32", ("banks", "rows", "cols"), Access.IN),
@@ -37,13 +38,6 @@ class Recall(HeldRows):
     )
     #: exp is approximated, and scores are sums of all columns
     tolerance = Tolerance(rtol=1e-5)
-
-    def __post_init__(self) -> None:
-        if self.rows < 1 or not 1 <= self.banks <= MAX_BANKS:
-            raise PtxgenError(
-                f"recall: {self.rows} rows of {self.banks} kept streams (1 to {MAX_BANKS})"
-            )
-        super().__post_init__()
 
     def reference(self, **inputs: Any) -> dict[str, Array]:
         streams = np.concatenate([inputs["bank"], inputs["x"][None]]).astype(np.float64)

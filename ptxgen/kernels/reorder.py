@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.limits import GRID_ROWS, limited
 from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, ceil_div
 
 CTA_THREADS = 128
@@ -25,18 +25,13 @@ class Reorder(KernelSpec):
     rows: int = 1
 
     name = "reorder"
+    #: f32 counts columns.
+    limits = limited(cols=range(1, 1 << 24), rows=GRID_ROWS)
     params = (
         Param("x", "f32", ("rows", "cols"), Access.IN),
         Param("order", "f32", ("cols",), Access.IN),
         Param("y", "f32", ("rows", "cols"), Access.OUT),
     )
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.cols < 1 << 24 or not 1 <= self.rows <= 65535:
-            raise PtxgenError(
-                f"reorder: {self.rows} rows of {self.cols} columns: 1 to 65535 rows, and columns "
-                "that f32 counts"
-            )
 
     @property
     def launch_shape(self) -> LaunchShape:

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.logits_rows import LogitsRows
 from urdir.ptxgen.kernels.sampling import (
     log_probabilities,
@@ -17,6 +16,7 @@ from urdir.ptxgen.kernels.sampling import (
     unpack_settings,
 )
 from urdir.ptxgen.kernels.sampling_limits import INVALID_TOKEN, MOST_LIKELY
+from urdir.ptxgen.limits import POWERS_OF_TWO, limited
 from urdir.ptxgen.spec import Access, Array, LaunchShape, Param, Tolerance
 
 
@@ -36,6 +36,7 @@ class TokenLogprobs(LogitsRows):
     slots: int = 1
 
     name = "token_logprobs"
+    limits = limited(**LogitsRows.limits, slots=POWERS_OF_TWO)
     params = (
         Param("logits", "f32", ("rows", "n_vocab"), Access.IN),
         Param("settings", "u32", ("sequences", "settings_words"), Access.IN),
@@ -52,11 +53,6 @@ class TokenLogprobs(LogitsRows):
     threads = 1024
     most = MOST_LIKELY
     entries = 1 + MOST_LIKELY
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.slots < 1 or self.slots & (self.slots - 1):
-            raise PtxgenError(f"token_logprobs: slots is {self.slots}: a power of two")
 
     @property
     def launch_shape(self) -> LaunchShape:

@@ -53,6 +53,11 @@ class Param:
         return self.access is not None
 
     @property
+    def passes(self) -> int:
+        """Transfers of the array by a launch: 2 if it is read and written, 0 of a scalar."""
+        return 2 if self.access is Access.INOUT else int(self.is_pointer)
+
+    @property
     def numpy_dtype(self) -> np.dtype[Any]:
         """The numpy type of one element (bf16 as its bits, uint16)."""
         return NUMPY_DTYPES[self.dtype]

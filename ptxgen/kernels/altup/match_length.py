@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.altup.streams import THREADS
+from urdir.ptxgen.limits import POSITIVE, POSITIVE_31_BITS, limited
 from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, Tolerance
 
 
@@ -21,11 +21,8 @@ class MatchLength(KernelSpec):
     cols: int
 
     name = "match_length"
+    limits = limited(rows=POSITIVE_31_BITS, cols=POSITIVE)
     tolerance = Tolerance(rtol=5e-6)
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.rows < 2**31 or self.cols < 1:
-            raise PtxgenError(f"{self.name}: {self.rows} x {self.cols}: both from 1")
 
     @property
     def params(self) -> tuple[Param, ...]:

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.altup.streams import THREADS
+from urdir.ptxgen.limits import POSITIVE_31_BITS, limited
 from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, Tolerance
 
 
@@ -23,11 +23,8 @@ class Sparsify(KernelSpec):
     deviations: float
 
     name = "sparsify"
+    limits = limited(rows=POSITIVE_31_BITS, cols=range(2, 1 << 31))
     tolerance = Tolerance(rtol=1e-5, atol=2e-6)
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.rows < 2**31 or self.cols < 2:
-            raise PtxgenError(f"{self.name}: {self.rows} rows of {self.cols} values: 2 at least")
 
     @property
     def params(self) -> tuple[Param, ...]:

@@ -12,6 +12,7 @@ import numpy as np
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
 from urdir.ptxgen.kernels.attention.select_keys import NO_POSITION
+from urdir.ptxgen.limits import GRID_ROWS, POSITIVE, limited
 from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param
 
 THREADS = 128
@@ -38,13 +39,13 @@ class BlockSlots(KernelSpec):
     chosen: bool = False
 
     name = "block_slots"
+    limits = limited(rows=GRID_ROWS, window=POSITIVE)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         layout, heads = self.layout, 2 if self.ratio else 1
         if layout.kv_heads != heads or not layout.values_in_keys or layout.capacity:
             raise PtxgenError("block_slots: keys of all tokens, and beside them those of blocks")
-        if not 1 <= self.rows <= 65535 or self.window < 1:
-            raise PtxgenError(f"block_slots: {self.rows} rows, the last {self.window} tokens")
         if self.ratio < 0 or self.most < 0 or (self.most and not self.ratio):
             raise PtxgenError(f"block_slots: {self.most} blocks of {self.ratio} tokens")
         if self.chosen and not self.most:

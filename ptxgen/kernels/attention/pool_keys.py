@@ -12,6 +12,7 @@ import numpy as np
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
 from urdir.ptxgen.kernels.attention.pooled_keys import PooledKeys, inputs_of_pools, params_of_pools
+from urdir.ptxgen.limits import GRID_ROWS, limited
 from urdir.ptxgen.spec import Access, Array, Param, Tolerance
 
 #: Tokens of a pool at most.
@@ -32,13 +33,13 @@ class PoolKeys(PooledKeys):
     rows: int = 1
 
     name = "pool_keys"
+    limits = limited(rows=GRID_ROWS, pool=range(2, MOST_POOL + 1))
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         raw = self.raw
         if raw.kv_heads != 1 or not raw.values_in_keys or raw.capacity or raw.head_dim % 16:
             raise PtxgenError("pool_keys: keys and gates of one head, of all tokens")
-        if not 1 < self.pool <= MOST_POOL or not 1 <= self.rows <= 65535:
-            raise PtxgenError(f"pool_keys: {self.rows} rows, pools of {self.pool} tokens")
 
     @property
     def layout(self) -> KvLayout:  # type: ignore[override]  # a field of others

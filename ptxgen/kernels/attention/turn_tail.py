@@ -10,6 +10,7 @@ import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.rotation import Rotation, frequencies, turns_table
+from urdir.ptxgen.limits import GRID_ROWS, POSITIVE, limited
 from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, Tolerance, ceil_div
 
 THREADS = 128
@@ -27,12 +28,12 @@ class TurnTail(KernelSpec):
     back: bool = False
 
     name = "turn_tail"
+    limits = limited(rows=GRID_ROWS, heads=POSITIVE)
     tolerance = Tolerance(rtol=2e-6)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_tail(self.name, self.rotation, self.dim, 2)
-        if not 1 <= self.rows <= 65535 or self.heads < 1:
-            raise PtxgenError(f"turn_tail: {self.rows} rows of {self.heads} heads")
 
     @property
     def params(self) -> tuple[Param, ...]:

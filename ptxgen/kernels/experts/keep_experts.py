@@ -10,6 +10,7 @@ import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.experts.selection import MAX_USED
+from urdir.ptxgen.limits import GRID_ROWS, POSITIVE, POSITIVE_31_BITS, limited
 from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param
 
 THREADS = 128
@@ -36,14 +37,12 @@ class KeepExperts(KernelSpec):
     splits: int = 1
 
     name = "keep_experts"
+    limits = limited(rows=POSITIVE_31_BITS, splits=GRID_ROWS, known=POSITIVE)
 
     def __post_init__(self) -> None:
-        if not 1 <= self.rows < 2**31 or not 1 <= self.splits <= 65535:
-            raise PtxgenError(f"keep_experts: {self.rows} rows, {self.splits} splits")
-        if not 1 <= self.used <= min(MAX_USED, self.experts) or self.known < 1:
-            raise PtxgenError(
-                f"keep_experts: {self.used} of {self.experts} experts, of {self.known} tokens"
-            )
+        super().__post_init__()
+        if not 1 <= self.used <= min(MAX_USED, self.experts):
+            raise PtxgenError(f"keep_experts: {self.used} of {self.experts} experts")
 
     @property
     def params(self) -> tuple[Param, ...]:

@@ -8,10 +8,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.advance import IDLE
 from urdir.ptxgen.kernels.experts.place import CREDIT, PlaceExperts, parts_of, state_words
 from urdir.ptxgen.kernels.pairs import random_choice
+from urdir.ptxgen.limits import limited, up_to
 from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param
 
 #: Caches of a launch, at most.
@@ -33,11 +33,11 @@ class SettleExperts(KernelSpec):
     slots: int
 
     name = "settle_experts"
+    limits = limited(caches=up_to(MAX_CACHES))
     credit: ClassVar[int] = CREDIT
 
     def __post_init__(self) -> None:
-        if not 1 <= self.caches <= MAX_CACHES:
-            raise PtxgenError(f"settle_experts: {self.caches} caches: 1 to {MAX_CACHES}")
+        super().__post_init__()
         _ = self.place  # refuses other sizes
 
     @property

@@ -12,6 +12,7 @@ from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.activation import Activation
 from urdir.ptxgen.kernels.recurrent.rows import SEGMENT_ROWS, RecurrentRows, rows_of_drafts
 from urdir.ptxgen.kernels.speculation.limits import MOST_DRAFTS
+from urdir.ptxgen.limits import POSITIVE, limited
 from urdir.ptxgen.spec import Access, Array, LaunchShape, Param, Tolerance, ceil_div
 from urdir.ptxgen.weights.layout import TILE_COLS
 from urdir.ptxgen.weights.packed import GROUP, pack, packed_shape
@@ -53,18 +54,17 @@ class CausalConv(RecurrentRows):
     packs: bool = False
 
     name = "causal_conv"
+    limits = limited(
+        **RecurrentRows.limits,
+        channels=POSITIVE,
+        taps=range(2, MAX_TAPS + 1),
+        most=range(MOST_DRAFTS + 1),
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.channels < 1 or not 2 <= self.taps <= MAX_TAPS:
-            raise PtxgenError(
-                f"causal_conv: {self.taps} taps (2 to {MAX_TAPS}) of {self.channels} channels"
-            )
-        if not 0 <= self.most <= MOST_DRAFTS or (self.drafted and not self.most):
-            raise PtxgenError(
-                f"{self.name}: at most {self.most} drafts: 0 to {MOST_DRAFTS}, 1 or more of "
-                "drafted rows"
-            )
+        if self.drafted and not self.most:
+            raise PtxgenError(f"{self.name}: drafted rows of no drafts")
         self.check_segments()
         if self.packs and not self.can_pack(self.rows, self.channels):
             raise PtxgenError(f"{self.name}: {self.rows} rows of {self.channels} channels packed")

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.limits import GRID_ROWS, POSITIVE, POWERS_OF_TWO, limited
 from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, Tolerance, ceil_div
 
 #: Channels of a CTA, one for each thread.
@@ -44,16 +45,20 @@ class DilatedConv(KernelSpec):
     stores: bool = False
 
     name = "dilated_conv"
+    limits = limited(
+        channels=POSITIVE,
+        rows=GRID_ROWS,
+        taps=range(2, 1 << 31),
+        dilation=POSITIVE,
+        slots=POWERS_OF_TWO,
+    )
 
     def __post_init__(self) -> None:
-        if self.channels < 1 or not 1 <= self.rows <= 65535 or self.taps < 2 or self.dilation < 1:
+        super().__post_init__()
+        if self.back > MOST_BACK or self.slots <= self.back:
             raise PtxgenError(
-                f"dilated_conv: {self.rows} rows of {self.channels} channels, {self.taps} taps"
-            )
-        if self.back > MOST_BACK or self.slots <= self.back or self.slots & (self.slots - 1):
-            raise PtxgenError(
-                f"dilated_conv: {self.slots} slots for tokens up to {self.back} places before: a "
-                f"power of two above that, which is {MOST_BACK} at most"
+                f"dilated_conv: {self.slots} slots for tokens up to {self.back} places before: "
+                f"more than that, which is {MOST_BACK} at most"
             )
 
     @property

@@ -9,6 +9,7 @@ from functools import cached_property, partial
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.recurrent.scan_tiles import ScanTiles
 from urdir.ptxgen.kernels.recurrent.selective_scan import SelectiveScan
+from urdir.ptxgen.limits import limited, up_to
 from urdir.ptxgen.spec import LaunchShape, ceil_div
 from urdir.ptxgen.weights.layout import TILE_COLS
 
@@ -28,11 +29,7 @@ class PrefillScan(SelectiveScan):
     warps: int = 4
 
     name = "prefill_scan"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 1 <= self.warps <= MAX_WARPS:
-            raise PtxgenError(f"prefill_scan: {self.warps} warps with states: 1 to {MAX_WARPS}")
+    limits = limited(**SelectiveScan.limits, warps=up_to(MAX_WARPS))
 
     @staticmethod
     def can_pack(rows: int, channels: int, size: int) -> bool:

@@ -11,6 +11,7 @@ import numpy as np
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.norm import Norm
 from urdir.ptxgen.kernels.recurrent.rows import RecurrentRows
+from urdir.ptxgen.limits import POSITIVE, limited, up_to
 from urdir.ptxgen.spec import Access, Array, LaunchShape, Param, Tolerance, ceil_div
 
 THREADS = 128
@@ -34,11 +35,10 @@ class TokenShift(RecurrentRows):
     norm: Norm | None = None
 
     name = "token_shift"
+    limits = limited(**RecurrentRows.limits, channels=POSITIVE, mixes=up_to(8))
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.channels < 1 or not 1 <= self.mixes <= 8:
-            raise PtxgenError(f"token_shift: {self.mixes} mixes (1 to 8) of {self.channels} values")
         if self.norm is not None and not self.can_norm(self.channels, self.segments):
             raise PtxgenError(
                 f"token_shift: a norm of {self.channels} values in {self.segments} segments: "

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.advance import IDLE
 from urdir.ptxgen.kernels.argmax import INVALID_RANK, indices, ranks
+from urdir.ptxgen.limits import GRID_ROWS, POSITIVE, POSITIVE_31_BITS, limited, up_to
 from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param
 
 
@@ -40,22 +40,15 @@ class AddDraft(KernelSpec):
     judged: bool = False
 
     name = "add_draft"
-
-    def __post_init__(self) -> None:
-        if (
-            not 1 <= self.slices <= 1024
-            or not 1 <= self.rows <= 65535
-            or min(self.mapped, self.start) < 0
-        ):
-            raise PtxgenError(
-                f"add_draft: {self.slices} slices of {self.rows} rows, {self.mapped} mapped: "
-                "slices are 1 to 1024, rows 1 to 65535"
-            )
-        if not 1 <= self.max_len < 2**31 or self.sequences < 1 or not 1 <= self.vocab < 2**31:
-            raise PtxgenError(
-                f"add_draft: {self.sequences} sequences of {self.max_len}, {self.vocab} tokens: "
-                "all at least 1"
-            )
+    limits = limited(
+        slices=up_to(1024),
+        rows=GRID_ROWS,
+        mapped=range(1 << 31),
+        start=range(1 << 31),
+        max_len=POSITIVE_31_BITS,
+        sequences=POSITIVE,
+        vocab=POSITIVE_31_BITS,
+    )
 
     @property
     def params(self) -> tuple[Param, ...]:

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.advance import IDLE
 from urdir.ptxgen.kernels.speculation.limits import MOST_DRAFTS
 from urdir.ptxgen.kernels.speculation.spec import DraftedRows
+from urdir.ptxgen.limits import limited
 from urdir.ptxgen.spec import Access, Array, LaunchShape, Param, ceil_div
 
 
@@ -37,11 +37,7 @@ class PlaceRows(DraftedRows):
     states: bool = False
 
     name = "place_rows"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 <= self.beside <= 1024:
-            raise PtxgenError(f"place_rows: beside must be in 0 ... 1024, not {self.beside}")
+    limits = limited(**DraftedRows.limits, beside=range(1025))
 
     @property
     def params(self) -> tuple[Param, ...]:

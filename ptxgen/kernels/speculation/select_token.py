@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.argmax import INVALID_RANK, ranks
+from urdir.ptxgen.limits import GRID_ROWS, limited, up_to
 from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, Tolerance, ceil_div
 
 
@@ -31,13 +31,7 @@ class SelectToken(KernelSpec):
     judged: bool = False
 
     name = "select_token"
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.most <= 32 or not 1 <= self.rank <= 1024 or not 1 <= self.rows <= 65535:
-            raise PtxgenError(
-                f"select_token: {self.most} candidates of {self.rows} rows by vectors of "
-                f"{self.rank}: 1 to 32, 1 to 65535, and 1 to 1024"
-            )
+    limits = limited(rank=up_to(1024), most=up_to(32), rows=GRID_ROWS)
 
     @property
     def params(self) -> tuple[Param, ...]:

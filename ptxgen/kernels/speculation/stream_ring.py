@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.advance import IDLE
 from urdir.ptxgen.kernels.speculation.hidden_before import HeldVectors
+from urdir.ptxgen.limits import limited, up_to
 from urdir.ptxgen.spec import Access, Array, LaunchShape, Param
 
 
@@ -29,11 +29,7 @@ class StreamRing(HeldVectors):
     takes: bool = False
 
     name = "stream_ring"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 1 <= self.streams <= 16:
-            raise PtxgenError(f"{self.name}: {self.streams} streams: 1 to 16")
+    limits = limited(**HeldVectors.limits, streams=up_to(16))
 
     @property
     def params(self) -> tuple[Param, ...]:
