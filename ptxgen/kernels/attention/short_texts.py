@@ -53,8 +53,8 @@ class ShortTexts(KernelSpec):
     most = MOST_TOKENS
     name = "short_texts"
     #: Values of a head.
-    DIMS = (32, 64)
-    limits = limited(head_dim=DIMS, rows=GRID_ROWS, texts=GRID_ROWS)
+    DIMS = frozenset({32, 64})
+    limits = limited(head_dim=sorted(DIMS), rows=GRID_ROWS, texts=GRID_ROWS)
 
     def __post_init__(self) -> None:
         super().__post_init__()
