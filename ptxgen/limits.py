@@ -29,11 +29,11 @@ def limited(**fields: Sequence[Any]) -> Limits:
     return MappingProxyType(fields)
 
 
-def check_limits(kernel: str, fields: Limits, spec: object) -> None:
-    """Raise PtxgenError for a value of ``spec`` that its ``kernel`` cannot have."""
-    for name, values in fields.items():
+def check_limits(spec: Any) -> None:
+    """Raise PtxgenError for a field of a kernel that is beyond its limits."""
+    for name, values in spec.limits.items():
         if (value := getattr(spec, name)) not in values:
-            raise PtxgenError(f"{kernel}: {name} is {value}: {_text_of(values)}")
+            raise PtxgenError(f"{spec.name}: {name} is {value}: {_text_of(values)}")
 
 
 def _text_of(values: Sequence[Any]) -> str:

@@ -87,7 +87,7 @@ class KernelSpec:
 
     def __post_init__(self) -> None:
         """Raise PtxgenError for fields beyond their limits; subclasses check several together."""
-        check_limits(self.name, self.limits, self)
+        check_limits(self)
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()

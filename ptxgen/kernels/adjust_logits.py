@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,7 +72,7 @@ class AdjustLogits(LogitsRows):
         return {"logits": logits, "raw": raw}
 
     @classmethod
-    def examples(cls) -> Mapping[str, AdjustLogits]:
+    def examples(cls) -> dict[str, AdjustLogits]:
         return {
             "one token": cls(n_vocab=1, max_len=1),
             "odd": cls(n_vocab=61, max_len=9, rows=3, sequences=4),

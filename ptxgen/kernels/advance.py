@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -90,27 +89,17 @@ class Advance(KernelSpec):
         position = Param("position", "u32", ("entries",), Access.INOUT)
         if not self.sampling:
             return (position,)
-        return (
+        return Param.given(
             Param("sequence", "u32", ("entries",), Access.INOUT if self.turns else Access.IN),
             position,
             Param("tokens", "u32", ("sequences", "max_len"), Access.INOUT),
             Param("known", "u32", ("sequences",), Access.INOUT),
             Param("settings", "u32", ("sequences", "settings_words"), Access.IN),
             Param("sampled", "u32", ("rows",), Access.OUT if self.slices else Access.IN),
-            *([Param("ranks", "u64", ("rows", "slices"), Access.IN)] if self.slices else []),
-            *(
-                [Param("mailbox", "u32", ("sequences", "slots"), Access.INOUT)]
-                if self.slots
-                else []
-            ),
-            *(
-                [
-                    Param("turn", "u32", ("rows",), Access.INOUT),
-                    Param("waiting", "u32", (1,), Access.IN),
-                ]
-                if self.turns
-                else []
-            ),
+            self.slices and Param("ranks", "u64", ("rows", "slices"), Access.IN),
+            self.slots and Param("mailbox", "u32", ("sequences", "slots"), Access.INOUT),
+            self.turns and Param("turn", "u32", ("rows",), Access.INOUT),
+            self.turns and Param("waiting", "u32", (1,), Access.IN),
         )
 
     @property
@@ -153,7 +142,7 @@ class Advance(KernelSpec):
         return state
 
     @classmethod
-    def examples(cls) -> Mapping[str, Advance]:
+    def examples(cls) -> dict[str, Advance]:
         return {
             "one token": cls(max_len=1),
             "greedy alone": cls(max_len=7, sampling=False),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,7 +73,7 @@ class Argmax(KernelSpec):
         return {"ranks": best}
 
     @classmethod
-    def examples(cls) -> Mapping[str, Argmax]:
+    def examples(cls) -> dict[str, Argmax]:
         return {
             "one logit": cls(n=1),
             "odd": cls(n=33),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,7 +56,7 @@ class Concat(RowThreads, KernelSpec):
         return {"y": np.stack(parts, axis=1).astype(np.float32)}
 
     @classmethod
-    def examples(cls) -> Mapping[str, Concat]:
+    def examples(cls) -> dict[str, Concat]:
         rms, layer = Norm("rms", 1e-5), Norm("layer", 1e-5, bias=True)
         return {
             "two of one row": cls(rows=1, cols=260, sources=2, norm=rms),

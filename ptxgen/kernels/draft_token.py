@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,10 +39,9 @@ class DraftToken(KernelSpec):
 
     @property
     def params(self) -> tuple[Param, ...]:
-        own = (Param("map", "u32", ("mapped",), Access.IN),) if self.mapped else ()
-        return (
+        return Param.given(
             Param("ranks", "u64", ("rows", "slices"), Access.IN),
-            *own,
+            self.mapped and Param("map", "u32", ("mapped",), Access.IN),
             Param("tokens", "u32", ("rows", "columns"), Access.INOUT),
         )
 
@@ -73,7 +71,7 @@ class DraftToken(KernelSpec):
         return {"ranks": found, **own, "tokens": tokens}
 
     @classmethod
-    def examples(cls) -> Mapping[str, DraftToken]:
+    def examples(cls) -> dict[str, DraftToken]:
         return {
             "one slice": cls(slices=1, columns=2, column=1),
             "a few slices": cls(slices=5, columns=4, column=2, rows=3),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -70,22 +69,14 @@ class Embedding(KernelSpec):
 
     @property
     def params(self) -> tuple[Param, ...]:
-        types: tuple[Param, ...] = ()
-        if self.type_layout is not None:
-            types = (
-                Param("type_weights", "u8", (self.type_layout.nbytes,), Access.IN),
-                Param("types", "u32", ("rows",), Access.IN),
-            )
-        return (
+        types = self.type_layout
+        return Param.given(
             Param("weights", "u8", ("weight_nbytes",), Access.IN),
-            *types,
+            types and Param("type_weights", "u8", (types.nbytes,), Access.IN),
+            types and Param("types", "u32", ("rows",), Access.IN),
             *self._token_params,
             Param("position", "u32", ("rows",), Access.IN),
-            *(
-                (Param("position_table", "f32", ("positions", "cols"), Access.IN),)
-                if self.positions
-                else ()
-            ),
+            self.positions and Param("position_table", "f32", ("positions", "cols"), Access.IN),
             Param("y", "f32", ("rows", "cols"), Access.OUT),
         )
 
@@ -155,7 +146,7 @@ class Embedding(KernelSpec):
         return positions
 
     @classmethod
-    def examples(cls) -> Mapping[str, Embedding]:
+    def examples(cls) -> dict[str, Embedding]:
         cols = {f: 37 if f.is_float else f.block * 9 % 1536 for f in FORMATS.values()}
         each = {f.name: cls(f, vocab=5, cols=n, max_len=7) for f, n in cols.items()}
         return {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,7 +48,7 @@ class GateStreams(KernelSpec):
         return {"y": y.astype(np.float32)}
 
     @classmethod
-    def examples(cls) -> Mapping[str, GateStreams]:
+    def examples(cls) -> dict[str, GateStreams]:
         return {"few": cls(37, 3), "many": cls(515, 2)}
 
     def flops(self) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,7 +48,7 @@ class Gather(VectorThreads, KernelSpec):
         return {"x": x, "index": index}
 
     @classmethod
-    def examples(cls) -> Mapping[str, Gather]:
+    def examples(cls) -> dict[str, Gather]:
         return {
             "the last row": cls(cols=516, height=9),
             "odd columns": cls(cols=37, height=5, rows=3),

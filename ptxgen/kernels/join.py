@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,7 +66,7 @@ class Join(KernelSpec):
         return {"y": np.concatenate([firsts, inputs["b"]], axis=1)}
 
     @classmethod
-    def examples(cls) -> Mapping[str, Join]:
+    def examples(cls) -> dict[str, Join]:
         return {
             "one row": cls(1, 4, 8),
             "queries": cls(34, 64, 512),

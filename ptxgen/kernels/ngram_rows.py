@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -124,7 +123,7 @@ class NgramRows(KernelSpec):
         return {name: of.astype(np.uint32) for name, of in given.items()}
 
     @classmethod
-    def examples(cls) -> Mapping[str, NgramRows]:
+    def examples(cls) -> dict[str, NgramRows]:
         wide = NgramHash(
             (1234567890123456789, 987654321987654321, 0xFFFFFFFFFFFFFFC5),
             tuple(range(0, 4000, 1000)),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,17 +56,16 @@ class Normalise(RowThreads, KernelSpec):
     def params(self) -> tuple[Param, ...]:
         weights = ("cols",) if self.weight_rows == 1 else ("weight_rows", "cols")
         matrix, norm, then = ("rows", "cols"), self.norm, self.then
-        given = (
-            (True, Param("x", "f32", matrix, Access.IN)),
-            (self.weighted, Param("weight", "f32", weights, Access.IN)),
-            (norm and norm.bias, Param("bias", "f32", weights, Access.IN)),
-            (self.residual, Param("residual", "f32", matrix, Access.IN)),
-            (then and then.weight, Param("next_weight", "f32", ("cols",), Access.IN)),
-            (then and then.bias, Param("next_bias", "f32", ("cols",), Access.IN)),
-            (True, Param("y", "f32", matrix, Access.OUT)),
-            (then, Param("z", "f32", matrix, Access.OUT)),
+        return Param.given(
+            Param("x", "f32", matrix, Access.IN),
+            self.weighted and Param("weight", "f32", weights, Access.IN),
+            norm and norm.bias and Param("bias", "f32", weights, Access.IN),
+            self.residual and Param("residual", "f32", matrix, Access.IN),
+            then and then.weight and Param("next_weight", "f32", ("cols",), Access.IN),
+            then and then.bias and Param("next_bias", "f32", ("cols",), Access.IN),
+            Param("y", "f32", matrix, Access.OUT),
+            then and Param("z", "f32", matrix, Access.OUT),
         )
-        return tuple(param for present, param in given if present)
 
     @property
     def held(self) -> bool:
@@ -123,7 +121,7 @@ class Normalise(RowThreads, KernelSpec):
         return inputs
 
     @classmethod
-    def examples(cls) -> Mapping[str, Normalise]:
+    def examples(cls) -> dict[str, Normalise]:
         rms, fine = Norm("rms", 1e-5), Norm("rms", 1e-6)
         plain, layer = Norm("rms", 1e-5, weight=False), Norm("layer", 1e-5, bias=True)
         return {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,7 +55,7 @@ class PoolRows(KernelSpec):
         return {"x": x, "segment": segment}
 
     @classmethod
-    def examples(cls) -> Mapping[str, PoolRows]:
+    def examples(cls) -> dict[str, PoolRows]:
         return {
             "one text": cls(cols=256, height=33),
             "odd columns": cls(cols=37, height=50, rows=5),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -97,7 +96,7 @@ class Quantise(KernelSpec):
         return {"source": values, "blocks": np.uint32(self.blocks)}
 
     @classmethod
-    def examples(cls) -> Mapping[str, Quantise]:
+    def examples(cls) -> dict[str, Quantise]:
         return {
             f"{name} of {source}": cls(FORMATS[name], FORMATS[source], 3, 5 * FORMATS[name].block)
             for name in TYPES

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,7 +65,7 @@ class QuantiseRows(KernelSpec):
         return {"source": unlike_values(self.rows * self.cols, self.source, rng)}
 
     @classmethod
-    def examples(cls) -> Mapping[str, QuantiseRows]:
+    def examples(cls) -> dict[str, QuantiseRows]:
         whole = {
             f"{name} of {source}": cls(FORMATS[name], FORMATS[source], 3, 3 * FORMATS[name].block)
             for name in TYPES

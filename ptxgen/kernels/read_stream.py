@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,7 +59,7 @@ class ReadStream(KernelSpec):
         return {"seen": np.bitwise_xor.reduce(vectors, axis=(0, 2))}
 
     @classmethod
-    def examples(cls) -> Mapping[str, ReadStream]:
+    def examples(cls) -> dict[str, ReadStream]:
         return {
             "one pass": cls(ctas=2, passes=1, threads=32),
             "three passes": cls(ctas=3, passes=3, threads=64, unroll=4),

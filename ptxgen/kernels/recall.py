@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,7 +52,7 @@ class Recall(HeldRows):
         return inputs
 
     @classmethod
-    def examples(cls) -> Mapping[str, Recall]:
+    def examples(cls) -> dict[str, Recall]:
         return {
             "one row": cls(1, 8, 1, 1e-5),
             "odd columns": cls(5, 132, 3, 1e-6),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,5 +51,5 @@ class Reorder(KernelSpec):
         return {"x": x, "order": order}
 
     @classmethod
-    def examples(cls) -> Mapping[str, Reorder]:
+    def examples(cls) -> dict[str, Reorder]:
         return {"one": cls(1), "a row": cls(516), "rows": cls(257, 3)}

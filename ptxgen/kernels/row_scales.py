@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -77,7 +76,7 @@ class RowScales(KernelSpec):
         return {"weights": random_weights(self.layout, rng)}
 
     @classmethod
-    def examples(cls) -> Mapping[str, RowScales]:
+    def examples(cls) -> dict[str, RowScales]:
         types = [f for f in FORMATS.values() if eights.can_be_bytes(f)]
         return {
             **{f.name: cls(f, 19, 3 * f.block) for f in types},

@@ -3,7 +3,6 @@ its own (mHC, arXiv 2512.24880)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -105,7 +104,7 @@ class Streams(KernelSpec):
         return {"y": y.astype(np.float32)}
 
     @classmethod
-    def examples(cls) -> Mapping[str, Streams]:
+    def examples(cls) -> dict[str, Streams]:
         return {
             "read": cls("read", 131, 3),
             "write": cls("write", 131, 3, iterations=2),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -127,7 +126,7 @@ class SwitchRows(KernelSpec):
         return inputs
 
     @classmethod
-    def examples(cls) -> Mapping[str, SwitchRows]:
+    def examples(cls) -> dict[str, SwitchRows]:
         return {
             "one row": cls(vocab=57, max_len=300),
             "none switched on": cls(vocab=1, max_len=9, rows=3),

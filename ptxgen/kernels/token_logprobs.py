@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,7 +75,7 @@ class TokenLogprobs(LogitsRows):
         return {"logprobs": logprobs, "likely": names}
 
     @classmethod
-    def examples(cls) -> Mapping[str, TokenLogprobs]:
+    def examples(cls) -> dict[str, TokenLogprobs]:
         return {
             "one token": cls(n_vocab=1, max_len=1),
             "rows": cls(n_vocab=61, max_len=9, rows=3, sequences=4, slots=2),

@@ -47,6 +47,11 @@ class Param:
     shape: tuple[str | int, ...] = ()
     access: Access | None = None
 
+    @staticmethod
+    def given(*params: object) -> tuple[Param, ...]:
+        """The parameters among them. The others are false: of ``self.biased and Param(...)``."""
+        return tuple(param for param in params if isinstance(param, Param))
+
     @property
     def is_pointer(self) -> bool:
         """True for an address in global memory, False for a scalar passed by value."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,7 +42,7 @@ class MatchLength(KernelSpec):
         return {"y": (x * lengths[0] / lengths[1]).astype(np.float32)}
 
     @classmethod
-    def examples(cls) -> Mapping[str, MatchLength]:
+    def examples(cls) -> dict[str, MatchLength]:
         return {"a row": cls(1, 301), "rows": cls(3, 37)}
 
     def flops(self) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,7 +38,7 @@ class Sparsify(KernelSpec):
         return {"y": sparse(inputs["x"].astype(np.float64), self.deviations).astype(np.float32)}
 
     @classmethod
-    def examples(cls) -> Mapping[str, Sparsify]:
+    def examples(cls) -> dict[str, Sparsify]:
         return {"a row": cls(1, 1031, 1.6448533535003662), "rows": cls(3, 37, 0.5)}
 
     def flops(self) -> int:

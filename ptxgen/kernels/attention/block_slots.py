@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -54,10 +53,9 @@ class BlockSlots(KernelSpec):
     @property
     def params(self) -> tuple[Param, ...]:
         table = tuple(p for p in self.layout.params(Access.IN) if p.name == "block_table")
-        selected = (Param("selected", "u32", ("rows", "tokens"), Access.IN),)
-        return (
+        return Param.given(
             *table,
-            *(selected if self.chosen else ()),
+            self.chosen and Param("selected", "u32", ("rows", "tokens"), Access.IN),
             Param("sequence", "u32", ("rows",), Access.IN),
             Param("position", "u32", ("rows",), Access.IN),
             Param("slots", "u32", ("rows", "width"), Access.OUT),
@@ -118,7 +116,7 @@ class BlockSlots(KernelSpec):
         return inputs | {name: of.astype(np.uint32) for name, of in at.items()}
 
     @classmethod
-    def examples(cls) -> Mapping[str, BlockSlots]:
+    def examples(cls) -> dict[str, BlockSlots]:
         layout = partial(KvLayout, values_in_keys=True)
         return {
             "tokens": cls(layout(2, 1, 70, 64, "f16"), 4, 20),

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -117,7 +116,7 @@ class CompressKeys(PooledKeys):
         return inputs
 
     @classmethod
-    def examples(cls) -> Mapping[str, CompressKeys]:
+    def examples(cls) -> dict[str, CompressKeys]:
         layout = partial(KvLayout, values_in_keys=True)
 
         def of(keys: KvLayout, halves: int, ratio: int, rotary: int, rows: int) -> CompressKeys:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -82,9 +81,9 @@ class IndexScores(KernelSpec):
 
     @property
     def params(self) -> tuple[Param, ...]:
-        return (
+        return Param.given(
             Param("q", "f32", ("rows", "heads", "head_dim"), Access.IN),
-            *([Param("weights", "f32", ("rows", "heads"), Access.IN)] if self.weighted else []),
+            self.weighted and Param("weights", "f32", ("rows", "heads"), Access.IN),
             *self.layout.params(Access.IN),
             Param("sequence", "u32", ("rows",), Access.IN),
             Param("position", "u32", ("rows",), Access.IN),
@@ -163,7 +162,7 @@ class IndexScores(KernelSpec):
         return inputs | {name: of.astype(np.uint32) for name, of in at.items()}
 
     @classmethod
-    def examples(cls) -> Mapping[str, IndexScores]:
+    def examples(cls) -> dict[str, IndexScores]:
         keys = partial(KvLayout, values_in_keys=True)
         return {
             "few keys": cls(keys(2, 1, 50, 32, "f16"), 3, 2, 40),

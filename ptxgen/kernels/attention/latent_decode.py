@@ -3,7 +3,6 @@ read."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import ClassVar
@@ -67,7 +66,7 @@ class LatentDecode(FlashDecode):
         return LatentCta(self, target)
 
     @classmethod
-    def examples(cls) -> Mapping[str, LatentDecode]:
+    def examples(cls) -> dict[str, LatentDecode]:
         return examples_of_latents(cls)
 
 

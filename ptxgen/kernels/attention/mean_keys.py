@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -81,7 +80,7 @@ class MeanKeys(PooledKeys):
         return inputs
 
     @classmethod
-    def examples(cls) -> Mapping[str, MeanKeys]:
+    def examples(cls) -> dict[str, MeanKeys]:
         keys = partial(KvLayout, values_in_keys=True)
 
         def of(

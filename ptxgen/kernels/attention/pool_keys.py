@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -80,7 +79,7 @@ class PoolKeys(PooledKeys):
         )
 
     @classmethod
-    def examples(cls) -> Mapping[str, PoolKeys]:
+    def examples(cls) -> dict[str, PoolKeys]:
         raw = partial(KvLayout, values_in_keys=True)
         return {
             "f16": cls(raw(1, 1, 40, 128, "f16"), 4, 4),

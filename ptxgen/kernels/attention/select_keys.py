@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar
@@ -160,7 +159,7 @@ class SelectKeys(KernelSpec):
         }
 
     @classmethod
-    def examples(cls) -> Mapping[str, SelectKeys]:
+    def examples(cls) -> dict[str, SelectKeys]:
         latent = partial(KvLayout, value_dim=512, values_in_keys=True)
         return {
             "few": cls(KvLayout(2, 1, 70, 64, "f16"), 4, 65, 5),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -200,7 +199,7 @@ class ShortTexts(KernelSpec):
         return inputs | {"begin": bounds[0], "position": bounds[1], "segment": segment}
 
     @classmethod
-    def examples(cls) -> Mapping[str, ShortTexts]:
+    def examples(cls) -> dict[str, ShortTexts]:
         half = Rotation(64, "half")
         return {
             "one text": cls(2, 2, 64, rows=7, texts=1),

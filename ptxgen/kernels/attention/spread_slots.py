@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,5 +70,5 @@ class SpreadSlots(KernelSpec):
         return {"slots": slots, "last": last}
 
     @classmethod
-    def examples(cls) -> Mapping[str, SpreadSlots]:
+    def examples(cls) -> dict[str, SpreadSlots]:
         return {"few": cls(3, 7, 2, 16), "many": cls(2, 300, 4, 64)}

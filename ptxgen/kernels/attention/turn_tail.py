@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,7 +68,7 @@ class TurnTail(KernelSpec):
         return inputs | {"frequencies": turns_table(radians), "position": positions}
 
     @classmethod
-    def examples(cls) -> Mapping[str, TurnTail]:
+    def examples(cls) -> dict[str, TurnTail]:
         return {
             "heads": cls(3, 5, 64, Rotation(32, "interleaved")),
             "back": cls(2, 2, 40, Rotation(6, "interleaved"), back=True),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -82,7 +81,7 @@ class AllGather(Exchange):
         return {"y": np.concatenate(parts, axis=1), **left}
 
     @classmethod
-    def examples(cls) -> Mapping[str, AllGather]:
+    def examples(cls) -> dict[str, AllGather]:
         return {
             "two halves": cls.of(1, (40, 40), 0, 256),
             "uneven rows": cls.of(3, (100, 101, 37), 2, 512),

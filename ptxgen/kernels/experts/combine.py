@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,11 +58,10 @@ class CombineExperts(KernelSpec):
 
     @property
     def params(self) -> tuple[Param, ...]:
-        residual = (Param("residual", "f32", ("rows", "cols"), Access.IN),) if self.residual else ()
-        params = (
+        params = Param.given(
             Param("x", "f32", ("rows", "used", "cols"), Access.IN),
             Param("position", "u32", ("rows",), Access.IN),
-            *residual,
+            self.residual and Param("residual", "f32", ("rows", "cols"), Access.IN),
             Param("y", "f32", ("rows", "cols"), Access.OUT),
         )
         if not self.begins:
@@ -125,7 +123,7 @@ class CombineExperts(KernelSpec):
         return inputs
 
     @classmethod
-    def examples(cls) -> Mapping[str, CombineExperts]:
+    def examples(cls) -> dict[str, CombineExperts]:
         return {
             "smallest": cls(1, 1, 4),
             "odd": cls(3, 5, 36, residual=True),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,13 +56,12 @@ class GatherExperts(KernelSpec):
 
     @property
     def params(self) -> tuple[Param, ...]:
-        tail = (Param("tail", "u8", ("tail",), Access.IN),) if self.tail else ()
-        return (
+        return Param.given(
             Param("state", "u32", ("words",), Access.IN),
             Param("source", "u8", ("experts", "expert_nbytes"), Access.IN),
             Param("cached", "u8", ("slots", "expert_nbytes"), Access.IN),
             Param("target", "u8", ("all_nbytes",), Access.OUT),
-            *tail,
+            self.tail and Param("tail", "u8", ("tail",), Access.IN),
         )
 
     @property
@@ -90,7 +88,7 @@ class GatherExperts(KernelSpec):
         }
 
     @classmethod
-    def examples(cls) -> Mapping[str, GatherExperts]:
+    def examples(cls) -> dict[str, GatherExperts]:
         return {
             "one": cls(1, 1, 16, 0, 1),
             "with a tail": cls(7, 5, 4112, 448, 2),

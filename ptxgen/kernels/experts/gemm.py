@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -181,7 +181,7 @@ class ExpertsGemm(ExpertsProduct):
         return inputs
 
     @classmethod
-    def examples(cls) -> Mapping[str, ExpertsGemm]:
+    def examples(cls) -> dict[str, ExpertsGemm]:
         return gemm_examples(cls)
 
     def bytes_moved(self) -> int:

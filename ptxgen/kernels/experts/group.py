@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -96,7 +95,7 @@ class GroupExperts(KernelSpec):
         return {"expert": expert}
 
     @classmethod
-    def examples(cls) -> Mapping[str, GroupExperts]:
+    def examples(cls) -> dict[str, GroupExperts]:
         return {
             "smallest": cls(1, 1, 1, 16),
             "one row": cls(1, 128, 8, 16),

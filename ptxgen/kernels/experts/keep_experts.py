@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,7 +81,7 @@ class KeepExperts(KernelSpec):
         return inputs | {"table": np.array(table, np.float32)}
 
     @classmethod
-    def examples(cls) -> Mapping[str, KeepExperts]:
+    def examples(cls) -> dict[str, KeepExperts]:
         return {
             "a row": cls(1, 8, 2, 11, 1, 20),
             "rows": cls(4, 256, 6, 50, 3, 16),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,7 +79,7 @@ class ListedLogits(KernelSpec):
         return {"position": position, "choices": choices.astype(np.uint32), "x": x}
 
     @classmethod
-    def examples(cls) -> Mapping[str, ListedLogits]:
+    def examples(cls) -> dict[str, ListedLogits]:
         return {
             "one": cls(1, 1, 1, 1),
             "odd": cls(3, 61, 5, 16),

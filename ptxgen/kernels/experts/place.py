@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -224,7 +223,7 @@ class PlaceExperts(KernelSpec):
         return {"expert": expert, "position": position}
 
     @classmethod
-    def examples(cls) -> Mapping[str, PlaceExperts]:
+    def examples(cls) -> dict[str, PlaceExperts]:
         return {
             "one": cls(1, 1, 1, 1),
             "two slots": cls(1, 2, 8, 2),

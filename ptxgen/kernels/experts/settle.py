@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -90,7 +89,7 @@ class SettleExperts(KernelSpec):
         return inputs
 
     @classmethod
-    def examples(cls) -> Mapping[str, SettleExperts]:
+    def examples(cls) -> dict[str, SettleExperts]:
         return {
             "one": cls(1, 1, 1, 1),
             "two slots": cls(3, 2, 8, 2),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -89,5 +88,5 @@ class ExpertsUp(ExpertsSpec):
         return {"y": y.astype(np.float32).reshape(self.batch, self.used, self.rows), **held}
 
     @classmethod
-    def examples(cls) -> Mapping[str, ExpertsUp]:
+    def examples(cls) -> dict[str, ExpertsUp]:
         return up_examples(cls)

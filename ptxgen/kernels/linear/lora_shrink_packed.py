@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -127,5 +126,5 @@ class LoraShrinkPacked(LoraShrink):
         return {**inputs, "x": pack(rng.standard_normal((self.batch, self.cols)))}
 
     @classmethod
-    def examples(cls) -> Mapping[str, LoraShrinkPacked]:
+    def examples(cls) -> dict[str, LoraShrinkPacked]:
         return packed_shrink_examples(cls)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from urdir.ptxgen.errors import PtxgenError
@@ -54,5 +53,5 @@ class LoraShrinkRows(LoraShrink):
         return 4 * self.batch * (self.cols + self.width)
 
     @classmethod
-    def examples(cls) -> Mapping[str, LoraShrinkRows]:
+    def examples(cls) -> dict[str, LoraShrinkRows]:
         return row_shrink_examples(cls)

@@ -100,15 +100,15 @@ class CausalConv(RecurrentRows):
     def params(self) -> tuple[Param, ...]:
         matrix, gates = ("rows", "channels"), ("input_gate", "output_gate") if self.gated else ()
         packed = packed_shape(self.rows, self.channels)
-        return (
+        return Param.given(
             Param("x", "f32", matrix, Access.IN),
             *(Param(name, "f32", matrix, Access.IN) for name in gates),
             Param("weight", "f32", ("channels", "taps"), Access.IN),
-            *((Param("bias", "f32", ("channels",), Access.IN),) if self.bias else ()),
+            self.bias and Param("bias", "f32", ("channels",), Access.IN),
             *self.row_params,
             Param("tail", "f32", ("sequences", "slots", "channels"), Access.INOUT),
             Param("y", "f32", matrix, Access.OUT),
-            *((Param("packed", "f16", packed, Access.OUT),) if self.packs else ()),
+            self.packs and Param("packed", "f16", packed, Access.OUT),
         )
 
     @property

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -70,13 +69,13 @@ class DilatedConv(KernelSpec):
     def params(self) -> tuple[Param, ...]:
         matrix, tail = ("rows", "channels"), ("sequences", "slots", "channels")
         weight = Param("weight", "f32", ("channels", "taps"), Access.IN)
-        return (
+        return Param.given(
             Param("x", "f32", matrix, Access.IN),
             *(() if self.stores else (weight,)),
             Param("sequence", "u32", ("rows",), Access.IN),
             Param("position", "u32", ("rows",), Access.IN),
             Param("tail", "f32", tail, Access.INOUT if self.stores else Access.IN),
-            *(() if self.stores else (Param("y", "f32", matrix, Access.OUT),)),
+            not self.stores and Param("y", "f32", matrix, Access.OUT),
         )
 
     @property
@@ -130,7 +129,7 @@ class DilatedConv(KernelSpec):
         return inputs | {name: of.astype(np.uint32) for name, of in at.items()}
 
     @classmethod
-    def examples(cls) -> Mapping[str, DilatedConv]:
+    def examples(cls) -> dict[str, DilatedConv]:
         return {
             "one row": cls(130, 4, 3, 16, 64),
             "rows": cls(37, 4, 3, 16, 96, 45, 4),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
@@ -76,5 +75,5 @@ class DraftedRecurrence(DraftedStates, GatedRecurrence):
         return {**keep(self, inputs), "state": states, "y": y}
 
     @classmethod
-    def examples(cls) -> Mapping[str, DraftedRecurrence]:
+    def examples(cls) -> dict[str, DraftedRecurrence]:
         return drafted_examples(cls)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from typing import Any
@@ -63,7 +62,7 @@ class DraftedScan(DraftedStates, SelectiveScan):
         return keep(self, inputs) | made
 
     @classmethod
-    def examples(cls) -> Mapping[str, DraftedScan]:
+    def examples(cls) -> dict[str, DraftedScan]:
         of = partial(cls, max_len=64, segments=0)
         return {
             "one row": of(rows=1, sequences=2, channels=10, size=8, most=1),

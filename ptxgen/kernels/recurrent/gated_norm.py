@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -83,7 +82,7 @@ class GatedNorm(HeldRows):
         return {"y": y.astype(np.float32)}
 
     @classmethod
-    def examples(cls) -> Mapping[str, GatedNorm]:
+    def examples(cls) -> dict[str, GatedNorm]:
         return {
             "a short row": cls(1, 8, 1e-6),
             "heads": cls(12, 128, 1e-6),

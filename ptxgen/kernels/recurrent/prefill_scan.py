@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
 
@@ -66,7 +65,7 @@ class PrefillScan(SelectiveScan):
         )
 
     @classmethod
-    def examples(cls) -> Mapping[str, PrefillScan]:
+    def examples(cls) -> dict[str, PrefillScan]:
         prompt, several = (partial(cls, max_len=64, segments=n) for n in (1, 4))
         return {
             "one token": prompt(1, 1, channels=5, size=16),

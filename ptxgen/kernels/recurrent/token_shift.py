@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,10 +59,10 @@ class TokenShift(RecurrentRows):
         matrix, vector = ("rows", "channels"), ("channels",)
         norm, own = self.norm, range(self.mixes)
         access = Access.INOUT if self.stores else Access.IN
-        return (
+        return Param.given(
             Param("x", "f32", matrix, Access.IN),
-            *([Param("weight", "f32", vector, Access.IN)] if norm and norm.weight else []),
-            *([Param("bias", "f32", vector, Access.IN)] if norm and norm.bias else []),
+            norm and norm.weight and Param("weight", "f32", vector, Access.IN),
+            norm and norm.bias and Param("bias", "f32", vector, Access.IN),
             *(Param(f"mix{i}", "f32", vector, Access.IN) for i in own),
             *(Param(f"dynamic{i}", "f32", matrix, Access.IN) for i in own if self.dynamic),
             *self.row_params,
@@ -102,7 +101,7 @@ class TokenShift(RecurrentRows):
         return found
 
     @classmethod
-    def examples(cls) -> Mapping[str, TokenShift]:
+    def examples(cls) -> dict[str, TokenShift]:
         layer, rms = Norm("layer", 1e-5, bias=True), Norm("rms", 1e-6)
         return {
             "one row": cls(1, 2, 64, 0, channels=130, mixes=6),

@@ -68,12 +68,7 @@ class AcceptDrafts(DraftedRows):
 
     @property
     def params(self) -> tuple[Param, ...]:
-        chosen = (
-            Param("ranks", "u64", ("rows", "slices"), Access.IN)
-            if self.slices
-            else Param("sampled", "u32", ("rows",), Access.IN)
-        )
-        return (
+        return Param.given(
             Param("sequence", "u32", ("rows",), Access.IN),
             Param("place", "u32", ("rows",), Access.IN),
             Param("position", "u32", ("rows",), Access.INOUT),
@@ -82,7 +77,8 @@ class AcceptDrafts(DraftedRows):
             Param("tokens", "u32", ("sequences", "max_len"), Access.INOUT),
             Param("known", "u32", ("sequences",), Access.INOUT),
             Param("settings", "u32", ("sequences", "settings_words"), Access.IN),
-            chosen,
+            self.slices and Param("ranks", "u64", ("rows", "slices"), Access.IN),
+            not self.slices and Param("sampled", "u32", ("rows",), Access.IN),
             Param("mailbox", "u32", ("sequences", "slots"), Access.INOUT),
             Param("counts", "u32", ("sequences", "slots"), Access.INOUT),
         )

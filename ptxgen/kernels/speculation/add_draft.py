@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,18 +51,13 @@ class AddDraft(KernelSpec):
 
     @property
     def params(self) -> tuple[Param, ...]:
-        own = (Param("map", "u32", ("mapped",), Access.IN),) if self.mapped else ()
-        place = (Param("position", "u32", ("rows",), Access.INOUT),) if self.moves else ()
-        judged = (
-            Param("probability", "f32", ("ranked",), Access.IN),
-            Param("p_min", "f32", ("sequences",), Access.IN),
-        )
-        return (
+        return Param.given(
             Param("ranks", "u64", ("ranked", "slices"), Access.IN),
-            *(judged if self.judged else ()),
-            *own,
+            self.judged and Param("probability", "f32", ("ranked",), Access.IN),
+            self.judged and Param("p_min", "f32", ("sequences",), Access.IN),
+            self.mapped and Param("map", "u32", ("mapped",), Access.IN),
             Param("sequence", "u32", ("rows",), Access.IN),
-            *place,
+            self.moves and Param("position", "u32", ("rows",), Access.INOUT),
             Param("token_position", "u32", ("rows",), Access.INOUT),
             Param("until", "u32", ("rows",), Access.IN),
             Param("tokens", "u32", ("sequences", "max_len"), Access.INOUT),
@@ -131,7 +125,7 @@ class AddDraft(KernelSpec):
         return {p.name: inputs[p.name].astype(p.numpy_dtype) for p in self.params}
 
     @classmethod
-    def examples(cls) -> Mapping[str, AddDraft]:
+    def examples(cls) -> dict[str, AddDraft]:
         return {
             "one slice": cls(slices=1, max_len=9, vocab=40),
             "a few rows": cls(slices=5, max_len=30, vocab=1000, rows=7, sequences=9, start=14),

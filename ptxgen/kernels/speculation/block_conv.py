@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -88,7 +87,7 @@ class BlockConv(KernelSpec):
         return y
 
     @classmethod
-    def examples(cls) -> Mapping[str, BlockConv]:
+    def examples(cls) -> dict[str, BlockConv]:
         return {
             "a block": cls(128, 3, 32, rows=5),
             "after a network": cls(384, 2, 16, side=1, rows=8),

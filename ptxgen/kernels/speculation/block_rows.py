@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -96,7 +95,7 @@ class BlockRows(KernelSpec):
         return {name: values.astype(np.uint32) for name, values in inputs.items()}
 
     @classmethod
-    def examples(cls) -> Mapping[str, BlockRows]:
+    def examples(cls) -> dict[str, BlockRows]:
         return {
             "one block": cls(answers=1, slots=4, max_len=9, mask=7),
             "causal blocks": cls(answers=5, slots=8, max_len=40, mask=3, sequences=9, causal=True),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -86,7 +85,7 @@ class DraftRows(DraftedRows):
         }
 
     @classmethod
-    def examples(cls) -> Mapping[str, DraftRows]:
+    def examples(cls) -> dict[str, DraftRows]:
         return {
             "one row": cls(max_len=9),
             "rows of some sequences": cls(max_len=50, rows=13, sequences=5, answers=4, lag=1),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,10 +79,10 @@ class HiddenBefore(HeldVectors):
 
     @property
     def params(self) -> tuple[Param, ...]:
-        return (
+        return Param.given(
             Param("sequence", "u32", ("rows",), Access.IN),
             Param("position", "u32", ("rows",), Access.IN),
-            *(() if self.alone else (Param("x", "f32", ("rows", "cols"), Access.IN),)),
+            not self.alone and Param("x", "f32", ("rows", "cols"), Access.IN),
             Param("held", "f32", ("sequences", "slots", "cols"), Access.IN),
             Param("begun", "u32", ("sequences",), Access.IN),
             Param("place", "u32", ("rows",), Access.OUT),
@@ -116,7 +115,7 @@ class HiddenBefore(HeldVectors):
         return {p.name: rows[p.name] for p in self.params if p.access is Access.IN}
 
     @classmethod
-    def examples(cls) -> Mapping[str, HiddenBefore]:
+    def examples(cls) -> dict[str, HiddenBefore]:
         return {
             "one row": cls(cols=36, max_len=9, slots=4),
             "runs": cls(cols=132, max_len=40, slots=8, rows=23, sequences=5),

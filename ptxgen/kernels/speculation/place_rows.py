@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,21 +40,17 @@ class PlaceRows(DraftedRows):
 
     @property
     def params(self) -> tuple[Param, ...]:
-        step = (
-            Param("step_sequence", "u32", ("beside",), Access.IN),
-            Param("step_position", "u32", ("beside",), Access.INOUT),
-        )
-        names = ("state_at", "next_state_at")
-        states = tuple(Param(name, "u32", ("sequences",), Access.INOUT) for name in names)
-        return (
+        return Param.given(
             Param("sequence", "u32", ("rows",), Access.IN),
             Param("place", "u32", ("rows",), Access.IN),
             Param("position", "u32", ("rows",), Access.INOUT),
             Param("known", "u32", ("sequences",), Access.IN),
             Param("found", "u32", ("sequences",), Access.IN),
             Param("given", "u32", ("sequences",), Access.IN),
-            *(step if self.beside else ()),
-            *(states if self.states else ()),
+            self.beside and Param("step_sequence", "u32", ("beside",), Access.IN),
+            self.beside and Param("step_position", "u32", ("beside",), Access.INOUT),
+            self.states and Param("state_at", "u32", ("sequences",), Access.INOUT),
+            self.states and Param("next_state_at", "u32", ("sequences",), Access.INOUT),
         )
 
     @property
@@ -87,7 +82,7 @@ class PlaceRows(DraftedRows):
         return placed
 
     @classmethod
-    def examples(cls) -> Mapping[str, PlaceRows]:
+    def examples(cls) -> dict[str, PlaceRows]:
         return {
             "one row": cls(max_len=9),
             "rows of some sequences": cls(max_len=50, rows=13, sequences=5),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,15 +34,14 @@ class SelectToken(KernelSpec):
 
     @property
     def params(self) -> tuple[Param, ...]:
-        judged = (Param("probability", "f32", ("rows",), Access.OUT),) if self.judged else ()
-        return (
+        return Param.given(
             Param("previous", "f32", ("rows", "rank"), Access.IN),
             Param("state", "f32", ("rows", "rank"), Access.IN),
             Param("successors", "f32", ("rows", "most", "rank"), Access.IN),
             Param("tokens", "u32", ("rows", "most"), Access.IN),
             Param("scores", "f32", ("rows", "most"), Access.INOUT),
             Param("ranks", "u64", ("rows",), Access.OUT),
-            *judged,
+            self.judged and Param("probability", "f32", ("rows",), Access.OUT),
         )
 
     @property
@@ -91,7 +89,7 @@ class SelectToken(KernelSpec):
         return {**made, "tokens": np.array(tokens, np.uint32), "scores": scores}
 
     @classmethod
-    def examples(cls) -> Mapping[str, SelectToken]:
+    def examples(cls) -> dict[str, SelectToken]:
         return {
             "one": cls(1, 1),
             "a short vector": cls(31, 4, rows=3, judged=True),

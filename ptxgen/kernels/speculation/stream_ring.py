@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,12 +33,11 @@ class StreamRing(HeldVectors):
     @property
     def params(self) -> tuple[Param, ...]:
         rows, ring = (Access.OUT, Access.IN) if self.takes else (Access.IN, Access.INOUT)
-        known = Param("known", "u32", ("sequences",), Access.IN)
-        place = Param("place", "u32", ("rows",), Access.OUT)
-        return (
+        return Param.given(
             Param("sequence", "u32", ("rows",), Access.IN),
             Param("position", "u32", ("rows",), Access.IN),
-            *((known, place) if self.takes else ()),
+            self.takes and Param("known", "u32", ("sequences",), Access.IN),
+            self.takes and Param("place", "u32", ("rows",), Access.OUT),
             *(Param(f"x{i}", "f32", ("rows", "cols"), rows) for i in range(self.streams)),
             Param("ring", "f32", ("sequences", "slots", "streams", "cols"), ring),
             Param("ring_at", "u32", ("sequences", "slots"), ring),
@@ -92,7 +90,7 @@ class StreamRing(HeldVectors):
         return {p.name: rows[p.name] for p in self.params if p.access is not Access.OUT}
 
     @classmethod
-    def examples(cls) -> Mapping[str, StreamRing]:
+    def examples(cls) -> dict[str, StreamRing]:
         runs = cls(cols=132, max_len=40, slots=8, rows=23, sequences=5, streams=3, takes=True)
         return {
             "one row": cls(cols=36, max_len=9, slots=4),

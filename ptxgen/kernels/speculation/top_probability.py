@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,7 +41,7 @@ class TopProbability(HighestLogits):
         return {"probability": probability}
 
     @classmethod
-    def examples(cls) -> Mapping[str, TopProbability]:
+    def examples(cls) -> dict[str, TopProbability]:
         return {
             "one logit": cls(n=1),
             "fewer than the most": cls(n=7, rows=5),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from urdir.ptxgen.kernels.linear.epilogue.activation import Gated
@@ -29,7 +29,7 @@ class GemmMmaE4m3(GemmMmaBytes):
         return since(89)
 
     @classmethod
-    def examples(cls) -> Mapping[str, GemmMmaE4m3]:
+    def examples(cls) -> dict[str, GemmMmaE4m3]:
         return dict(_examples(cls))
 
 
