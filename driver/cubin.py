@@ -12,7 +12,7 @@ import numpy as np
 
 from urdir.driver.errors import DriverError
 from urdir.driver.kernel import EXACT, Tolerance
-from urdir.ptxgen.ptx.launch import Access, LaunchShape, Param
+from urdir.ptxgen.ptx.launch import LaunchShape, Param
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 
@@ -71,11 +71,7 @@ class CubinKernel:
 
     def bytes_moved(self) -> int:
         """The size of all arrays; of those that are also written twice."""
-        return sum(
-            self.nbytes(p) * (2 if p.access is Access.INOUT else 1)
-            for p in self.params
-            if p.is_pointer
-        )
+        return sum(self.nbytes(p) * p.passes for p in self.params)
 
     def flops(self) -> int:
         """The declared number of operations."""

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from urdir.ptxgen.errors import PtxgenError, SettingError
+from urdir.ptxgen.limits import Limits, check_limits, limited
 from urdir.ptxgen.ptx.launch import NUMPY_DTYPES, Access, LaunchShape, Param
 from urdir.ptxgen.render.text import key_of, text_of
 from urdir.ptxgen.target import Target, since
@@ -67,23 +68,35 @@ class KernelSpec:
     """Base of all kernel specs. Subclasses are ``@dataclass(frozen=True)``; their fields are the
     specialisation.
 
-    A subclass sets ``name`` (PTX entry name), ``template`` (package, file) and implements
-    ``params``, ``launch_shape``, ``reference`` and ``examples``. Everything that a launch needs is
-    a function of the fields, so a spec is a key.
+    A subclass sets ``name`` (PTX entry name), ``template`` and implements ``params``,
+    ``launch_shape``, ``reference`` and ``examples``. Everything that a launch needs is a function
+    of the fields, so a spec is a key.
     """
 
     name: str
+    #: (package, file). A kernel in ``urdir.ptxgen.kernels`` has the template in ``urdir.templates``
+    #: with its module's folder and stem, unless it names another.
     template: ClassVar[tuple[str, str]]
+    #: The values that fields may have, each by itself (`limited`).
+    limits: ClassVar[Limits] = limited()
     #: The kernel executes ``griddepcontrol.wait`` (on sm_90 and newer) before it writes memory, and
     #: before it reads memory that an earlier kernel writes. Then a programmatic graph edge may lead
     #: to it. Rendering puts the instruction before the body, unless the template has its own
     #: further down (after loads of constant memory such as weights).
     waits_for_dependencies: bool = True
 
+    def __post_init__(self) -> None:
+        """Raise PtxgenError for fields beyond their limits; subclasses check several together."""
+        check_limits(self)
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if "name" in vars(cls) and "template" not in vars(cls):
+            _find_template(cls)
+
     @property
     def launch_fields(self) -> frozenset[str]:
-        """Fields that only launches depend on, by a scalar or the number of CTAs. Specs that differ
-        only in these have one key and one text."""
+        """Fields that only launches depend on, not the text: scalars, and numbers of CTAs."""
         return frozenset()
 
     @property
@@ -106,8 +119,7 @@ class KernelSpec:
         raise NotImplementedError
 
     def resident_on(self, target: Target) -> int:
-        """Minimum resident CTAs per SM by registers on ``target``, one of the kernel's own; 0
-        leaves that to the assembler."""
+        """`LaunchShape.resident` on ``target``, one of the kernel's own."""
         return self.launch_shape.resident
 
     @property
@@ -137,11 +149,7 @@ class KernelSpec:
 
         Kernels that touch a part of an argument (a gathered row, a cache) override this.
         """
-        return sum(
-            self.nbytes(p) * (2 if p.access is Access.INOUT else 1)
-            for p in self.params
-            if p.is_pointer
-        )
+        return sum(self.nbytes(p) * p.passes for p in self.params)
 
     def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
         """Random values for every IN and INOUT array and every scalar.
@@ -200,6 +208,13 @@ def _shape(spec: KernelSpec, param: Param) -> tuple[int, ...]:
             f"kernel {spec.name}, parameter {param.name}: the shape names {unknown!r}, an "
             "attribute that the spec lacks"
         ) from exc
+
+
+def _find_template(kind: type[KernelSpec]) -> None:
+    """Give a kernel of urdir its template: see `KernelSpec.template`."""
+    package, _, module = kind.__module__.partition(".kernels.")
+    if package == __package__:
+        kind.template = ("urdir.templates", f"{module.replace('.', '/')}.ptx.j2")
 
 
 def _target_of(spec: KernelSpec, device: str) -> str:

@@ -10,7 +10,7 @@ import json
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, fields
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from urdir.model.commands.bench_report import Conditions, LoadConditions, Section
 from urdir.model.commands.table import markdown_head, markdown_row
@@ -21,17 +21,18 @@ if TYPE_CHECKING:
 Under = Conditions | LoadConditions
 
 
-class Printer(Protocol):
+class Printer:
     """Prints the rows of sections; rows of one section are consecutive."""
 
     def add(self, under: Under, section: Section, rows: Iterable[DataclassInstance]) -> None:
         """Print rows that were measured under these conditions."""
+        raise NotImplementedError
 
     def end(self) -> None:
-        """Print what requires all rows."""
+        """Print what requires all rows: nothing, unless a printer says otherwise."""
 
 
-class MarkdownPrinter:
+class MarkdownPrinter(Printer):
     """The conditions of the first row, and one table per section.
 
     Column widths fit the first rows that are added, and the section's ``room``."""
@@ -60,11 +61,8 @@ class MarkdownPrinter:
             print(markdown_row(row, self._widths))
         sys.stdout.flush()
 
-    def end(self) -> None:
-        """See `Printer`."""
 
-
-class JsonPrinter:
+class JsonPrinter(Printer):
     """One object, printed at the end if any record exists: last conditions, lists of records."""
 
     def __init__(self, sections: Sequence[Section]) -> None:
@@ -82,7 +80,7 @@ class JsonPrinter:
             print(json.dumps(self._under | self._found, indent=2))
 
 
-class JsonLinesPrinter:
+class JsonLinesPrinter(Printer):
     """One line per record."""
 
     def add(self, under: Under, section: Section, rows: Iterable[DataclassInstance]) -> None:
@@ -90,11 +88,8 @@ class JsonLinesPrinter:
         for row in rows:
             print(json.dumps(_complete(under, section, row)), flush=True)
 
-    def end(self) -> None:
-        """See `Printer`."""
 
-
-class CsvPrinter:
+class CsvPrinter(Printer):
     """One table; a column that a kind of record lacks is empty."""
 
     def __init__(self, sections: Sequence[Section]) -> None:
@@ -110,11 +105,8 @@ class CsvPrinter:
         self._writer.writerows(_complete(under, section, row) for row in rows)
         sys.stdout.flush()
 
-    def end(self) -> None:
-        """See `Printer`."""
 
-
-class SqlPrinter:
+class SqlPrinter(Printer):
     """One table per section, for sqlite and others."""
 
     def __init__(self) -> None:
@@ -131,9 +123,6 @@ class SqlPrinter:
         for row in rows:
             values = (section.record(row) | asdict(under)).values()
             print(f"INSERT INTO {table} VALUES ({', '.join(map(_sql, values))});", flush=True)
-
-    def end(self) -> None:
-        """See `Printer`."""
 
 
 def printer(kind: str, sections: Sequence[Section]) -> Printer:

@@ -35,7 +35,7 @@ def decoder(
     file: Reader,
     norm: Norm,
     mixer: Callable[[int], Network],
-    network: Callable[[int], Network],
+    network: Callable[[int], Network] | None = None,
     *,
     norm_bias: Presence = "absent",
     norms: Pair = ("attn_norm", "ffn_norm"),
@@ -46,12 +46,13 @@ def decoder(
     more: Callable[[int], dict[str, Any]] = lambda index: {},
     **options: Any,
 ) -> Description:
-    """Describe a model by the mixer (attention) and the FFN of each layer, in sequence or
-    ``side_by_side``.
+    """Describe a model by the mixer (attention) and the FFN of each layer (default: SwiGLU without
+    biases), in sequence or ``side_by_side``.
 
     ``norm`` is the kind of every norm; ``more`` gives a layer's further fields of `LayerConfig`,
     ``options`` go to `parts.model`.
     """
+    network = network or partial(dense, file, bias="absent")
 
     def named(name: NormName, index: int | None) -> Normalization | None:
         if not isinstance(name, str):
@@ -74,7 +75,7 @@ def decoder(
 def rms_decoder(
     file: Reader,
     attends: Callable[[int], Network],
-    network: Callable[[int], Network],
+    network: Callable[[int], Network] | None = None,
     **options: Any,
 ) -> Description:
     """`decoder` with RMSNorm."""
@@ -95,9 +96,8 @@ def plain_decoder(
     **options: Any,
 ) -> Description:
     """`rms_decoder` of layers with attention that is alike in all of them, ``attends`` being its
-    options (`mixer`), and with a ``network``, by default SwiGLU without biases."""
-    plain = partial(dense, file, bias="absent")
-    return rms_decoder(file, mixer(file, rope, **attends or {}), network or plain, **options)
+    options (`mixer`)."""
+    return rms_decoder(file, mixer(file, rope, **attends or {}), network, **options)
 
 
 def mixer(

@@ -165,9 +165,9 @@ def _markov(file: Reader, target: Config) -> Markov | None:
     WIDTH.check(rank, f"tensor '{_PREVIOUS}.weight'", ConfigError)
     confidence = None
     if file.has(f"{_CONFIDENCE}.weight"):
-        confidence = file.linear(_CONFIDENCE, None, 1, file.hidden + rank)
+        confidence = file.linear(_CONFIDENCE, None, 1, file.hidden + rank, bias="optional")
     previous = file.matrix(_PREVIOUS, None, vocab, rank)
-    return Markov(previous, file.linear(_NEXT, None, vocab, rank, bias="absent"), confidence)
+    return Markov(previous, file.linear(_NEXT, None, vocab, rank), confidence)
 
 
 def _layers(file: Reader) -> tuple[LayerConfig, ...]:

@@ -74,7 +74,7 @@ def read_convolutions(file: Reader) -> tuple[tuple[Convolution, Convolution], ..
     def around(network: str, index: int) -> Convolution:
         base = file.vector(f"{network}_conv_base", index, 2, taps, hidden)
         rows = 2 * taps * hidden // group
-        dynamic = file.linear(f"{network}_conv_proj", index, rows, hidden, bias="absent")
+        dynamic = file.linear(f"{network}_conv_proj", index, rows, hidden)
         return Convolution(base, dynamic, taps, group)
 
     layers = range(file.layer_count())
@@ -100,6 +100,6 @@ def read_selector(file: Reader, target: Config) -> Selector | None:
     return Selector(
         file.matrix("selector_predecessor", None, vocab, rank),
         file.matrix("selector_successor", None, vocab, rank),
-        file.linear(_HIDDEN, None, rank, file.hidden, bias="absent"),
+        file.linear(_HIDDEN, None, rank, file.hidden),
         most,
     )

@@ -120,7 +120,7 @@ def draft_fields(
         **fields_of(description),
         "target_layers": target_layers,
         "target_hidden": streams,
-        "fc": file.linear("fc", None, file.hidden, len(target_layers) * streams, bias="absent"),
+        "fc": file.linear("fc", None, file.hidden, len(target_layers) * streams),
         "shares_embedding": not file.has("token_embd.weight"),
         "shares_output": not file.has("output.weight"),
         "token_map": file.has(MAP),

@@ -93,7 +93,7 @@ def _attention(file: Reader) -> Attention:
     hidden = file.hidden
 
     def product(name: str, rows: int) -> Linear:
-        return file.linear(f"attn_{name}", 0, rows, 2 * hidden, bias="absent")
+        return file.linear(f"attn_{name}", 0, rows, 2 * hidden)
 
     return Attention(
         heads=queries,
@@ -104,6 +104,6 @@ def _attention(file: Reader) -> Attention:
         q=product("q", queries * dim),
         k=product("k", keys * dim),
         v=product("v", keys * value_dim),
-        o=file.linear("attn_output", 0, hidden, queries * value_dim, bias="absent"),
+        o=file.linear("attn_output", 0, hidden, queries * value_dim),
         rope=read_rope(file, "interleaved", dim),
     )

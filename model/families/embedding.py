@@ -93,9 +93,9 @@ def _scorer(file: Reader, causal: bool, labels: int) -> Scorer | None:
     if number is None and is_modern:
         number = 1
     return Scorer(
-        file.linear("cls", None, width, hidden) if has_dense else None,
+        file.linear("cls", None, width, hidden, bias="optional") if has_dense else None,
         file.norm("cls.norm", None, norm) if file.has("cls.norm.weight") else None,
-        file.linear("cls.output", None, labels, hidden) if has_output else None,
+        file.linear("cls.output", None, labels, hidden, bias="optional") if has_output else None,
         reads="mean" if number == 1 else "last" if causal else "cls",
         gelu=is_modern,
         softmax=file.architecture in ("qwen3", "qwen3vl"),
@@ -110,7 +110,7 @@ def _dense(file: Reader) -> tuple[Linear, ...]:
     for name in ("dense_2_feat_in", "dense_3_feat_in", "dense_3_feat_out"):
         file.count(name)  # the tensors have these sizes, too
     hidden, inner = file.hidden, file.size("dense_2_feat_out")
-    first = file.linear("dense_2", None, inner, hidden, bias="absent")
+    first = file.linear("dense_2", None, inner, hidden)
     if not file.has("dense_3.weight"):
         return (first,)
-    return first, file.linear("dense_3", None, hidden, inner, bias="absent")
+    return first, file.linear("dense_3", None, hidden, inner)

@@ -95,11 +95,11 @@ def _described(file: Reader, target: Config) -> Gemma4Assistant:
         **fields_of(description),
         target_layers=(),
         target_hidden=outer,
-        fc=file.linear("nextn.pre_projection", None, hidden, 2 * outer, bias="absent"),
+        fc=file.linear("nextn.pre_projection", None, hidden, 2 * outer),
         shares_embedding=False,
         shares_output=False,
         token_map=False,
-        passed=file.linear("nextn.post_projection", None, outer, hidden, bias="absent"),
+        passed=file.linear("nextn.post_projection", None, outer, hidden),
     )
     _check_caches(found, target)
     return found

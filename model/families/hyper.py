@@ -39,7 +39,7 @@ def _connection(file: Reader, index: int, name: str, mixed: bool) -> HyperConnec
     mixes = mixes_of(iterations)
     return HyperConnection(
         norm=Normalization(replace(rms_norm(file), weight=False)),
-        mixes=file.linear(f"hc_{name}_fn", index, mixes, STREAMS * file.hidden, bias="absent"),
+        mixes=file.linear(f"hc_{name}_fn", index, mixes, STREAMS * file.hidden),
         scale=file.vector(f"hc_{name}_scale.weight", index, 3 if mixed else 2),
         base=file.vector(f"hc_{name}_base.weight", index, mixes),
         iterations=iterations,
@@ -68,11 +68,11 @@ def low_rank(file: Reader, name: str, layer: int | None) -> LowRankConnection:
     rank, width = file.size("hyper_connection.low_rank"), STREAMS * file.hidden
     inject = None
     if layer is not None:
-        inject = file.linear(f"{name}_inject", layer, STREAMS, width, bias="absent")
+        inject = file.linear(f"{name}_inject", layer, STREAMS, width)
     return LowRankConnection(
         norm_of_streams(file, f"{name}_norm", layer),
-        file.linear(f"{name}_down", layer, rank, width, bias="absent"),
-        file.linear(f"{name}_up", layer, width, rank, bias="absent"),
+        file.linear(f"{name}_down", layer, rank, width),
+        file.linear(f"{name}_up", layer, width, rank),
         inject,
     )
 
@@ -86,7 +86,7 @@ def stream_join(file: Reader) -> StreamJoin:
     """The weighted sum of streams after the last layer, tensors output_hc_fn, base, scale."""
     return StreamJoin(
         norm=Normalization(replace(rms_norm(file), weight=False)),
-        mixes=file.linear("output_hc_fn", None, STREAMS, STREAMS * file.hidden, bias="absent"),
+        mixes=file.linear("output_hc_fn", None, STREAMS, STREAMS * file.hidden),
         scale=file.vector("output_hc_scale.weight", None, 1),
         base=file.vector("output_hc_base.weight", None, STREAMS),
         eps=file.amount("hyper_connection.epsilon"),

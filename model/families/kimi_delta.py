@@ -60,8 +60,8 @@ def low_rank(file: Reader, layer: int, name: str, heads: int) -> Factors:
     """The low-rank product ``name``_b of ``name``_a, of rank head dimension."""
     dim = file.size("kda.head_dim")
     return (
-        file.linear(f"{name}_b", layer, heads * dim, dim, bias="absent"),
-        file.linear(f"{name}_a", layer, dim, file.hidden, bias="absent"),
+        file.linear(f"{name}_b", layer, heads * dim, dim),
+        file.linear(f"{name}_a", layer, dim, file.hidden),
     )
 
 
@@ -91,12 +91,12 @@ def kimi_delta(
         k=convolved("k", k),
         v=convolved("v", v),
         decay=decay[0],
-        beta=file.linear("ssm_beta", layer, heads, hidden, bias="absent"),
+        beta=file.linear("ssm_beta", layer, heads, hidden),
         gate=gate[0],
         a=file.vector("ssm_a", layer, heads, *(() if negated else (1,))),
         dt_bias=file.vector("ssm_dt.bias", layer, width),
         norm=file.norm("ssm_norm", layer, norm, dim),
-        o=file.linear("attn_output", layer, hidden, width, bias="absent"),
+        o=file.linear("attn_output", layer, hidden, width),
         eps=norm.eps,
         floor=floor,
         negated=negated,

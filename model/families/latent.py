@@ -65,8 +65,8 @@ def latent_attention(
             "(rope.dimension_count): some must not rotate"
         )
     name, source = ("attn_q_b", rank) if rank else ("attn_q", hidden)
-    queries = file.linear(name, layer, heads * key_dim, source, bias="absent")
-    down = file.linear("attn_kv_a_mqa", layer, latent + shared, hidden, bias="absent")
+    queries = file.linear(name, layer, heads * key_dim, source)
+    down = file.linear("attn_kv_a_mqa", layer, latent + shared, hidden)
     vector = down.part(0, latent)
     absorb, keys, expand = _heads_of_latent(file, layer, heads, own, value_dim, latent)
     return Attention(
@@ -78,7 +78,7 @@ def latent_attention(
         q=queries.part(own, shared, key_dim) if shared else queries,
         k=down.part(latent, shared) if shared else vector,
         v=vector,
-        o=file.linear("attn_output", layer, hidden, heads * value_dim, bias="absent"),
+        o=file.linear("attn_output", layer, hidden, heads * value_dim),
         latent=Latent(
             down=vector,
             norm=file.norm("attn_kv_a_norm", layer, norm, latent),
@@ -86,7 +86,7 @@ def latent_attention(
             absorb=absorb,
             expand=expand,
             keys=keys if shared else None,
-            q_down=file.linear("attn_q_a", layer, rank, hidden, bias="absent") if rank else None,
+            q_down=file.linear("attn_q_a", layer, rank, hidden) if rank else None,
             q_norm=file.norm("attn_q_a_norm", layer, norm, rank) if rank else None,
             k_norm=file.norm("attn_k_norm", layer, norm, shared) if key_norm else None,
         ),
@@ -98,7 +98,7 @@ def keys_and_values(file: Reader, layer: int, width: int, latent: int) -> Linear
     """The matrix from latent vectors to keys and values of heads, (width, latent). Raises
     UnsupportedError for columns in an order of their own: rows and columns of its keys are
     exchanged, and products of heads read latent vectors as they are in the cache."""
-    found = file.linear("attn_kv_b", layer, width, latent, bias="absent")
+    found = file.linear("attn_kv_b", layer, width, latent)
     if found.order is not None:
         raise UnsupportedError(
             f"tensor '{found.matrix.name}' has columns in an order of its own (desc_act), which "
@@ -117,6 +117,6 @@ def _heads_of_latent(
         up = keys_and_values(file, layer, heads * both, latent)
         keys = up.part(0, own, both)
         return keys.transposed(), keys, up.part(own, value_dim, both)
-    absorb = file.linear("attn_k_b", layer, heads, latent, own, bias="absent")
-    values = file.linear("attn_v_b", layer, heads, value_dim, latent, bias="absent")
+    absorb = file.linear("attn_k_b", layer, heads, latent, own)
+    values = file.linear("attn_v_b", layer, heads, value_dim, latent)
     return absorb, absorb.part(0, latent, latent).transposed(half=True), values

@@ -79,7 +79,7 @@ def nextn_head(
         embedding,
         file.norm("nextn.enorm", index, kind.norm),
         file.norm("nextn.hnorm", index, kind.norm),
-        file.linear("nextn.eh_proj", index, hidden, 2 * hidden, bias="absent"),
+        file.linear("nextn.eh_proj", index, hidden, 2 * hidden),
         norm,
         output,
         kind.passes_normed,

@@ -109,8 +109,8 @@ def ngram_memory(file: Reader, layer: int) -> NgramMemory:
     return NgramMemory(
         table=file.matrix(name, at, rows, width),
         hash=hash,
-        key=file.linear("ple_key", layer, streams, hidden, bias="absent"),
-        o=file.linear("ple_value", layer, hidden, hidden, bias="absent"),
+        key=file.linear("ple_key", layer, streams, hidden),
+        o=file.linear("ple_value", layer, hidden, hidden),
         key_norm=norm_of_streams(file, "ple_norm_key", layer),
         query_norm=norm_of_streams(file, "ple_norm_query", layer),
         conv_norm=norm_of_streams(file, "ple_norm_conv", layer),

@@ -192,7 +192,7 @@ def output_gate(
     name: str = "attn_gate",
 ) -> OutputGate:
     """The gate ``name`` (rows, hidden) on attention's result."""
-    return OutputGate(file.linear(name, layer, rows, file.hidden, bias="absent"), activation)
+    return OutputGate(file.linear(name, layer, rows, file.hidden), activation)
 
 
 def dense(

@@ -270,9 +270,10 @@ class Reader:
         return self.vector(name, layer, *shape) if self.anywhere(name) else None
 
     def linear(
-        self, name: str, layer: int | None, *shape: int, bias: Presence = "optional"
+        self, name: str, layer: int | None, *shape: int, bias: Presence = "absent"
     ) -> Linear:
-        """The matrix ``name``.weight of that shape, rows first, and ``name``.bias (rows,)."""
+        """The matrix ``name``.weight of that shape, rows first, and by ``bias`` ``name``.bias
+        (rows,)."""
         has_bias = self._has_bias(name, bias)
         orders = [f"{of}.order" for of in (name, SHARED_ORDERS.get(name)) if of is not None]
         return Linear(

@@ -12,6 +12,7 @@ from urdir.model.families.mixtures import (
     mixture,
     router,
     scoring,
+    shared_count,
     shared_expert,
     weights_norm,
     weights_scale,
@@ -25,7 +26,7 @@ from urdir.ptxgen.kernels.experts.selection import Scoring
 def scored_experts(
     file: Reader,
     layer: int,
-    beside: int,
+    beside: int | None = None,
     activation: Activation = SILU,
     shared_activation: Activation | None = None,
     *,
@@ -34,9 +35,9 @@ def scored_experts(
     choice_bias: Presence = "required",
     latent: LatentExperts | None = None,
 ) -> Mixture:
-    """The experts of a layer, and in parallel an FFN for all tokens of width ``beside`` (0: none),
-    with the same activation or its own. ``scores`` and ``normalize`` replace expert_gating_func and
-    expert_weights_norm."""
+    """The experts of a layer, and in parallel an FFN for all tokens of width ``beside`` (0: none;
+    default: expert_shared_count experts), with the same activation or its own. ``scores`` and
+    ``normalize`` replace expert_gating_func and expert_weights_norm."""
     route = router(
         file,
         layer,
@@ -45,6 +46,7 @@ def scored_experts(
         scale=weights_scale(file),
         choice_bias=choice_bias,
     )
-    shared = shared_expert(file, layer, beside, shared_activation or activation)
     width = expert_width(file, layer)
+    beside = shared_count(file) * width if beside is None else beside
+    shared = shared_expert(file, layer, beside, shared_activation or activation)
     return mixture(file, layer, route, width, activation, shared=shared, latent=latent)

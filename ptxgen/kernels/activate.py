@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,7 +35,6 @@ class Activate(Elementwise):
     added: bool = False
 
     name = "activate"
-    template = ("urdir.templates", "activate.ptx.j2")
     tolerance = Tolerance(rtol=1e-6)
 
     def __post_init__(self) -> None:
@@ -69,10 +67,10 @@ class Activate(Elementwise):
         if not self.gated:
             by = (Param("by", "f32", ("width",), Access.IN),) if self.width else ()
             return (Param("x", "f32", ("n",), Access.IN), *by, y)
-        return (
+        return Param.given(
             Param("gate", "f32", ("gates",), Access.IN),
             Param("up", "f32", ("ups",), Access.IN),
-            *((Param("added", "f32", ("n",), Access.IN),) if self.added else ()),
+            self.added and Param("added", "f32", ("n",), Access.IN),
             y,
         )
 
@@ -90,7 +88,7 @@ class Activate(Elementwise):
         return {"y": y.astype(np.float32)}
 
     @classmethod
-    def examples(cls) -> Mapping[str, Activate]:
+    def examples(cls) -> dict[str, Activate]:
         silu, sigmoid, softplus = (Activation(k) for k in ("silu", "sigmoid", "softplus"))
         xielu = Activation("xielu", parameters=(0.8, 0.7, 0.5, -1e-6))
         plain = {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +25,6 @@ class Add(Elementwise):
     width: int = 0
 
     name = "add"
-    template = ("urdir.templates", "add.ptx.j2")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -40,10 +38,10 @@ class Add(Elementwise):
 
     @property
     def params(self) -> tuple[Param, ...]:
-        return (
+        return Param.given(
             Param("a", "f32", ("n",), Access.IN),
             Param("b", "f32", ("addends",), Access.IN),
-            *((Param("s", "f32", (1,), Access.IN),) if self.scaled else ()),
+            self.scaled and Param("s", "f32", (1,), Access.IN),
             Param("y", "f32", ("n",), Access.OUT),
         )
 
@@ -61,7 +59,7 @@ class Add(Elementwise):
         return {"y": (y * inputs["s"] if self.scaled else y).astype(np.float32)}
 
     @classmethod
-    def examples(cls) -> Mapping[str, Add]:
+    def examples(cls) -> dict[str, Add]:
         return {
             **{f"{n} values": cls(n) for n in (3, 64, 515, 4096)},
             "scaled addend": cls(70, scale=0.22),

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.logits_rows import LogitsRows
 from urdir.ptxgen.kernels.sampling import SETTINGS_WORDS, adjust, random_settings, unpack_settings
+from urdir.ptxgen.limits import limited
 from urdir.ptxgen.spec import Access, Array, LaunchShape, Param, ceil_div
 
 
@@ -31,7 +30,7 @@ class AdjustLogits(LogitsRows):
     width: int = 8192
 
     name = "adjust_logits"
-    template = ("urdir.templates", "adjust_logits.ptx.j2")
+    limits = limited(**LogitsRows.limits, width=(2048, 4096, 8192))
     params = (
         Param("logits", "f32", ("rows", "n_vocab"), Access.INOUT),
         Param("raw", "f32", ("rows", "n_vocab"), Access.INOUT),
@@ -45,11 +44,6 @@ class AdjustLogits(LogitsRows):
 
     #: At least one thread per bias of a sequence.
     threads = 512
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.width not in (2048, 4096, 8192):
-            raise PtxgenError(f"adjust_logits: width must be 2048, 4096 or 8192, not {self.width}")
 
     @property
     def mask_words(self) -> int:
@@ -78,7 +72,7 @@ class AdjustLogits(LogitsRows):
         return {"logits": logits, "raw": raw}
 
     @classmethod
-    def examples(cls) -> Mapping[str, AdjustLogits]:
+    def examples(cls) -> dict[str, AdjustLogits]:
         return {
             "one token": cls(n_vocab=1, max_len=1),
             "odd": cls(n_vocab=61, max_len=9, rows=3, sequences=4),

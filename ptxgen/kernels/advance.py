@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +11,7 @@ from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.argmax import INVALID_RANK, indices, ranks
 from urdir.ptxgen.kernels.sampling import OFFSETS, SETTINGS_WORDS, pack_settings, unpack_settings
 from urdir.ptxgen.kernels.sampling_limits import INVALID_TOKEN, MOST_END_IDS
+from urdir.ptxgen.limits import POSITIVE, POSITIVE_31_BITS, limited, up_to
 from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, ceil_div
 
 #: The position of a padding row: at least the max_len of every kernel.
@@ -58,7 +58,7 @@ class Advance(KernelSpec):
     places: int = 0
 
     name = "advance"
-    template = ("urdir.templates", "advance.ptx.j2")
+    limits = limited(max_len=POSITIVE_31_BITS, rows=up_to(1024), sequences=POSITIVE)
 
     #: Maximum number of ranks of a row: a lane of its warp has 32 of them in flight.
     most_slices = 1024
@@ -67,12 +67,7 @@ class Advance(KernelSpec):
     offsets = OFFSETS
 
     def __post_init__(self) -> None:
-        if not 1 <= self.max_len < 2**31:
-            raise PtxgenError(f"advance: max_len must be in 1 ... 2^31 - 1, not {self.max_len}")
-        if not 1 <= self.rows <= 1024:
-            raise PtxgenError(f"advance: rows must be in 1 ... 1024 (a thread), not {self.rows}")
-        if self.sequences < 1:
-            raise PtxgenError(f"advance: sequences must be at least 1, not {self.sequences}")
+        super().__post_init__()
         if self.slots < 0 or self.slots & (self.slots - 1) or (self.slots and not self.sampling):
             raise PtxgenError(f"advance: slots is {self.slots}: a power of two, 0 without sampling")
         most = self.most_slices if self.sampling else 0
@@ -94,27 +89,17 @@ class Advance(KernelSpec):
         position = Param("position", "u32", ("entries",), Access.INOUT)
         if not self.sampling:
             return (position,)
-        return (
+        return Param.given(
             Param("sequence", "u32", ("entries",), Access.INOUT if self.turns else Access.IN),
             position,
             Param("tokens", "u32", ("sequences", "max_len"), Access.INOUT),
             Param("known", "u32", ("sequences",), Access.INOUT),
             Param("settings", "u32", ("sequences", "settings_words"), Access.IN),
             Param("sampled", "u32", ("rows",), Access.OUT if self.slices else Access.IN),
-            *([Param("ranks", "u64", ("rows", "slices"), Access.IN)] if self.slices else []),
-            *(
-                [Param("mailbox", "u32", ("sequences", "slots"), Access.INOUT)]
-                if self.slots
-                else []
-            ),
-            *(
-                [
-                    Param("turn", "u32", ("rows",), Access.INOUT),
-                    Param("waiting", "u32", (1,), Access.IN),
-                ]
-                if self.turns
-                else []
-            ),
+            self.slices and Param("ranks", "u64", ("rows", "slices"), Access.IN),
+            self.slots and Param("mailbox", "u32", ("sequences", "slots"), Access.INOUT),
+            self.turns and Param("turn", "u32", ("rows",), Access.INOUT),
+            self.turns and Param("waiting", "u32", (1,), Access.IN),
         )
 
     @property
@@ -157,7 +142,7 @@ class Advance(KernelSpec):
         return state
 
     @classmethod
-    def examples(cls) -> Mapping[str, Advance]:
+    def examples(cls) -> dict[str, Advance]:
         return {
             "one token": cls(max_len=1),
             "greedy alone": cls(max_len=7, sampling=False),

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.sampling_limits import INVALID_TOKEN
+from urdir.ptxgen.limits import GRID_ROWS, limited
 from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, ceil_div
 
 #: A rank above that of any number; its index is INVALID_TOKEN.
@@ -32,19 +31,11 @@ class Argmax(KernelSpec):
     width: int = 1024
 
     name = "argmax"
-    template = ("urdir.templates", "argmax.ptx.j2")
+    limits = limited(n=range(1, 1 << 30), rows=GRID_ROWS, width=(1024, 2048, 4096))
     params = (
         Param("logits", "f32", ("rows", "n"), Access.IN),
         Param("ranks", "u64", ("rows", "slices"), Access.OUT),
     )
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.n < 2**30:
-            raise PtxgenError(f"argmax: n must be in 1 ... 2^30 - 1, not {self.n}")
-        if not 1 <= self.rows <= 65535:
-            raise PtxgenError(f"argmax: rows must be in 1 ... 65535, not {self.rows}")
-        if self.width not in (1024, 2048, 4096):
-            raise PtxgenError(f"argmax: width must be 1024, 2048 or 4096, not {self.width}")
 
     @property
     def launch_fields(self) -> frozenset[str]:
@@ -82,7 +73,7 @@ class Argmax(KernelSpec):
         return {"ranks": best}
 
     @classmethod
-    def examples(cls) -> Mapping[str, Argmax]:
+    def examples(cls) -> dict[str, Argmax]:
         return {
             "one logit": cls(n=1),
             "odd": cls(n=33),

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.norm import Norm
 from urdir.ptxgen.kernels.normalise import MAX_COLS
 from urdir.ptxgen.kernels.row_threads import RowThreads
+from urdir.ptxgen.limits import POSITIVE, limited, up_to
 from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, Tolerance
 
 
@@ -28,15 +27,8 @@ class Concat(RowThreads, KernelSpec):
     norm: Norm | None = None
 
     name = "concat"
-    template = ("urdir.templates", "concat.ptx.j2")
+    limits = limited(rows=POSITIVE, cols=up_to(MAX_COLS), sources=up_to(16))
     tolerance = Tolerance(rtol=2e-6)
-
-    def __post_init__(self) -> None:
-        if self.rows < 1 or not 1 <= self.cols <= MAX_COLS or not 1 <= self.sources <= 16:
-            raise PtxgenError(
-                f"concat: {self.sources} sources of {self.rows} rows of {self.cols} values: 1 to "
-                f"16 sources, at least a row, 1 to {MAX_COLS} values"
-            )
 
     @property
     def params(self) -> tuple[Param, ...]:
@@ -64,7 +56,7 @@ class Concat(RowThreads, KernelSpec):
         return {"y": np.stack(parts, axis=1).astype(np.float32)}
 
     @classmethod
-    def examples(cls) -> Mapping[str, Concat]:
+    def examples(cls) -> dict[str, Concat]:
         rms, layer = Norm("rms", 1e-5), Norm("layer", 1e-5, bias=True)
         return {
             "two of one row": cls(rows=1, cols=260, sources=2, norm=rms),

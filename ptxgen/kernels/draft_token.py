@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +9,7 @@ import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.argmax import INVALID_RANK, indices, ranks
+from urdir.ptxgen.limits import GRID_ROWS, limited, up_to
 from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param
 
 
@@ -30,23 +30,18 @@ class DraftToken(KernelSpec):
     mapped: int = 0
 
     name = "draft_token"
-    template = ("urdir.templates", "draft_token.ptx.j2")
+    limits = limited(slices=up_to(1024), rows=GRID_ROWS, mapped=range(1 << 31))
 
     def __post_init__(self) -> None:
-        if not 1 <= self.slices <= 1024 or not 1 <= self.rows <= 65535 or self.mapped < 0:
-            raise PtxgenError(
-                f"draft_token: {self.slices} slices of {self.rows} rows, {self.mapped} mapped: "
-                "slices are 1 to 1024, rows 1 to 65535"
-            )
+        super().__post_init__()
         if not 0 <= self.column < self.columns:
             raise PtxgenError(f"draft_token: column {self.column} of {self.columns}")
 
     @property
     def params(self) -> tuple[Param, ...]:
-        own = (Param("map", "u32", ("mapped",), Access.IN),) if self.mapped else ()
-        return (
+        return Param.given(
             Param("ranks", "u64", ("rows", "slices"), Access.IN),
-            *own,
+            self.mapped and Param("map", "u32", ("mapped",), Access.IN),
             Param("tokens", "u32", ("rows", "columns"), Access.INOUT),
         )
 
@@ -76,7 +71,7 @@ class DraftToken(KernelSpec):
         return {"ranks": found, **own, "tokens": tokens}
 
     @classmethod
-    def examples(cls) -> Mapping[str, DraftToken]:
+    def examples(cls) -> dict[str, DraftToken]:
         return {
             "one slice": cls(slices=1, columns=2, column=1),
             "a few slices": cls(slices=5, columns=4, column=2, rows=3),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.limits import POSITIVE, limited
 from urdir.ptxgen.spec import KernelSpec, LaunchShape, ceil_div
 
 
@@ -17,9 +17,7 @@ class Elementwise(KernelSpec):
 
     n: int
 
-    def __post_init__(self) -> None:
-        if self.n < 1:
-            raise PtxgenError(f"{self.name}: n must be at least 1, not {self.n}")
+    limits = limited(n=POSITIVE)
 
     @property
     def launch_shape(self) -> LaunchShape:

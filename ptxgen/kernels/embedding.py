@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.limits import GRID_ROWS, POSITIVE, limited
 from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, ceil_div
 from urdir.ptxgen.weights.formats import FORMATS, Format
 from urdir.ptxgen.weights.layout import Layout, random_weights
@@ -41,7 +41,7 @@ class Embedding(KernelSpec):
     types: int = 0
 
     name = "embedding"
-    template = ("urdir.templates", "embedding.ptx.j2")
+    limits = limited(rows=GRID_ROWS, sequences=POSITIVE, max_len=POSITIVE)
     launch_fields = frozenset({"rows"})
     #: This kernel begins a step. Later kernels of the step read positions before they wait. In a
     #: graph with several steps, the plain edge to this kernel ensures that the previous step is
@@ -49,18 +49,11 @@ class Embedding(KernelSpec):
     waits_for_dependencies = False
 
     def __post_init__(self) -> None:
-        # Rows are the y extent of the grid.
-        if not 1 <= self.rows <= 65535 or self.sequences < 1 or self.max_len < 1:
-            raise PtxgenError(
-                f"embedding: {self.rows} rows of {self.sequences} sequences of {self.max_len} "
-                "tokens: rows are 1 to 65535, the others at least 1"
-            )
-
+        super().__post_init__()
         if self.positions and self.positions < self.max_len:
             raise PtxgenError(
                 f"embedding: {self.positions} learned positions, sequences of up to {self.max_len}"
             )
-
         if self.types and not self.texts:
             raise PtxgenError("embedding: tokens of sequences have no types")
 
@@ -76,22 +69,14 @@ class Embedding(KernelSpec):
 
     @property
     def params(self) -> tuple[Param, ...]:
-        types: tuple[Param, ...] = ()
-        if self.type_layout is not None:
-            types = (
-                Param("type_weights", "u8", (self.type_layout.nbytes,), Access.IN),
-                Param("types", "u32", ("rows",), Access.IN),
-            )
-        return (
+        types = self.type_layout
+        return Param.given(
             Param("weights", "u8", ("weight_nbytes",), Access.IN),
-            *types,
+            types and Param("type_weights", "u8", (types.nbytes,), Access.IN),
+            types and Param("types", "u32", ("rows",), Access.IN),
             *self._token_params,
             Param("position", "u32", ("rows",), Access.IN),
-            *(
-                (Param("position_table", "f32", ("positions", "cols"), Access.IN),)
-                if self.positions
-                else ()
-            ),
+            self.positions and Param("position_table", "f32", ("positions", "cols"), Access.IN),
             Param("y", "f32", ("rows", "cols"), Access.OUT),
         )
 
@@ -161,7 +146,7 @@ class Embedding(KernelSpec):
         return positions
 
     @classmethod
-    def examples(cls) -> Mapping[str, Embedding]:
+    def examples(cls) -> dict[str, Embedding]:
         cols = {f: 37 if f.is_float else f.block * 9 % 1536 for f in FORMATS.values()}
         each = {f.name: cls(f, vocab=5, cols=n, max_len=7) for f, n in cols.items()}
         return {

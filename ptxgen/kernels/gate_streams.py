@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.streams import STREAMS
+from urdir.ptxgen.limits import GRID_ROWS, POSITIVE, limited
 from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, Tolerance
 
 THREADS = 128
@@ -26,12 +25,8 @@ class GateStreams(KernelSpec):
     rows: int = 1
 
     name = "gate_streams"
-    template = ("urdir.templates", "gate_streams.ptx.j2")
+    limits = limited(cols=POSITIVE, rows=GRID_ROWS)
     tolerance = Tolerance(rtol=1e-5)
-
-    def __post_init__(self) -> None:
-        if self.cols < 1 or not 1 <= self.rows <= 65535:
-            raise PtxgenError(f"gate_streams: {self.rows} rows of {self.cols} values")
 
     @property
     def params(self) -> tuple[Param, ...]:
@@ -53,7 +48,7 @@ class GateStreams(KernelSpec):
         return {"y": y.astype(np.float32)}
 
     @classmethod
-    def examples(cls) -> Mapping[str, GateStreams]:
+    def examples(cls) -> dict[str, GateStreams]:
         return {"few": cls(37, 3), "many": cls(515, 2)}
 
     def flops(self) -> int:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.row_threads import VectorThreads
+from urdir.ptxgen.limits import GRID_ROWS, POSITIVE, POSITIVE_31_BITS, limited
 from urdir.ptxgen.spec import Access, Array, KernelSpec, Param
 
 
@@ -25,20 +24,13 @@ class Gather(VectorThreads, KernelSpec):
     rows: int = 1
 
     name = "gather"
-    template = ("urdir.templates", "gather.ptx.j2")
+    limits = limited(cols=POSITIVE, height=POSITIVE_31_BITS, rows=GRID_ROWS)
     launch_fields = frozenset({"rows"})
     params = (
         Param("x", "f32", ("height", "cols"), Access.IN),
         Param("index", "u32", ("rows",), Access.IN),
         Param("y", "f32", ("rows", "cols"), Access.OUT),
     )
-
-    def __post_init__(self) -> None:
-        if self.cols < 1 or not 1 <= self.height < 2**31 or not 1 <= self.rows <= 65535:
-            raise PtxgenError(
-                f"gather: {self.rows} of {self.height} rows of {self.cols} values: all at least 1, "
-                "and at most 65535 rows"
-            )
 
     def reference(self, **inputs: Any) -> dict[str, Array]:
         x, index = inputs["x"], inputs["index"]
@@ -56,7 +48,7 @@ class Gather(VectorThreads, KernelSpec):
         return {"x": x, "index": index}
 
     @classmethod
-    def examples(cls) -> Mapping[str, Gather]:
+    def examples(cls) -> dict[str, Gather]:
         return {
             "the last row": cls(cols=516, height=9),
             "odd columns": cls(cols=37, height=5, rows=3),

@@ -17,6 +17,7 @@ class HeldRows(KernelSpec):
     cols: int
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         most = 4 * 32 * MAX_WARPS * MAX_VECTORS
         if self.cols < 4 or self.cols % 4 or self.cols > most:
             raise PtxgenError(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +24,6 @@ class Hide(KernelSpec):
     rows: int = 1
 
     name = "hide"
-    template = ("urdir.templates", "hide.ptx.j2")
     params = (Param("y", "f32", ("rows", "cols"), Access.INOUT),)
 
     def __post_init__(self) -> None:
@@ -48,7 +46,7 @@ class Hide(KernelSpec):
         return {"y": y}
 
     @classmethod
-    def examples(cls) -> Mapping[str, Hide]:
+    def examples(cls) -> dict[str, Hide]:
         return {
             "some of a row": cls(cols=517, first=4, count=300),
             "the last of rows": cls(cols=37, first=36, count=1, rows=3),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +25,6 @@ class Join(KernelSpec):
     group: int = 1
 
     name = "join"
-    template = ("urdir.templates", "join.ptx.j2")
     params = (
         Param("a", "f32", ("groups", "first"), Access.IN),
         Param("b", "f32", ("rows", "second"), Access.IN),
@@ -68,7 +66,7 @@ class Join(KernelSpec):
         return {"y": np.concatenate([firsts, inputs["b"]], axis=1)}
 
     @classmethod
-    def examples(cls) -> Mapping[str, Join]:
+    def examples(cls) -> dict[str, Join]:
         return {
             "one row": cls(1, 4, 8),
             "queries": cls(34, 64, 512),

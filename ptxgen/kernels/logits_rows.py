@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.sampling import OFFSETS, SETTINGS_WORDS
+from urdir.ptxgen.limits import GRID_ROWS, POSITIVE, POSITIVE_31_BITS, limited, up_to
 from urdir.ptxgen.spec import Array, KernelSpec
 
 
@@ -24,18 +24,14 @@ class LogitsRows(KernelSpec):
     rows: int = 1
     sequences: int = 1
 
+    limits = limited(
+        n_vocab=up_to(1 << 28), max_len=POSITIVE_31_BITS, rows=GRID_ROWS, sequences=POSITIVE
+    )
+
     #: Vectors, or tokens of a history, that a thread loads before processing them.
     unroll = 4
     settings_words = SETTINGS_WORDS
     offsets = OFFSETS
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.n_vocab <= 2**28:
-            raise PtxgenError(f"{self.name}: n_vocab must be in 1 ... 2^28, not {self.n_vocab}")
-        if not 1 <= self.max_len < 2**31:
-            raise PtxgenError(f"{self.name}: max_len must be in 1 ... 2^31 - 1, not {self.max_len}")
-        if not 1 <= self.rows < 2**16 or self.sequences < 1:
-            raise PtxgenError(f"{self.name}: no {self.rows} rows of {self.sequences} sequences")
 
     @property
     def launch_fields(self) -> frozenset[str]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.limits import POSITIVE, limited
 from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, ceil_div
 
 THREADS = 128
@@ -85,17 +85,13 @@ class NgramRows(KernelSpec):
     sequences: int = 1
 
     name = "ngram_rows"
-    template = ("urdir.templates", "ngram_rows.ptx.j2")
+    limits = limited(rows=POSITIVE, sequences=POSITIVE, max_len=POSITIVE)
     params = (
         Param("tokens", "u32", ("sequences", "max_len"), Access.IN),
         Param("sequence", "u32", ("rows",), Access.IN),
         Param("position", "u32", ("rows",), Access.IN),
         Param("y", "u32", ("rows", "heads"), Access.OUT),
     )
-
-    def __post_init__(self) -> None:
-        if self.rows < 1 or self.sequences < 1 or self.max_len < 1:
-            raise PtxgenError(f"ngram_rows: {self.rows} rows of {self.sequences} sequences")
 
     @property
     def heads(self) -> int:
@@ -127,7 +123,7 @@ class NgramRows(KernelSpec):
         return {name: of.astype(np.uint32) for name, of in given.items()}
 
     @classmethod
-    def examples(cls) -> Mapping[str, NgramRows]:
+    def examples(cls) -> dict[str, NgramRows]:
         wide = NgramHash(
             (1234567890123456789, 987654321987654321, 0xFFFFFFFFFFFFFFC5),
             tuple(range(0, 4000, 1000)),

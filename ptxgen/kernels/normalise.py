@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +10,7 @@ import numpy as np
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.norm import Norm
 from urdir.ptxgen.kernels.row_threads import RowThreads
+from urdir.ptxgen.limits import POSITIVE, limited, up_to
 from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, Tolerance
 
 #: Maximum columns of a row: its code is unrolled.
@@ -36,16 +36,12 @@ class Normalise(RowThreads, KernelSpec):
     then: Norm | None = None
 
     name = "normalise"
-    template = ("urdir.templates", "normalise.ptx.j2")
+    #: The code of a row is unrolled.
+    limits = limited(rows=POSITIVE, cols=up_to(MAX_COLS))
     tolerance = Tolerance(rtol=2e-6)
 
     def __post_init__(self) -> None:
-        if self.rows < 1 or self.cols < 1:
-            raise PtxgenError(f"normalise: no values in {self.rows} rows of {self.cols}")
-        if self.cols > MAX_COLS:
-            raise PtxgenError(
-                f"normalise: {self.cols} columns: at most {MAX_COLS}, as unrolled code"
-            )
+        super().__post_init__()
         if self.norm is None and not (self.residual and self.then):
             raise PtxgenError("normalise: without a norm it takes a residual and the next norm")
         if self.weight_rows < 1 or (self.weight_rows > 1 and not self.weighted):
@@ -60,17 +56,16 @@ class Normalise(RowThreads, KernelSpec):
     def params(self) -> tuple[Param, ...]:
         weights = ("cols",) if self.weight_rows == 1 else ("weight_rows", "cols")
         matrix, norm, then = ("rows", "cols"), self.norm, self.then
-        given = (
-            (True, Param("x", "f32", matrix, Access.IN)),
-            (self.weighted, Param("weight", "f32", weights, Access.IN)),
-            (norm and norm.bias, Param("bias", "f32", weights, Access.IN)),
-            (self.residual, Param("residual", "f32", matrix, Access.IN)),
-            (then and then.weight, Param("next_weight", "f32", ("cols",), Access.IN)),
-            (then and then.bias, Param("next_bias", "f32", ("cols",), Access.IN)),
-            (True, Param("y", "f32", matrix, Access.OUT)),
-            (then, Param("z", "f32", matrix, Access.OUT)),
+        return Param.given(
+            Param("x", "f32", matrix, Access.IN),
+            self.weighted and Param("weight", "f32", weights, Access.IN),
+            norm and norm.bias and Param("bias", "f32", weights, Access.IN),
+            self.residual and Param("residual", "f32", matrix, Access.IN),
+            then and then.weight and Param("next_weight", "f32", ("cols",), Access.IN),
+            then and then.bias and Param("next_bias", "f32", ("cols",), Access.IN),
+            Param("y", "f32", matrix, Access.OUT),
+            then and Param("z", "f32", matrix, Access.OUT),
         )
-        return tuple(param for present, param in given if present)
 
     @property
     def held(self) -> bool:
@@ -126,7 +121,7 @@ class Normalise(RowThreads, KernelSpec):
         return inputs
 
     @classmethod
-    def examples(cls) -> Mapping[str, Normalise]:
+    def examples(cls) -> dict[str, Normalise]:
         rms, fine = Norm("rms", 1e-5), Norm("rms", 1e-6)
         plain, layer = Norm("rms", 1e-5, weight=False), Norm("layer", 1e-5, bias=True)
         return {

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.limits import GRID_ROWS, POSITIVE, POSITIVE_31_BITS, limited
 from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, Tolerance, ceil_div
 
 
@@ -25,7 +24,7 @@ class PoolRows(KernelSpec):
     rows: int = 1
 
     name = "pool_rows"
-    template = ("urdir.templates", "pool_rows.ptx.j2")
+    limits = limited(cols=POSITIVE, height=POSITIVE_31_BITS, rows=GRID_ROWS)
     params = (
         Param("x", "f32", ("height", "cols"), Access.IN),
         Param("segment", "u32", ("rows", 2), Access.IN),
@@ -34,13 +33,6 @@ class PoolRows(KernelSpec):
     tolerance = Tolerance(rtol=2.0**-22)
     #: Rows that a thread loads before it adds them.
     ahead = 8
-
-    def __post_init__(self) -> None:
-        if self.cols < 1 or not 1 <= self.height < 2**31 or not 1 <= self.rows <= 65535:
-            raise PtxgenError(
-                f"pool_rows: {self.rows} texts in {self.height} rows of {self.cols} values: all at "
-                "least 1, and at most 65535 texts"
-            )
 
     @property
     def launch_shape(self) -> LaunchShape:
@@ -63,7 +55,7 @@ class PoolRows(KernelSpec):
         return {"x": x, "segment": segment}
 
     @classmethod
-    def examples(cls) -> Mapping[str, PoolRows]:
+    def examples(cls) -> dict[str, PoolRows]:
         return {
             "one text": cls(cols=256, height=33),
             "odd columns": cls(cols=37, height=50, rows=5),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,7 +32,6 @@ class Quantise(KernelSpec):
     cols: int
 
     name = "quantise"
-    template = ("urdir.templates", "quantise.ptx.j2")
     launch_fields = frozenset({"rows", "cols"})
     cta_threads = 128
 
@@ -98,7 +96,7 @@ class Quantise(KernelSpec):
         return {"source": values, "blocks": np.uint32(self.blocks)}
 
     @classmethod
-    def examples(cls) -> Mapping[str, Quantise]:
+    def examples(cls) -> dict[str, Quantise]:
         return {
             f"{name} of {source}": cls(FORMATS[name], FORMATS[source], 3, 5 * FORMATS[name].block)
             for name in TYPES

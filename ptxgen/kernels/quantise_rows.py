@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,7 +31,6 @@ class QuantiseRows(KernelSpec):
     cols: int
 
     name = "quantise_rows"
-    template = ("urdir.templates", "quantise_rows.ptx.j2")
     launch_fields = frozenset({"rows"})
     cta_threads = 256
     most = MOST
@@ -67,7 +65,7 @@ class QuantiseRows(KernelSpec):
         return {"source": unlike_values(self.rows * self.cols, self.source, rng)}
 
     @classmethod
-    def examples(cls) -> Mapping[str, QuantiseRows]:
+    def examples(cls) -> dict[str, QuantiseRows]:
         whole = {
             f"{name} of {source}": cls(FORMATS[name], FORMATS[source], 3, 3 * FORMATS[name].block)
             for name in TYPES

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.limits import limited, up_to
 from urdir.ptxgen.ptx.architecture import MAX_THREADS
 from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param
 
@@ -30,21 +29,16 @@ class ReadStream(KernelSpec):
     unroll: int = 8
 
     name = "read_stream"
-    template = ("urdir.templates", "read_stream.ptx.j2")
+    limits = limited(
+        ctas=up_to(1 << 30),
+        passes=up_to(1 << 30),
+        threads=up_to(MAX_THREADS),
+        unroll=up_to(MAX_UNROLL),
+    )
     params = (
         Param("data", "u32", ("words",), Access.IN),
         Param("seen", "u32", ("lanes",), Access.OUT),
     )
-
-    def __post_init__(self) -> None:
-        for name, most in (
-            ("ctas", 1 << 30),
-            ("passes", 1 << 30),
-            ("threads", MAX_THREADS),
-            ("unroll", MAX_UNROLL),
-        ):
-            if not 1 <= getattr(self, name) <= most:
-                raise PtxgenError(f"read_stream: {name} is {getattr(self, name)}: 1 to {most}")
 
     @property
     def lanes(self) -> int:
@@ -65,7 +59,7 @@ class ReadStream(KernelSpec):
         return {"seen": np.bitwise_xor.reduce(vectors, axis=(0, 2))}
 
     @classmethod
-    def examples(cls) -> Mapping[str, ReadStream]:
+    def examples(cls) -> dict[str, ReadStream]:
         return {
             "one pass": cls(ctas=2, passes=1, threads=32),
             "three passes": cls(ctas=3, passes=3, threads=64, unroll=4),

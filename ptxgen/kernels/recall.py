@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.held_rows import HeldRows
+from urdir.ptxgen.limits import POSITIVE, limited, up_to
 from urdir.ptxgen.spec import Access, Array, Param, Tolerance
 
 #: Maximum number of banked streams.
@@ -29,7 +28,7 @@ class Recall(HeldRows):
     eps: float
 
     name = "recall"
-    template = ("urdir.templates", "recall.ptx.j2")
+    limits = limited(rows=POSITIVE, banks=up_to(MAX_BANKS))
     params = (
         Param("x", "f32", ("rows", "cols"), Access.IN),
         Param("bank", "f32", ("banks", "rows", "cols"), Access.IN),
@@ -38,13 +37,6 @@ class Recall(HeldRows):
     )
     #: exp is approximated, and scores are sums of all columns
     tolerance = Tolerance(rtol=1e-5)
-
-    def __post_init__(self) -> None:
-        if self.rows < 1 or not 1 <= self.banks <= MAX_BANKS:
-            raise PtxgenError(
-                f"recall: {self.rows} rows of {self.banks} kept streams (1 to {MAX_BANKS})"
-            )
-        super().__post_init__()
 
     def reference(self, **inputs: Any) -> dict[str, Array]:
         streams = np.concatenate([inputs["bank"], inputs["x"][None]]).astype(np.float64)
@@ -60,7 +52,7 @@ class Recall(HeldRows):
         return inputs
 
     @classmethod
-    def examples(cls) -> Mapping[str, Recall]:
+    def examples(cls) -> dict[str, Recall]:
         return {
             "one row": cls(1, 8, 1, 1e-5),
             "odd columns": cls(5, 132, 3, 1e-6),

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.limits import GRID_ROWS, limited
 from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, ceil_div
 
 CTA_THREADS = 128
@@ -25,19 +24,13 @@ class Reorder(KernelSpec):
     rows: int = 1
 
     name = "reorder"
-    template = ("urdir.templates", "reorder.ptx.j2")
+    #: f32 counts columns.
+    limits = limited(cols=range(1, 1 << 24), rows=GRID_ROWS)
     params = (
         Param("x", "f32", ("rows", "cols"), Access.IN),
         Param("order", "f32", ("cols",), Access.IN),
         Param("y", "f32", ("rows", "cols"), Access.OUT),
     )
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.cols < 1 << 24 or not 1 <= self.rows <= 65535:
-            raise PtxgenError(
-                f"reorder: {self.rows} rows of {self.cols} columns: 1 to 65535 rows, and columns "
-                "that f32 counts"
-            )
 
     @property
     def launch_shape(self) -> LaunchShape:
@@ -58,5 +51,5 @@ class Reorder(KernelSpec):
         return {"x": x, "order": order}
 
     @classmethod
-    def examples(cls) -> Mapping[str, Reorder]:
+    def examples(cls) -> dict[str, Reorder]:
         return {"one": cls(1), "a row": cls(516), "rows": cls(257, 3)}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +24,6 @@ class Repack(KernelSpec):
     cols: int
 
     name = "repack"
-    template = ("urdir.templates", "repack.ptx.j2")
 
     def __post_init__(self) -> None:
         Layout(self.format, self.rows, self.cols)
@@ -72,7 +70,7 @@ class Repack(KernelSpec):
         return {"source": blocks, "tiles": np.zeros(self.layout.tiles_nbytes, np.uint8)}
 
     @classmethod
-    def examples(cls) -> Mapping[str, Repack]:
+    def examples(cls) -> dict[str, Repack]:
         floats = [f for f in FORMATS.values() if f.is_float]
         return {
             **{f.name: cls(f, 3, 37 if f.nbytes == 2 else 64) for f in floats},

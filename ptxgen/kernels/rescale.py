@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,7 +27,6 @@ class Rescale(Elementwise):
     scaled: bool = False
 
     name = "rescale"
-    template = ("urdir.templates", "rescale.ptx.j2")
     tolerance = Tolerance(rtol=1e-6)
 
     def __post_init__(self) -> None:
@@ -40,9 +38,9 @@ class Rescale(Elementwise):
 
     @property
     def params(self) -> tuple[Param, ...]:
-        return (
+        return Param.given(
             Param("x", "f32", ("n",), Access.IN),
-            *((Param("s", "f32", (1,), Access.IN),) if self.scaled else ()),
+            self.scaled and Param("s", "f32", (1,), Access.IN),
             Param("y", "f32", ("n",), Access.OUT),
         )
 
@@ -54,7 +52,7 @@ class Rescale(Elementwise):
         return {"y": y.astype(np.float32)}
 
     @classmethod
-    def examples(cls) -> Mapping[str, Rescale]:
+    def examples(cls) -> dict[str, Rescale]:
         return {
             "scaled": cls(5, scale=0.125),
             "capped": cls(1037, softcap=2.5),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -28,7 +27,6 @@ class RowPowers(KernelSpec):
     cols: int
 
     name = "row_powers"
-    template = ("urdir.templates", "row_powers.ptx.j2")
 
     #: Threads per row.
     row_threads = 8
@@ -91,7 +89,7 @@ class RowPowers(KernelSpec):
         return {"weights": weights}
 
     @classmethod
-    def examples(cls) -> Mapping[str, RowPowers]:
+    def examples(cls) -> dict[str, RowPowers]:
         types = [f for f in FORMATS.values() if f.has_powers]
         return {
             **{f.name: cls(f, 19, 37 if f.is_float else 3 * f.block) for f in types},

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -30,7 +29,6 @@ class RowScales(KernelSpec):
     cols: int
 
     name = "row_scales"
-    template = ("urdir.templates", "row_scales.ptx.j2")
     targets = since(80)
     #: Weights may be rounded twice.
     tolerance = Tolerance(rtol=4e-7)
@@ -78,7 +76,7 @@ class RowScales(KernelSpec):
         return {"weights": random_weights(self.layout, rng)}
 
     @classmethod
-    def examples(cls) -> Mapping[str, RowScales]:
+    def examples(cls) -> dict[str, RowScales]:
         types = [f for f in FORMATS.values() if eights.can_be_bytes(f)]
         return {
             **{f.name: cls(f, 19, 3 * f.block) for f in types},

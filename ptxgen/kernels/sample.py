@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,7 +27,6 @@ class Sample(LogitsRows):
     """
 
     name = "sample"
-    template = ("urdir.templates", "sample.ptx.j2")
     params = (
         Param("logits", "f32", ("rows", "n_vocab"), Access.IN),
         Param("settings", "u32", ("sequences", "settings_words"), Access.IN),
@@ -74,7 +72,7 @@ class Sample(LogitsRows):
         return {"sampled": sampled}
 
     @classmethod
-    def examples(cls) -> Mapping[str, Sample]:
+    def examples(cls) -> dict[str, Sample]:
         return {
             "one token": cls(n_vocab=1, max_len=1),
             "rows": cls(n_vocab=61, max_len=9, rows=3, sequences=4),

@@ -3,13 +3,12 @@ its own (mHC, arXiv 2512.24880)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 import numpy as np
 
-from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.limits import GRID_ROWS, POSITIVE, limited
 from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, Tolerance, ceil_div
 
 #: How many streams there are.
@@ -51,15 +50,7 @@ class Streams(KernelSpec):
     magnitude: float = 2.0
 
     name = "streams"
-    template = ("urdir.templates", "streams.ptx.j2")
-
-    def __post_init__(self) -> None:
-        if self.kind not in get_args(Kind):
-            raise PtxgenError(f"streams: {self.kind!r} is none of {', '.join(get_args(Kind))}")
-        if self.cols < 1 or not 1 <= self.rows <= 65535 or self.iterations < 0:
-            raise PtxgenError(
-                f"streams: {self.rows} rows of {self.cols} values, {self.iterations} iterations"
-            )
+    limits = limited(kind=get_args(Kind), cols=POSITIVE, rows=GRID_ROWS, iterations=range(1 << 31))
 
     @property
     def params(self) -> tuple[Param, ...]:
@@ -113,7 +104,7 @@ class Streams(KernelSpec):
         return {"y": y.astype(np.float32)}
 
     @classmethod
-    def examples(cls) -> Mapping[str, Streams]:
+    def examples(cls) -> dict[str, Streams]:
         return {
             "read": cls("read", 131, 3),
             "write": cls("write", 131, 3, iterations=2),

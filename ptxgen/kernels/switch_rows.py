@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.limits import POSITIVE, limited
 from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, ceil_div
 
 
@@ -36,18 +36,20 @@ class SwitchRows(KernelSpec):
     other_weight: float = 0.0
 
     name = "switch_rows"
-    template = ("urdir.templates", "switch_rows.ptx.j2")
+    limits = limited(
+        vocab=POSITIVE,
+        max_len=POSITIVE,
+        rows=range(1, 1 << 30),
+        sequences=POSITIVE,
+        outputs=range(1 << 30),
+    )
     #: This kernel begins a step: see `Embedding`.
     waits_for_dependencies = False
 
     def __post_init__(self) -> None:
-        if not 1 <= self.rows + self.outputs < 2**31 or min(self.rows, self.sequences) < 1:
-            raise PtxgenError(f"switch_rows: {self.rows} and {self.outputs} rows: from 1 to 2^31")
-        if min(self.vocab, self.max_len) < 1 or not 0.0 <= self.other_weight <= 1.0:
-            raise PtxgenError(
-                f"switch_rows: {self.vocab} tokens, texts of {self.max_len}, other tokens with a "
-                f"weight of {self.other_weight}: from 1, and 0 to 1"
-            )
+        super().__post_init__()
+        if not 0.0 <= self.other_weight <= 1.0:
+            raise PtxgenError(f"switch_rows: other tokens weigh {self.other_weight}: 0 to 1")
 
     @property
     def params(self) -> tuple[Param, ...]:
@@ -124,7 +126,7 @@ class SwitchRows(KernelSpec):
         return inputs
 
     @classmethod
-    def examples(cls) -> Mapping[str, SwitchRows]:
+    def examples(cls) -> dict[str, SwitchRows]:
         return {
             "one row": cls(vocab=57, max_len=300),
             "none switched on": cls(vocab=1, max_len=9, rows=3),

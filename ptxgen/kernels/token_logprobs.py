@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.logits_rows import LogitsRows
 from urdir.ptxgen.kernels.sampling import (
     log_probabilities,
@@ -17,6 +15,7 @@ from urdir.ptxgen.kernels.sampling import (
     unpack_settings,
 )
 from urdir.ptxgen.kernels.sampling_limits import INVALID_TOKEN, MOST_LIKELY
+from urdir.ptxgen.limits import POWERS_OF_TWO, limited
 from urdir.ptxgen.spec import Access, Array, LaunchShape, Param, Tolerance
 
 
@@ -36,7 +35,7 @@ class TokenLogprobs(LogitsRows):
     slots: int = 1
 
     name = "token_logprobs"
-    template = ("urdir.templates", "token_logprobs.ptx.j2")
+    limits = limited(**LogitsRows.limits, slots=POWERS_OF_TWO)
     params = (
         Param("logits", "f32", ("rows", "n_vocab"), Access.IN),
         Param("settings", "u32", ("sequences", "settings_words"), Access.IN),
@@ -53,11 +52,6 @@ class TokenLogprobs(LogitsRows):
     threads = 1024
     most = MOST_LIKELY
     entries = 1 + MOST_LIKELY
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.slots < 1 or self.slots & (self.slots - 1):
-            raise PtxgenError(f"token_logprobs: slots is {self.slots}: a power of two")
 
     @property
     def launch_shape(self) -> LaunchShape:
@@ -81,7 +75,7 @@ class TokenLogprobs(LogitsRows):
         return {"logprobs": logprobs, "likely": names}
 
     @classmethod
-    def examples(cls) -> Mapping[str, TokenLogprobs]:
+    def examples(cls) -> dict[str, TokenLogprobs]:
         return {
             "one token": cls(n_vocab=1, max_len=1),
             "rows": cls(n_vocab=61, max_len=9, rows=3, sequences=4, slots=2),

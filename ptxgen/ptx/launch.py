@@ -57,10 +57,20 @@ class Param:
                 f"parameter {self.name}: {self.dtype!r} is not one of {', '.join(known)}"
             )
 
+    @staticmethod
+    def given(*params: object) -> tuple[Param, ...]:
+        """The parameters among them. The others are false: of ``self.biased and Param(...)``."""
+        return tuple(param for param in params if isinstance(param, Param))
+
     @property
     def is_pointer(self) -> bool:
         """True for an address in global memory, False for a scalar passed by value."""
         return self.access is not None
+
+    @property
+    def passes(self) -> int:
+        """Transfers of the array by a launch: 2 if it is read and written, 0 of a scalar."""
+        return 2 if self.access is Access.INOUT else int(self.is_pointer)
 
     @property
     def numpy_dtype(self) -> np.dtype[Any]:

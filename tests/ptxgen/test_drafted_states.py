@@ -164,5 +164,5 @@ def test_bad_numbers_of_drafts_are_refused(fields: dict[str, int], text: str) ->
 
 
 def test_a_convolution_refuses_drafted_rows_without_a_number() -> None:
-    with pytest.raises(PtxgenError, match="at most 0 drafts"):
+    with pytest.raises(PtxgenError, match="drafted rows of no drafts"):
         CausalConv(2, 2, 64, 0, channels=12, taps=4, drafted=True)

@@ -306,7 +306,6 @@ def test_a_row_has_the_same_bits_whatever_its_neighbours(emulator: Device, down:
         (ExpertsDown, {"held": Held(3, 1, 1)}, "look up as one row with 1 of 3"),
         (ExpertsUp, {"held": Held(2, 1, 1), "in_turn": True}, "without weights or slots"),
         (Held, {"experts": 8, "used": 3, "slots": 2}, "2 slots for 1 x 3"),
-        (SettleExperts, {"caches": 129, "used": 1, "experts": 2, "slots": 1}, "129 caches"),
         (SettleExperts, {"caches": 1, "used": 3, "experts": 8, "slots": 2}, "2 slots for 1 x 3"),
         (ExpertsGemm, {"batch": 9, "height": 17}, "tiles of 17 pairs"),
         (ExpertsGemm, {"batch": 9, "height": 16, "rows": 8}, "a multiple of 16 rows"),

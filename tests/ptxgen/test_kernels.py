@@ -443,21 +443,30 @@ def test_shapes_that_make_no_sense_are_refused():
 
 
 @pytest.mark.parametrize(
+    ("name", "field"),
+    [(name, field) for name, kind in kernels().items() for field in kind.limits],
+)
+def test_limits_of_fields(name, field):
+    """Just below, just above, and between the values that it may have."""
+    kind = kernels()[name]
+    spec, values = smallest_example(kind), kind.limits[field]
+    if isinstance(values[0], str):
+        wrong = ["no kind"]
+    else:
+        wrong = [values[0] - 1, values[-1] + 1, values[-1] - 1]
+    for value in (value for value in wrong if value not in values):
+        with pytest.raises(PtxgenError, match=f"^{name}: {field} is {value}: "):
+            replace(spec, **{field: value})
+
+
+@pytest.mark.parametrize(
     ("name", "fields"),
     [
-        ("dilated_conv", {"taps": 1}),
-        ("dilated_conv", {"slots": 24}),
         ("dilated_conv", {"slots": 8}),
-        ("gate_streams", {"rows": 65536}),
         ("mean_keys", {"layout": KvLayout(1, 2, 40, 64, "f16")}),
-        ("mean_keys", {"pool": 1}),
         ("mean_keys", {"rotation": Rotation(40, "half")}),
         ("mean_keys", {"rotation": Rotation(32, "interleaved")}),
-        ("ngram_rows", {"max_len": 0}),
         ("spread_slots", {"rows": 40000}),
-        ("spread_slots", {"apart": 0}),
-        ("switch_rows", {"rows": 0}),
-        ("switch_rows", {"vocab": 0}),
         ("switch_rows", {"other_weight": 1.5}),
         ("switch_rows", {"other_weight": float("nan")}),
     ],

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from urdir.driver.device import Device
 from urdir.driver.harness import run_kernel
-from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
 from urdir.ptxgen.kernels.attention.kv_types import KV_DTYPES
 from urdir.ptxgen.kernels.attention.prepare_tokens import PrepareTokens
@@ -146,9 +145,3 @@ def test_no_spills_and_few_registers() -> None:
         cost = assemble(spec.ptx("sm_75"), "sm_75").entries["prepare_tokens"]
         assert not cost.spills
         assert cost.registers <= 48
-
-
-@pytest.mark.parametrize("rows", [0, 65536])
-def test_rows_beyond_a_grid_are_refused(rows: int) -> None:
-    with pytest.raises(PtxgenError, match=f"{rows} rows"):
-        PrepareTokens(1, KvLayout(1, 1, 4, 64, "f16"), rows=rows)

@@ -35,9 +35,6 @@ def test_a_stream_along_the_weights_is_all_of_the_sum(device: Device) -> None:
 @pytest.mark.parametrize(
     ("fields", "text"),
     [
-        ({"rows": 0}, "0 rows"),
-        ({"banks": 0}, "0 kept streams"),
-        ({"banks": 33}, "1 to 32"),
         ({"cols": 6}, "multiples of 4"),
         ({"cols": 16388}, "up to 16384"),
     ],

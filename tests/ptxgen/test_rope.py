@@ -118,7 +118,7 @@ def turning(
         (lambda: RopeScaling.linear(0.0), "factor 0.0"),
         (lambda: RopeScaling.yarn(2.0, 0), "original context"),
         (lambda: turning(0, 8, 8, "half"), "neither prepared nor appended"),
-        (lambda: turning(-1, 8, 8, "half"), "-1 query heads"),
+        (lambda: turning(-1, 8, 8, "half"), "heads is -1"),
         (lambda: turning(1, 8, 10, "half"), "rotary_dim 10"),
         (lambda: turning(1, 8, 5, "half"), "even"),
         (lambda: turning(1, 8, 8, "spiral"), "'spiral'"),

@@ -10,18 +10,17 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from urdir.model.families.attention import Attention, QkNorm
-from urdir.model.families.dense import decoder, windowed_mixer
+from urdir.model.families.dense import decoder, shared_rope, windowed_mixer
 from urdir.model.families.description import Description
-from urdir.model.families.parts import attention, dense, head_dims, heads, layer_norm
+from urdir.model.families.parts import attention, head_dims, heads, layer_norm
 from urdir.model.families.reader import Reader
-from urdir.model.families.rope import read_rope
 from urdir.model.families.windows import windowed_layers
 
 
 def command_r(file: Reader) -> Description:
     """Command R; from 64 layers on, every query and key head has its own norm weights."""
     norm, (key_dim, _) = layer_norm(file), head_dims(file)
-    rope = read_rope(file, "interleaved", key_dim, factors=False)
+    rope = shared_rope(file, "interleaved")
     has_norms = file.layer_count() >= 64
 
     def mixer(layer: int) -> Attention:
@@ -40,7 +39,7 @@ def command_r(file: Reader) -> Description:
 def cohere2(file: Reader) -> Description:
     """Command R7B and Command A: three of four layers use a sliding window; only those have
     RoPE."""
-    rope = read_rope(file, "interleaved", head_dims(file)[0], factors=False)
+    rope = shared_rope(file, "interleaved")
     windowed, window = windowed_layers(file, 4), file.size("attention.sliding_window")
     attends = windowed_mixer(file, windowed, window, rope, None)
     return _decoder(file, attends, file.number("logit_scale"))
@@ -51,7 +50,6 @@ def _decoder(file: Reader, mixer: Callable[[int], Attention], scale: float) -> D
         file,
         layer_norm(file),
         mixer,
-        lambda layer: dense(file, layer, bias="absent"),
         norms=("attn_norm", "attn_norm"),
         side_by_side=True,
         output="absent",

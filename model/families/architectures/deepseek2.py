@@ -13,14 +13,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
 
 from urdir.model.errors import ConfigError
 from urdir.model.families.attention import Attention
 from urdir.model.families.dense import rms_decoder
 from urdir.model.families.description import Description
-from urdir.model.families.feed_forward import Mixture
 from urdir.model.families.latent import latent_attention, latent_head_dims
-from urdir.model.families.mixtures import expert_width, scoring, shared_count, unless_dense
+from urdir.model.families.mixtures import scoring, unless_dense
 from urdir.model.families.nextn import NextnKind
 from urdir.model.families.parts import rms_norm
 from urdir.model.families.reader import Reader
@@ -45,10 +45,7 @@ def deepseek2(file: Reader) -> Description:
         is_lite = layers in _LITE or (layers == 48 and vocab == 128256)
         rank = 0 if is_lite else file.size("attention.q_lora_rank")
 
-    def network(index: int) -> Mixture:
-        beside = shared_count(file) * expert_width(file, index)
-        return scored_experts(file, index, beside, scores=scores, choice_bias="optional")
-
+    network = partial(scored_experts, file, scores=scores, choice_bias="optional")
     return rms_decoder(
         file,
         lambda index: _attention(file, index, rank),

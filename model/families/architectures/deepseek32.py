@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -19,9 +20,8 @@ from urdir.model.families.architectures.deepseek2 import scaled_rope
 from urdir.model.families.attention import Attention, Indexer
 from urdir.model.families.dense import rms_decoder
 from urdir.model.families.description import Description
-from urdir.model.families.feed_forward import Mixture
 from urdir.model.families.latent import latent_attention, latent_head_dims
-from urdir.model.families.mixtures import expert_width, scoring, shared_count, unless_dense
+from urdir.model.families.mixtures import scoring, unless_dense
 from urdir.model.families.nextn import NextnKind
 from urdir.model.families.parts import layer_norm, rms_norm
 from urdir.model.families.reader import Reader
@@ -74,10 +74,7 @@ def own_indexers(file: Reader, usual: list[bool], attending: Iterable[int]) -> l
 
 def _sparse(file: Reader, style: RopeStyle, own: list[bool]) -> Description:
     scores = scoring(file, "sigmoid")
-
-    def network(index: int) -> Mixture:
-        beside = shared_count(file) * expert_width(file, index)
-        return scored_experts(file, index, beside, scores=scores, choice_bias="optional")
+    network = partial(scored_experts, file, scores=scores, choice_bias="optional")
 
     def attention(index: int) -> Attention:
         return _attention(file, index, style, own[index] if index < len(own) else None)
@@ -143,8 +140,8 @@ def indexer(
     if norm is None:
         eps = "attention.layer_norm_epsilon"
         norm = layer_norm(file) if file.has_key(eps) else Norm("layer", INDEX_EPS)
-    q = file.linear("indexer.attn_q_b", layer, heads * dim, rank, bias="absent")
-    k = file.linear("indexer.attn_k", layer, dim, file.hidden, bias="absent")
+    q = file.linear("indexer.attn_q_b", layer, heads * dim, rank)
+    k = file.linear("indexer.attn_k", layer, dim, file.hidden)
     k_norm = file.norm("indexer.k_norm", layer, norm, dim, bias="required")
     if rotates_last and rope is not None and rope.dim < dim:
         still = dim - rope.dim
@@ -162,7 +159,7 @@ def indexer(
         q=q,
         k=k,
         k_norm=k_norm,
-        weights=file.linear("indexer.proj", layer, heads, file.hidden, bias="absent"),
+        weights=file.linear("indexer.proj", layer, heads, file.hidden),
         rope=rope,
         **(_pools(file, layer, dim, most) if pools else {}),
     )
@@ -183,7 +180,7 @@ def _pools(file: Reader, layer: int, dim: int, most: int) -> dict[str, Any]:
         )
     return {
         "pool": pool,
-        "gate": file.linear("indexer_compressor_gate", layer, dim, file.hidden, bias="absent"),
+        "gate": file.linear("indexer_compressor_gate", layer, dim, file.hidden),
         "places": file.vector("indexer_compressor_ape.weight", layer, pool, dim),
     }
 

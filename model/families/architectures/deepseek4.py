@@ -27,7 +27,7 @@ from urdir.model.families.dense import rms_decoder, weightless
 from urdir.model.families.description import Description
 from urdir.model.families.feed_forward import Mixture
 from urdir.model.families.hyper import stream_join, with_streams
-from urdir.model.families.mixtures import expert_width, limited, shared_count
+from urdir.model.families.mixtures import limited
 from urdir.model.families.nextn import NextnKind
 from urdir.model.families.parts import head_dims, heads, rms_norm
 from urdir.model.families.reader import Reader
@@ -59,13 +59,12 @@ def deepseek4(file: Reader) -> Description:
     shared = shared if file.has_key("swiglu_clamp_shexp") else limits
 
     def network(index: int) -> Mixture:
-        beside = shared_count(file) * expert_width(file, index)
         inside, outside = (limited(of[index], "inputs") for of in (limits, shared))
         options: dict[str, Any] = {"scores": "sqrt_softplus"}
         if index >= by_token:
-            return scored_experts(file, index, beside, inside, outside, **options)
+            return scored_experts(file, index, None, inside, outside, **options)
         options |= {"choice_bias": "absent", "normalize": True}
-        mixture = scored_experts(file, index, beside, inside, outside, **options)
+        mixture = scored_experts(file, index, None, inside, outside, **options)
         shape = file.stored["token_embd.weight"][0], mixture.router.used
         table = file.vector("ffn_gate_tid2eid.weight", index, *shape)
         return replace(mixture, router=replace(mixture.router, by_token=table))
@@ -133,19 +132,19 @@ def _attention(file: Reader, layer: int, ratio: int) -> Attention:
         key_dim=dim,
         value_dim=dim,
         scale=1.0 / math.sqrt(dim),
-        q=file.linear("attn_q_b", layer, count * dim, low, bias="absent"),
-        k=file.linear("attn_kv", layer, dim, file.hidden, bias="absent"),
+        q=file.linear("attn_q_b", layer, count * dim, low),
+        k=file.linear("attn_kv", layer, dim, file.hidden),
         v=None,
-        o=file.linear("attn_output_b", layer, file.hidden, groups * rank, bias="absent"),
+        o=file.linear("attn_output_b", layer, file.hidden, groups * rank),
         rope=rope,
         sinks=file.vector("attn_sinks.weight", layer, count),
         compression=Compression(
             window=file.size("attention.sliding_window"),
-            q_down=file.linear("attn_q_a", layer, low, file.hidden, bias="absent"),
+            q_down=file.linear("attn_q_a", layer, low, file.hidden),
             q_norm=file.norm("attn_q_a_norm", layer, norm, low),
             head_norm=weightless(norm),
             k_norm=file.norm("attn_kv_a_norm", layer, norm, dim),
-            o_down=file.linear("attn_output_a", layer, *shape, bias="absent"),
+            o_down=file.linear("attn_output_a", layer, *shape),
             groups=groups,
             blocks=_compressor(file, "attn", layer, ratio, dim) if ratio else None,
             index=_indexer(file, layer, ratio, rope) if _RATIOS.get(ratio) else None,
@@ -172,8 +171,7 @@ def _rope(file: Reader, dim: int, compressed: bool) -> RopeConfig:
 def _compressor(file: Reader, name: str, layer: int, ratio: int, dim: int) -> Compressor:
     width = (2 if _RATIOS[ratio] else 1) * dim
     keys, gate = (
-        file.linear(f"{name}_compressor_{of}", layer, width, file.hidden, bias="absent")
-        for of in ("kv", "gate")
+        file.linear(f"{name}_compressor_{of}", layer, width, file.hidden) for of in ("kv", "gate")
     )
     places = file.vector(f"{name}_compressor_ape.weight", layer, ratio, width)
     norm = file.norm(f"{name}_compressor_norm", layer, rms_norm(file), dim)
@@ -187,8 +185,8 @@ def _indexer(file: Reader, layer: int, ratio: int, rope: RopeConfig) -> BlockInd
         count,
         dim,
         most * ratio,
-        q=file.linear("indexer.attn_q_b", layer, count * dim, low, bias="absent"),
-        weights=file.linear("indexer.proj", layer, count, file.hidden, bias="absent"),
+        q=file.linear("indexer.attn_q_b", layer, count * dim, low),
+        weights=file.linear("indexer.proj", layer, count, file.hidden),
         blocks=_compressor(file, "indexer", layer, ratio, dim),
     )
 

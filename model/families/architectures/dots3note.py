@@ -14,15 +14,15 @@ transformers (its class, whatever config.json says).
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 from urdir.model.errors import ConfigError, UnsupportedError
 from urdir.model.families.architectures.deepseek32 import INDEX_EPS, INDEXER, indexer
 from urdir.model.families.attention import Attention
 from urdir.model.families.dense import rms_decoder
 from urdir.model.families.description import Description
-from urdir.model.families.feed_forward import Mixture
 from urdir.model.families.latent import latent_attention, latent_head_dims
-from urdir.model.families.mixtures import expert_width, scoring, shared_count, unless_dense
+from urdir.model.families.mixtures import scoring, unless_dense
 from urdir.model.families.parts import output_gate
 from urdir.model.families.reader import Reader
 from urdir.model.families.rope import read_base, read_rope
@@ -58,10 +58,7 @@ def dots3note(file: Reader) -> Description:
             indexer=None if short else indexer(file, index, turns, rank, norm=norm),
         )
 
-    def experts(index: int) -> Mixture:
-        beside = shared_count(file) * expert_width(file, index)
-        return scored_experts(file, index, beside, scores=scores)
-
+    experts = partial(scored_experts, file, scores=scores)
     return rms_decoder(file, attends, unless_dense(file, experts), unused=INDEXER)
 
 

@@ -37,7 +37,7 @@ from urdir.model.families.parts import (
     sequential,
 )
 from urdir.model.families.reader import Reader
-from urdir.model.families.rope import read_rope, windowed_rope
+from urdir.model.families.rope import windowed_rope
 from urdir.model.families.windows import optional_window, optional_windows, windowed_layers
 from urdir.ptxgen.kernels.rotation import RopeStyle
 
@@ -51,7 +51,7 @@ _ENCODER: dict[str, Any] = {"causal": False, "output": "absent"}
 def modern_bert(file: Reader) -> Description:
     """ModernBERT: windows in two of three layers."""
     window, dim, norm = optional_window(file), head_dims(file)[0], layer_norm(file)
-    rope = read_rope(file, "half", dim, factors=False)
+    rope = shared_rope(file, "half")
     local = windowed_rope(file, rope, dim, scaled=False) if window else rope
     windowed = optional_windows(file, window, 3, full_first=True)
     build = windowed_mixer(file, windowed, window, local, rope, causal=False, qkv_bias="absent")
@@ -104,7 +104,7 @@ def _gated(file: Reader, style: RopeStyle, output_norm: str, **options: Any) -> 
 def gemma_embedding(file: Reader) -> Description:
     """EmbeddingGemma: five of six layers have windows, and a rotation of their own."""
     dim, window = head_dims(file)[0], file.size("attention.sliding_window")
-    rope = read_rope(file, "half", dim, factors=False)
+    rope = shared_rope(file, "half")
     local = windowed_rope(file, rope, dim, scaled=False)
     windowed = windowed_layers(file, 6)
     unused = ("output.weight",) if file.has("output.weight") else ()

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from urdir.model.families.attention import Attention, QkNorm
-from urdir.model.families.dense import decoder, rms_decoder, weightless, windowed_mixer
+from urdir.model.families.dense import decoder, rms_decoder, shared_rope, weightless, windowed_mixer
 from urdir.model.families.description import Description
 from urdir.model.families.layers import LayerConfig
 from urdir.model.families.parts import (
@@ -25,7 +25,7 @@ from urdir.model.families.parts import (
     sequential,
 )
 from urdir.model.families.reader import Reader
-from urdir.model.families.rope import read_rope, windowed_rope
+from urdir.model.families.rope import windowed_rope
 from urdir.model.families.windows import flagged_layers, windowed_layers
 from urdir.ptxgen.kernels.norm import Norm
 
@@ -38,7 +38,7 @@ def muse_glimmer(file: Reader) -> Description:
     rope.dimension_count_swa, logit_scale, final_logit_softcapping (default 30; 0: none).
     """
     norm, after, (key_dim, value_dim) = rms_norm(file), Norm("rms", 1e-8), head_dims(file)
-    rope = read_rope(file, "interleaved", key_dim, factors=False)
+    rope = shared_rope(file, "interleaved")
     local = windowed_rope(file, rope, key_dim, scaled=False)
     windowed, window = windowed_layers(file, 4), file.size("attention.sliding_window")
 
@@ -77,7 +77,7 @@ def spark2_5(file: Reader) -> Description:
     rope.freq_base_swa, rope.dimension_count_swa.
     """
     key_dim, _ = head_dims(file)
-    rope = read_rope(file, "half", key_dim, factors=False)
+    rope = shared_rope(file, "half")
     local = windowed_rope(file, rope, key_dim, scaled=True)
     windowed, window = flagged_layers(file), file.size("attention.sliding_window")
 
@@ -95,7 +95,7 @@ def talkie(file: Reader) -> Description:
     """
     norm = rms_norm(file)
     bare = weightless(norm)
-    rope = read_rope(file, "half", head_dims(file)[0], factors=False)
+    rope = shared_rope(file, "half")
 
     def mixer(layer: int) -> Attention:
         queries, (key_dim, _) = heads(file, layer)[0], head_dims(file)
@@ -115,7 +115,6 @@ def talkie(file: Reader) -> Description:
         file,
         norm,
         mixer,
-        lambda layer: dense(file, layer, bias="absent"),
         norms=(bare, bare),
         output_norm=bare,
         more=more,

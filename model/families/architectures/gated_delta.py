@@ -126,7 +126,7 @@ def gated_attention(file: Reader, layer: int, rope: RopeConfig) -> Attention:
         q=both.part(0, dim, 2 * dim),
         k=k,
         v=v,
-        o=file.linear("attn_output", layer, file.hidden, queries * dim, bias="absent"),
+        o=file.linear("attn_output", layer, file.hidden, queries * dim),
         rope=rope,
         qk_norm=required_head_norms(file, layer, rms_norm(file), dim),
         gate=OutputGate(both.part(dim, dim, 2 * dim), "sigmoid"),
@@ -146,16 +146,16 @@ def delta_net(file: Reader, layer: int) -> Recurrence:
     width = 2 * queries * dim + values * dim
     alpha, beta = _gates(file, layer, queries, values)
     return Recurrence(
-        mixed=file.linear("attn_qkv", layer, width, hidden, bias="absent"),
+        mixed=file.linear("attn_qkv", layer, width, hidden),
         conv=convolution(file, "ssm.conv_kernel", "ssm_conv1d", layer, width),
-        gate=file.linear("attn_gate", layer, values * dim, hidden, bias="absent"),
+        gate=file.linear("attn_gate", layer, values * dim, hidden),
         alpha=alpha,
         beta=beta,
         a=file.vector("ssm_a", layer, values),
         dt_bias=file.vector("ssm_dt.bias", layer, values),
         skip=None,
         norm=file.norm("ssm_norm", layer, norm, dim),
-        o=file.linear("ssm_out", layer, hidden, values * dim, bias="absent"),
+        o=file.linear("ssm_out", layer, hidden, values * dim),
         heads=values,
         key_heads=queries,
         key_dim=dim,
@@ -170,10 +170,10 @@ def _gates(file: Reader, layer: int, queries: int, values: int) -> tuple[Linear,
     head before its alphas."""
     hidden = file.hidden
     if file.architecture != "qwen3next":
-        alpha = file.linear("ssm_alpha", layer, values, hidden, bias="absent")
-        return alpha, file.linear("ssm_beta", layer, values, hidden, bias="absent")
+        alpha = file.linear("ssm_alpha", layer, values, hidden)
+        return alpha, file.linear("ssm_beta", layer, values, hidden)
     group = values // queries
-    both = file.linear("ssm_ba", layer, 2 * values, hidden, bias="absent")
+    both = file.linear("ssm_ba", layer, 2 * values, hidden)
     return both.part(group, group, 2 * group), both.part(0, group, 2 * group)
 
 

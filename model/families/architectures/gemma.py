@@ -18,7 +18,7 @@ from urdir.model.families.dense import mixer, rms_decoder, shared_rope, windowed
 from urdir.model.families.description import Description
 from urdir.model.families.parts import GELU, dense, head_dims
 from urdir.model.families.reader import Reader
-from urdir.model.families.rope import read_rope, windowed_rope
+from urdir.model.families.rope import windowed_rope
 from urdir.model.families.windows import optional_window, optional_windows, windowed_layers
 
 _POST_NORMS = ("post_attention_norm", "post_ffw_norm")
@@ -33,7 +33,7 @@ def gemma(file: Reader) -> Description:
 def gemma2(file: Reader) -> Description:
     """Gemma 2: a sliding window in every second layer; soft-capped scores and logits."""
     key_dim, _ = head_dims(file)
-    rope = read_rope(file, "half", key_dim, factors=False)
+    rope = shared_rope(file, "half")
     local = windowed_rope(file, rope, key_dim, scaled=True)
     windowed = windowed_layers(file, 2)
     window = file.size("attention.sliding_window", 4096)
@@ -51,7 +51,7 @@ def gemma2(file: Reader) -> Description:
 def gemma3(file: Reader) -> Description:
     """Gemma 3: QK norms; five of six layers use a sliding window and their own RoPE base."""
     key_dim, window = head_dims(file)[0], optional_window(file)
-    rope = read_rope(file, "half", key_dim, factors=False)
+    rope = shared_rope(file, "half")
     local = windowed_rope(file, rope, key_dim, scaled=False, base=1e4) if window else rope
     windowed, scale = optional_windows(file, window, 6), _scale(file, largest=62)
     return _decoder(

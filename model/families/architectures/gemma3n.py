@@ -18,13 +18,13 @@ from urdir.model.families.architectures.gemma4 import (
     unused_keys_of,
 )
 from urdir.model.families.attention import Attention
-from urdir.model.families.dense import mixer
+from urdir.model.families.dense import mixer, shared_rope
 from urdir.model.families.description import Description
 from urdir.model.families.feed_forward import Dense
 from urdir.model.families.layers import AltUp, Block, Branch, LayerConfig
 from urdir.model.families.parts import GELU, dense, head_dims, model, rms_norm
 from urdir.model.families.reader import Reader
-from urdir.model.families.rope import read_rope, windowed_rope
+from urdir.model.families.rope import windowed_rope
 from urdir.model.families.windows import windowed_layers
 from urdir.ptxgen.kernels.norm import Norm
 
@@ -47,7 +47,7 @@ def gemma3n(file: Reader) -> Description:
             f"layers {CACHED - 2} and {CACHED - 1} must have a window and none: later layers read "
             f"their caches ({file.key('attention.sliding_window_pattern')})"
         )
-    rope = read_rope(file, "half", key_dim, factors=False)
+    rope = shared_rope(file, "half")
     local = windowed_rope(file, rope, key_dim, scaled=False, base=1e4)
     sources = [
         None if index < CACHED else CACHED - (2 if is_local else 1)
@@ -83,7 +83,7 @@ def gemma3n(file: Reader) -> Description:
 
     hidden = file.hidden
     first, last = (
-        file.linear(name, None, STREAMS - 1, hidden, hidden, bias="absent")
+        file.linear(name, None, STREAMS - 1, hidden, hidden)
         for name in ("altup_proj", "altup_unembd_proj")
     )
     parts = range(0, (STREAMS - 1) * hidden, hidden)
@@ -105,14 +105,14 @@ def gemma3n(file: Reader) -> Description:
 def _altup(file: Reader, layer: int, norm: Norm) -> AltUp:
     hidden, low = file.hidden, RANK
     return AltUp(
-        file.linear("altup_router", layer, STREAMS, hidden, bias="absent"),
+        file.linear("altup_router", layer, STREAMS, hidden),
         file.norm("altup_router_norm", layer, norm),
-        file.linear("altup_predict_coef", layer, STREAMS**2, STREAMS, bias="absent"),
-        file.linear("altup_correct_coef", layer, STREAMS, STREAMS, bias="absent"),
+        file.linear("altup_predict_coef", layer, STREAMS**2, STREAMS),
+        file.linear("altup_correct_coef", layer, STREAMS, STREAMS),
         file.vector("altup_correct_scale.weight", layer, hidden),
         (
-            file.linear("laurel_l", layer, low, hidden, bias="absent"),
-            file.linear("laurel_r", layer, hidden, low, bias="absent"),
+            file.linear("laurel_l", layer, low, hidden),
+            file.linear("laurel_r", layer, hidden, low),
         ),
         file.norm("laurel_post_norm", layer, norm),
     )

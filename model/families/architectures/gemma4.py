@@ -119,10 +119,8 @@ def _attention(
     if file.has("attn_qkv.weight", layer):
         q, k, v = qkv(file, layer, (queries * key_dim, width, width), "absent")
     else:
-        q = file.linear("attn_q", layer, queries * key_dim, file.hidden, bias="absent")
-        k, v = (
-            file.linear(f"attn_{name}", layer, width, file.hidden, bias="absent") for name in "kv"
-        )
+        q = file.linear("attn_q", layer, queries * key_dim, file.hidden)
+        k, v = (file.linear(f"attn_{name}", layer, width, file.hidden) for name in "kv")
         if not file.has("attn_v.weight", layer):
             v = None
     q_norm = file.norm("attn_q_norm", layer, norm, key_dim)
@@ -137,7 +135,7 @@ def _attention(
         q=q,
         k=k if source is None else None,
         v=v if source is None else None,
-        o=file.linear("attn_output", layer, file.hidden, queries * value_dim, bias="absent"),
+        o=file.linear("attn_output", layer, file.hidden, queries * value_dim),
         rope=rope,
         qk_norm=QkNorm(q_norm, k_norm),
         v_norm=Norm("rms", norm.eps, weight=False),
@@ -181,8 +179,8 @@ def _router(file: Reader, layer: int, norm: Norm) -> Router:
 def layer_embedding(file: Reader, layer: int, norm: Norm, width: int) -> LayerEmbedding:
     """What a layer makes of its token embedding."""
     return LayerEmbedding(
-        file.linear("inp_gate", layer, width, file.hidden, bias="absent"),
-        file.linear("proj", layer, file.hidden, width, bias="absent"),
+        file.linear("inp_gate", layer, width, file.hidden),
+        file.linear("proj", layer, file.hidden, width),
         file.norm("post_norm", layer, norm),
         GELU,
     )
@@ -195,7 +193,7 @@ def layer_embeddings(file: Reader, norm: Norm, width: int) -> LayerEmbeddings:
     return LayerEmbeddings(
         table=file.matrix("per_layer_token_embd", None, vocab, total),
         scale=math.sqrt(width),
-        proj=file.linear("per_layer_model_proj", None, total, hidden, bias="absent"),
+        proj=file.linear("per_layer_model_proj", None, total, hidden),
         proj_scale=1.0 / math.sqrt(hidden),
         norm=file.norm("per_layer_proj_norm", None, norm, width),
         input_scale=1.0 / math.sqrt(2.0),

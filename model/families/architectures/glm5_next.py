@@ -22,12 +22,10 @@ from urdir.model.families.hyper import with_streams
 from urdir.model.families.kimi_delta import heads_of_all, kimi_decoder, kimi_delta, low_rank
 from urdir.model.families.latent import latent_attention
 from urdir.model.families.mixtures import (
-    expert_width,
     leading_dense,
     limited,
     plain_dense,
     scoring,
-    shared_count,
 )
 from urdir.model.families.reader import Reader
 from urdir.model.families.recurrent import KimiDelta
@@ -65,13 +63,10 @@ def glm5_next(file: Reader) -> Description:
         mixer = kimi_delta(file, index, heads, decay, gate, floor, negated=True)
         return replace(mixer, eps=_L2_EPS)
 
-    def experts(index: int) -> Mixture:
-        beside = shared_count(file) * expert_width(file, index)
-        return scored_experts(file, index, beside, limit, scores=scores)
-
     def network(index: int) -> Dense | Mixture:
-        is_dense = index < leading_dense(file)
-        return plain_dense(file, index, limit) if is_dense else experts(index)
+        if index < leading_dense(file):
+            return plain_dense(file, index, limit)
+        return scored_experts(file, index, None, limit, scores=scores)
 
     description = kimi_decoder(file, attends, delta, network)
     return replace(

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from urdir.model.families.attention import Attention, QkNorm
-from urdir.model.families.dense import decoder
+from urdir.model.families.dense import decoder, shared_rope
 from urdir.model.families.description import Description
 from urdir.model.families.feed_forward import Dense
 from urdir.model.families.layers import LayerConfig
@@ -32,14 +32,10 @@ from urdir.model.families.parts import (
     sequential,
 )
 from urdir.model.families.reader import Presence, Reader
-from urdir.model.families.rope import RopeConfig, read_rope
+from urdir.model.families.rope import RopeConfig
 from urdir.model.families.stored import StoredMatrix
 from urdir.ptxgen.kernels.activation import Activation
 from urdir.ptxgen.kernels.rotation import RopeStyle
-
-
-def _rope(file: Reader) -> RopeConfig:
-    return read_rope(file, "half", head_dims(file)[0], factors=False)
 
 
 def _positions(file: Reader) -> StoredMatrix:
@@ -76,13 +72,13 @@ def gpt2(file: Reader) -> Description:
 
 def starcoder2(file: Reader) -> Description:
     """StarCoder 2 (arXiv 2402.19173)."""
-    return _decoder(file, _rope(file))
+    return _decoder(file, shared_rope(file, "half"))
 
 
 def codeshell(file: Reader) -> Description:
     """CodeShell (arXiv 2403.15747); files without an embedding tie it to the output matrix."""
     embedding = "token_embd" if file.has("token_embd.weight") else "output"
-    return _decoder(file, _rope(file), output="required", embedding=embedding)
+    return _decoder(file, shared_rope(file, "half"), output="required", embedding=embedding)
 
 
 def opt(file: Reader) -> Description:
@@ -98,7 +94,7 @@ def gptj(file: Reader) -> Description:
 def parallel_decoder(file: Reader, style: RopeStyle, output_bias: Presence) -> Description:
     """Attention and FFN in parallel on one LayerNorm, with biases; ``output_bias`` is that of the
     output of attention."""
-    rope = read_rope(file, style, head_dims(file)[0], factors=False)
+    rope = shared_rope(file, style)
     return decoder(
         file,
         layer_norm(file),
@@ -131,14 +127,19 @@ def jais(file: Reader) -> Description:
 
 def jais2(file: Reader) -> Description:
     """Jais 2: squared ReLU."""
-    return _decoder(file, _rope(file), RELU2)
+    return _decoder(file, shared_rope(file, "half"), RELU2)
 
 
 def nemotron(file: Reader) -> Description:
     """Nemotron 3 and 4 (arXiv 2402.16819): squared ReLU, partial RoPE. Stored LayerNorm weights
     include the 1 of (1 + weight)."""
     return _decoder(
-        file, _rope(file), RELU2, output_bias="optional", bias="optional", output="required"
+        file,
+        shared_rope(file, "half"),
+        RELU2,
+        output_bias="optional",
+        bias="optional",
+        output="required",
     )
 
 
@@ -146,7 +147,7 @@ def orion(file: Reader) -> Description:
     """Orion (arXiv 2401.12246): LLaMA with LayerNorm."""
     return _decoder(
         file,
-        _rope(file),
+        shared_rope(file, "half"),
         SILU,
         gated=True,
         output_bias="absent",
@@ -160,7 +161,11 @@ def gptneox(file: Reader) -> Description:
     parallel, each with its own norm."""
     side_by_side = file.required("use_parallel_residual", bool)
     return _decoder(
-        file, _rope(file), qkv_bias="required", side_by_side=side_by_side, output="required"
+        file,
+        shared_rope(file, "half"),
+        qkv_bias="required",
+        side_by_side=side_by_side,
+        output="required",
     )
 
 
@@ -198,7 +203,7 @@ def mpt(file: Reader) -> Description:
 def falcon(file: Reader) -> Description:
     """Falcon (arXiv 2311.16867): attention and FFN in parallel, on one norm or (40B: attn_norm_2)
     on two."""
-    norm, rope = layer_norm(file), _rope(file)
+    norm, rope = layer_norm(file), shared_rope(file, "half")
     second = file.anywhere("attn_norm_2.weight")
 
     def layer(index: int) -> LayerConfig:
@@ -217,7 +222,7 @@ def stablelm(file: Reader) -> Description:
     """StableLM (arXiv 2402.17834): LayerNorm, SwiGLU, optional QK norms. Without ffn_norm (12B)
     attention and FFN run in parallel."""
     norm, (key_dim, _) = layer_norm(file), head_dims(file)
-    rope = _rope(file)
+    rope = shared_rope(file, "half")
 
     def layer(index: int) -> LayerConfig:
         queries, keys = heads(file, index)

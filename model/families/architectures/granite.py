@@ -14,13 +14,12 @@ from dataclasses import replace
 
 from urdir.model.errors import ConfigError
 from urdir.model.families.attention import Attention
-from urdir.model.families.dense import rms_decoder, without_experts
+from urdir.model.families.dense import rms_decoder, shared_rope, without_experts
 from urdir.model.families.description import Description
 from urdir.model.families.feed_forward import Dense
 from urdir.model.families.mixtures import optional_mixture, shared_width
-from urdir.model.families.parts import attention, head_dims, heads
+from urdir.model.families.parts import attention, heads
 from urdir.model.families.reader import Reader
-from urdir.model.families.rope import read_rope
 from urdir.model.families.switch import Switch, SwitchedMatrix
 from urdir.model.families.windows import flagged_layers
 
@@ -36,7 +35,7 @@ def granitemoe(file: Reader) -> Description:
 
 
 def _granite(file: Reader, rotates: bool) -> Description:
-    rope = read_rope(file, "interleaved", head_dims(file)[0])
+    rope = shared_rope(file, "interleaved", factors=True)
     scale = file.optional("attention.scale", float, 0.0) or None
 
     def mixer(layer: int) -> Attention:
@@ -54,7 +53,7 @@ def granite_swa(file: Reader) -> Description:
     windowed, window = flagged_layers(file), file.size("attention.sliding_window")
     layers, pattern = file.layer_count(), "attention.rope_pattern"
     rotates = file.by_layer(pattern, bool) if file.is_array(pattern) else [True] * layers
-    rope = read_rope(file, "interleaved", head_dims(file)[0])
+    rope = shared_rope(file, "interleaved", factors=True)
     scale = file.optional("attention.scale", float, 0.0) or None
 
     def mixer(layer: int) -> Attention:
@@ -122,7 +121,7 @@ def _switched_matrices(
 def minicpm(file: Reader) -> Description:
     """MiniCPM 1 and 2. Old files lack the scales; they follow from sizes as in llama.cpp, whose
     default of logit_scale is the inverse of the value in newer files."""
-    rope = read_rope(file, "interleaved", head_dims(file)[0])
+    rope = shared_rope(file, "interleaved", factors=True)
     return _scaled(
         file,
         lambda layer: attention(file, layer, rope),

@@ -18,7 +18,7 @@ from urdir.model.families.description import Description
 from urdir.model.families.feed_forward import Mixture
 from urdir.model.families.hyper import stream_join, with_streams
 from urdir.model.families.latent import latent_attention, latent_head_dims
-from urdir.model.families.mixtures import expert_width, limited, scoring, shared_count, unless_dense
+from urdir.model.families.mixtures import limited, scoring, unless_dense
 from urdir.model.families.parts import SILU, output_gate, rms_norm
 from urdir.model.families.reader import Reader
 from urdir.model.families.rope import read_rope
@@ -51,11 +51,8 @@ def hy_v4(file: Reader) -> Description:
         )
 
     def experts(index: int) -> Mixture:
-        beside = shared_count(file) * expert_width(file, index)
         limit = limited(limits[index], "inputs")
-        return scored_experts(
-            *(file, index, beside, limit, SILU), scores=scores, choice_bias="optional"
-        )
+        return scored_experts(file, index, None, limit, SILU, scores=scores, choice_bias="optional")
 
     network = unless_dense(file, experts)
     description = rms_decoder(file, attends, network, output="required", unused=INDEXER)

@@ -89,8 +89,7 @@ def bailingmoe3(file: Reader) -> Description:
     def delta(index: int) -> KimiDelta:
         width = heads * file.size("kda.head_dim")
         decay, gate = (
-            file.linear(name, index, width, file.hidden, bias="absent")
-            for name in ("ssm_f_a", "ssm_g_a")
+            file.linear(name, index, width, file.hidden) for name in ("ssm_f_a", "ssm_g_a")
         )
         return kimi_delta(file, index, heads, (decay, None), (gate, None), floor)
 

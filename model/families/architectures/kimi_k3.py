@@ -53,7 +53,7 @@ def kimi_k3(file: Reader) -> Description:
 
     def delta(index: int) -> KimiDelta:
         width = heads * file.size("kda.head_dim")
-        gate = file.linear("ssm_g", index, width, file.hidden, bias="absent")
+        gate = file.linear("ssm_g", index, width, file.hidden)
         decay = low_rank(file, index, "ssm_f", heads)
         return kimi_delta(file, index, heads, decay, (gate, None), floor, negated=bool(floor))
 
@@ -95,8 +95,8 @@ def _experts(file: Reader, layer: int, situ: Activation) -> Mixture:
         if file.has("ffn_routed_norm.weight", layer):
             norm = file.norm("ffn_routed_norm", layer, rms_norm(file), narrow)
         latent = LatentExperts(
-            file.linear("ffn_routed_down", layer, narrow, file.hidden, bias="absent"),
-            file.linear("ffn_routed_up", layer, file.hidden, narrow, bias="absent"),
+            file.linear("ffn_routed_down", layer, narrow, file.hidden),
+            file.linear("ffn_routed_up", layer, file.hidden, narrow),
             norm,
         )
     beside = 0

@@ -79,13 +79,13 @@ def _decoder(file: Reader, network: Callable[[int], Network], window: int = 0) -
 
 def _short_conv(file: Reader, layer: int) -> ShortConv:
     hidden = file.hidden
-    parts = file.linear("shortconv.in_proj", layer, 3 * hidden, hidden, bias="absent")
+    parts = file.linear("shortconv.in_proj", layer, 3 * hidden, hidden)
     return ShortConv(
         values=parts.part(2 * hidden, hidden),
         input_gate=parts.part(0, hidden),
         output_gate=parts.part(hidden, hidden),
         conv=convolution(file, "shortconv.l_cache", "shortconv.conv", layer, hidden),
-        o=file.linear("shortconv.out_proj", layer, hidden, hidden, bias="absent"),
+        o=file.linear("shortconv.out_proj", layer, hidden, hidden),
     )
 
 

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from functools import partial
 
 from urdir.model.families.attention import Attention
-from urdir.model.families.dense import rms_decoder
+from urdir.model.families.dense import rms_decoder, shared_rope
 from urdir.model.families.description import Description
 from urdir.model.families.feed_forward import Dense, Mixture
 from urdir.model.families.mixtures import optional_mixture
@@ -28,7 +28,6 @@ from urdir.model.families.parts import (
     rms_norm,
 )
 from urdir.model.families.reader import Reader
-from urdir.model.families.rope import read_rope
 from urdir.ptxgen.kernels.rotation import RopeStyle
 
 
@@ -58,7 +57,7 @@ def _decoder(
     head_norm: bool = False,
 ) -> Description:
     norm, (key_dim, _) = rms_norm(file), head_dims(file)
-    rope = read_rope(file, style, key_dim)
+    rope = shared_rope(file, style, factors=True)
 
     def attends(index: int) -> Attention:
         norms = head_norms(file, index, norm, key_dim) if head_norm else None

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from urdir.model.errors import ConfigError
 from urdir.model.families.attention import OutputGate
-from urdir.model.families.dense import weightless
+from urdir.model.families.dense import shared_rope, weightless
 from urdir.model.families.description import Description
 from urdir.model.families.layers import LayerConfig
 from urdir.model.families.parts import (
@@ -25,7 +25,6 @@ from urdir.model.families.parts import (
     sequential,
 )
 from urdir.model.families.reader import Reader
-from urdir.model.families.rope import read_rope
 from urdir.model.files.limits import LAYERS
 
 
@@ -38,8 +37,8 @@ def hrm_text(file: Reader) -> Description:
     No norm has weights; attention has elementwise gates. Keys: hrm.layers_per_stack,
     hrm.h_cycles, hrm.l_cycles, embedding_scale (0: none).
     """
-    norm, (key_dim, value_dim) = weightless(rms_norm(file)), head_dims(file)
-    rope = read_rope(file, "half", key_dim, factors=False)
+    norm, value_dim = weightless(rms_norm(file)), head_dims(file)[1]
+    rope = shared_rope(file, "half")
     per_stack = file.size("hrm.layers_per_stack")
     high, low = file.size("hrm.h_cycles"), file.size("hrm.l_cycles")
     runs = per_stack * high * (low + 1)
@@ -51,9 +50,7 @@ def hrm_text(file: Reader) -> Description:
 
     def layer(index: int) -> LayerConfig:
         width = heads(file, 0)[0] * value_dim
-        gate = OutputGate(
-            file.linear("attn_gate", index, width, file.hidden, bias="absent"), "sigmoid"
-        )
+        gate = OutputGate(file.linear("attn_gate", index, width, file.hidden), "sigmoid")
         mixer = attention(file, index, rope, gate=gate, output_bias="absent")
         return sequential(mixer, dense(file, index, bias="absent"), (norm, norm))
 
@@ -82,7 +79,7 @@ def nanbeige(file: Reader) -> Description:
     """Nanbeige 4: LLaMA's layers run num_loops times, with the final norm between runs unless
     skip_loop_final_norm is set."""
     norm = rms_norm(file)
-    rope = read_rope(file, "interleaved", head_dims(file)[0])
+    rope = shared_rope(file, "interleaved", factors=True)
     loops, count = file.size("num_loops", 1), file.layer_count()
     if loops * count > LAYERS.most:
         raise ConfigError(

@@ -65,8 +65,8 @@ def _mixer(
 ) -> Selective:
     hidden, inner = file.hidden, file.size("ssm.inner_size")
     size, rank = file.size("ssm.state_size"), file.size("ssm.time_step_rank")
-    both = file.linear("ssm_in", layer, 2 * inner, hidden, bias="absent")
-    parts = file.linear("ssm_x", layer, rank + 2 * size, inner, bias="absent")
+    both = file.linear("ssm_in", layer, 2 * inner, hidden)
+    parts = file.linear("ssm_x", layer, rank + 2 * size, inner)
     return Selective(
         mixed=both.part(0, inner),
         conv=convolution(file, "ssm.conv_kernel", "ssm_conv1d", layer, inner, bias="optional"),
@@ -80,7 +80,7 @@ def _mixer(
         step=file.linear("ssm_dt", layer, inner, rank, bias="required"),
         a=file.vector("ssm_a", layer, inner, size),
         skip=file.vector("ssm_d", layer, inner),
-        o=file.linear("ssm_out", layer, hidden, inner, bias="absent"),
+        o=file.linear("ssm_out", layer, hidden, inner),
     )
 
 

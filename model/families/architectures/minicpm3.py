@@ -55,8 +55,8 @@ def _attention(file: Reader, layer: int, rope: RopeConfig, rank: int = 0) -> Att
     heads, still = file.size_at("attention.head_count", layer), key_dim - rope.dim
     latent = file.size("attention.kv_lora_rank")
     name, source = ("attn_q_b", rank) if rank else ("attn_q", hidden)
-    queries = file.linear(name, layer, heads * key_dim, source, bias="absent")
-    down = file.linear("attn_kv_a_mqa", layer, latent + rope.dim, hidden, bias="absent")
+    queries = file.linear(name, layer, heads * key_dim, source)
+    down = file.linear("attn_kv_a_mqa", layer, latent + rope.dim, hidden)
     both, width = still + value_dim, heads * (still + value_dim)
     up = keys_and_values(file, layer, width, latent)
     vector = down.part(0, latent)
@@ -69,7 +69,7 @@ def _attention(file: Reader, layer: int, rope: RopeConfig, rank: int = 0) -> Att
         q=queries.part(still, rope.dim, key_dim),
         k=down.part(latent, rope.dim),
         v=vector,
-        o=file.linear("attn_output", layer, hidden, heads * value_dim, bias="absent"),
+        o=file.linear("attn_output", layer, hidden, heads * value_dim),
         rope=rope,
         latent=Latent(
             down=vector,
@@ -78,7 +78,7 @@ def _attention(file: Reader, layer: int, rope: RopeConfig, rank: int = 0) -> Att
             absorb=up.part(0, still, both).transposed() if still else None,
             expand=up.part(still, value_dim, both),
             keys=up.part(0, still, both) if still else None,
-            q_down=file.linear("attn_q_a", layer, rank, hidden, bias="absent") if rank else None,
+            q_down=file.linear("attn_q_a", layer, rank, hidden) if rank else None,
             q_norm=file.norm("attn_q_a_norm", layer, norm, rank) if rank else None,
         ),
     )

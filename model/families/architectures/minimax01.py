@@ -16,6 +16,7 @@ expert_weights_scale.
 from __future__ import annotations
 
 from urdir.model.errors import ConfigError
+from urdir.model.families.dense import shared_rope
 from urdir.model.families.description import Description
 from urdir.model.families.feed_forward import Mixture
 from urdir.model.families.layers import Block, Branch, LayerConfig, Network
@@ -23,7 +24,6 @@ from urdir.model.families.mixtures import dense_width, mixture, router, weights_
 from urdir.model.families.parts import attention, head_dims, model
 from urdir.model.families.reader import Reader
 from urdir.model.families.recurrent import Lightning
-from urdir.model.families.rope import read_rope
 from urdir.model.families.stored import Slopes
 from urdir.ptxgen.kernels.norm import Norm
 
@@ -36,7 +36,7 @@ def minimax_01(file: Reader) -> Description:
     scale, recurrent = _residual_scale(file), _recurrent_layers(file)
     of_embedding = Norm("rms", file.rms())
     norm = Norm("rms", file.rms() / scale**2)
-    rope = read_rope(file, "half", head_dims(file)[0], factors=False)
+    rope = shared_rope(file, "half")
 
     def mixer(layer: int) -> Network:
         if recurrent[layer]:
@@ -78,15 +78,15 @@ def _lightning(file: Reader, layer: int) -> Lightning:
             f"value heads {value_dim} (attention.value_length); expected the same number"
         )
     width = heads * dim
-    qkv = file.linear("attn_qkv", layer, 3 * width, file.hidden, bias="absent")
+    qkv = file.linear("attn_qkv", layer, 3 * width, file.hidden)
     q, k, v = (qkv.part(first, dim, 3 * dim) for first in (0, dim, 2 * dim))
     return Lightning(
         q=q,
         k=k,
         v=v,
-        gate=file.linear("attn_gate", layer, width, file.hidden, bias="absent"),
+        gate=file.linear("attn_gate", layer, width, file.hidden),
         norm=file.norm("attn_norm_2", layer, Norm("rms", file.rms()), width),
-        o=file.linear("attn_output", layer, file.hidden, width, bias="absent"),
+        o=file.linear("attn_output", layer, file.hidden, width),
         slopes=Slopes(layer, file.layer_count(), heads),
     )
 

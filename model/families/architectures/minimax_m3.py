@@ -19,7 +19,7 @@ from dataclasses import replace
 from urdir.model.families.dense import mixer, rms_decoder, shared_rope
 from urdir.model.families.description import Description
 from urdir.model.families.feed_forward import Dense, Mixture
-from urdir.model.families.mixtures import expert_width, leading_dense, plain_dense, shared_count
+from urdir.model.families.mixtures import leading_dense, plain_dense
 from urdir.model.families.reader import Reader
 from urdir.model.families.scored_experts import scored_experts
 from urdir.ptxgen.kernels.activation import Activation
@@ -34,8 +34,7 @@ def minimax_m3(file: Reader) -> Description:
     def network(index: int) -> Dense | Mixture:
         if index < leading_dense(file):
             return plain_dense(file, index, SWIGLU_OAI)
-        beside = shared_count(file) * expert_width(file, index)
-        return scored_experts(file, index, beside, SWIGLU_OAI)
+        return scored_experts(file, index, activation=SWIGLU_OAI)
 
     attends = mixer(file, shared_rope(file, "half"), head_norm=True)
     description = rms_decoder(file, attends, network, output="required", unused=_INDEX)

@@ -20,7 +20,7 @@ from urdir.model.families.dense import (
     windowed_mixer,
 )
 from urdir.model.families.description import Description
-from urdir.model.families.parts import dense, head_dims, layer_norm, rms_norm, row_norms
+from urdir.model.families.parts import head_dims, layer_norm, rms_norm, row_norms
 from urdir.model.families.reader import Reader
 from urdir.model.families.rope import unscaled_rope
 from urdir.model.families.windows import optional_window, optional_windows, windowed_layers
@@ -37,7 +37,6 @@ def olmo(file: Reader) -> Description:
         file,
         norm,
         mixer(file, rope, clamp=clamp),
-        lambda layer: dense(file, layer, bias="absent"),
         norms=(weightless(norm), weightless(norm)),
         output_norm=weightless(norm),
     )
@@ -58,7 +57,6 @@ def olmo2(file: Reader) -> Description:
         file,
         norm,
         windowed_mixer(file, windowed, window, local, rope, more=norms),
-        lambda layer: dense(file, layer, bias="absent"),
         norms=(None, None),
         post_norms=_POST_NORMS,
         output="required",
@@ -76,7 +74,6 @@ def exaone4(file: Reader) -> Description:
     return rms_decoder(
         file,
         attends,
-        lambda layer: dense(file, layer, bias="absent"),
         norms=(None, None),
         post_norms=_POST_NORMS,
     )

@@ -26,7 +26,7 @@ from urdir.model.families.parts import (
 )
 from urdir.model.families.reader import Reader
 from urdir.model.families.recurrent import Selective, convolution
-from urdir.model.families.rope import RopeConfig, read_rope, windowed_rope
+from urdir.model.families.rope import RopeConfig, windowed_rope
 from urdir.model.families.stored import Normalization
 from urdir.model.families.windows import optional_window, optional_windows
 
@@ -81,8 +81,8 @@ def _mamba(file: Reader, layer: int) -> Selective:
     if groups := file.count("ssm.group_count"):
         raise UnsupportedError(f"{file.key('ssm.group_count')} is {groups}, expected 0")
     dim, rank = inner // count, max(64, hidden // 16)
-    both = file.linear("ssm_in", layer, 2 * inner, hidden, bias="absent")
-    parts = file.linear("ssm_x", layer, rank + 2 * size, inner, bias="absent")
+    both = file.linear("ssm_in", layer, 2 * inner, hidden)
+    parts = file.linear("ssm_x", layer, rank + 2 * size, inner)
 
     def norm(name: str, width: int) -> Normalization:
         return Normalization(rms_norm(file), file.vector(name, layer, width))
@@ -100,7 +100,7 @@ def _mamba(file: Reader, layer: int) -> Selective:
         step=file.linear("ssm_dt", layer, count, rank, bias="required"),
         a=file.vector("ssm_a", layer, count),
         skip=file.vector("ssm_d", layer, count),
-        o=file.linear("ssm_out", layer, hidden, inner, bias="absent"),
+        o=file.linear("ssm_out", layer, hidden, inner),
     )
 
 
@@ -122,7 +122,7 @@ def _normed_after(file: Reader, layer: int, mixer: Attention | Selective) -> Lay
 def plamo3(file: Reader) -> Description:
     """PLaMo 3: QK norms, norms before and after, sliding windows in seven of eight layers."""
     key_dim, window = head_dims(file)[0], optional_window(file)
-    rope = read_rope(file, "half", key_dim, factors=False)
+    rope = shared_rope(file, "half")
     local = windowed_rope(file, rope, key_dim, scaled=False, base=1e4) if window else rope
     windowed = optional_windows(file, window, 8)
     attends = windowed_mixer(file, windowed, window, local, rope, head_norm=True, qkv_bias="absent")

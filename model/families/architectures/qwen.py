@@ -24,7 +24,7 @@ from urdir.model.families.parts import (
     heads,
 )
 from urdir.model.families.reader import Reader
-from urdir.model.families.rope import read_rope, with_sections
+from urdir.model.families.rope import with_sections
 from urdir.ptxgen.kernels.norm import Norm
 
 
@@ -32,7 +32,7 @@ def qwen(file: Reader) -> Description:
     """Qwen 1: feed_forward_length counts both halves of the gated FFN. With fewer KV heads than
     heads, only the first of the 3 * hidden rows of attn_qkv are used, as in llama.cpp."""
     key_dim, _ = head_dims(file)
-    rope = read_rope(file, "half", key_dim, factors=False)
+    rope = shared_rope(file, "half")
 
     def attends(layer: int) -> Attention:
         queries, keys = heads(file, layer)
@@ -63,7 +63,6 @@ def qwen2vl(file: Reader) -> Description:
         file,
         Norm("rms", eps),
         mixer(file, rope),
-        lambda layer: dense(file, layer, bias="absent"),
         output_bias="absent",
         unused=("output.bias",),
     )

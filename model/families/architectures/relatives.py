@@ -186,7 +186,6 @@ def smollm3(file: Reader) -> Description:
     return rms_decoder(
         file,
         lambda layer: mixer(file, rope if (layer + 1) % 4 else None)(layer),
-        lambda layer: dense(file, layer, bias="absent"),
     )
 
 

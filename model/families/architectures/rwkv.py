@@ -177,7 +177,7 @@ def _sixth(file: Reader, layer: int) -> TimeMix:
         raise ConfigError(f"{heads} heads share {keys} ({file.key('attention.head_count_kv')})")
     is_six = file.anywhere("time_mix_first.weight")
     low = _linear(file, "w1", layer, 5 * extra, hidden)
-    high = file.linear("time_mix_w2", layer, 5, hidden, extra, bias="absent")
+    high = file.linear("time_mix_w2", layer, 5, hidden, extra)
     lerp = tuple(file.vector(f"time_mix_lerp_{of}.weight", layer, hidden) for of in "wkvrg")
     if file.anywhere("time_mix_lerp_fused.weight"):
         lerp = _parts(file.vector("time_mix_lerp_fused.weight", layer, 5, 1, 1, hidden), hidden)
@@ -220,7 +220,7 @@ def _channel_mix(file: Reader, layer: int, mixes: str) -> ChannelMix:
     hidden, width = file.hidden, file.size_at("feed_forward_length", layer)
 
     def linear(name: str, rows: int, cols: int) -> Linear:
-        return file.linear(f"channel_mix_{name}", layer, rows, cols, bias="absent")
+        return file.linear(f"channel_mix_{name}", layer, rows, cols)
 
     return ChannelMix(
         tuple(file.vector(f"channel_mix_lerp_{mix}.weight", layer, hidden) for mix in mixes),

@@ -14,7 +14,7 @@ C), ssm.state_size (values of such a head); each family lists its own.
 from __future__ import annotations
 
 from urdir.model.errors import ConfigError
-from urdir.model.families.dense import rms_decoder
+from urdir.model.families.dense import rms_decoder, shared_rope
 from urdir.model.families.description import Description
 from urdir.model.families.feed_forward import LatentExperts, Mixture
 from urdir.model.families.layers import Block, Branch, LayerConfig, Network
@@ -33,14 +33,12 @@ from urdir.model.families.parts import (
     RELU2,
     attention,
     dense,
-    head_dims,
     model,
     rms_norm,
     sequential,
 )
 from urdir.model.families.reader import Reader
 from urdir.model.families.recurrent import Recurrence, convolution
-from urdir.model.families.rope import read_rope
 from urdir.ptxgen.kernels.norm import Norm
 
 
@@ -63,7 +61,7 @@ def granitehybrid(file: Reader) -> Description:
     norm, shared = rms_norm(file), shared_width(file, 0)
     scale = file.amount("attention.scale") or None
     kv_heads = file.by_layer("attention.head_count_kv", int)
-    rope = read_rope(file, "interleaved", head_dims(file)[0])
+    rope = shared_rope(file, "interleaved", factors=True)
     rotates = file.optional("rope.scaling.finetuned", bool, True)
 
     def mixer(index: int) -> Network:
@@ -85,7 +83,7 @@ def falcon_h1(file: Reader) -> Description:
     """Falcon-H1 (arXiv 2507.22448): attention and Mamba-2 in parallel in every layer. llama.cpp
     loads the bias of attention's output and RoPE factors without using them."""
     norm, normed = rms_norm(file), file.anywhere("ssm_norm.weight")
-    rope = read_rope(file, "half", head_dims(file)[0], factors=False)
+    rope = shared_rope(file, "half")
     value_scale = file.own("value_scale", float, 1.0)
     if file.of_folder:
         file.has_key("own.multipliers")  # of matrices, which have them
@@ -164,8 +162,8 @@ def _network(file: Reader, layer: int) -> Network:
     if file.count("moe_latent_size") or file.has("ffn_latent_down.weight", layer):
         narrow = file.count("moe_latent_size") or file.hidden
         latent = LatentExperts(
-            file.linear("ffn_latent_down", layer, narrow, file.hidden, bias="absent"),
-            file.linear("ffn_latent_up", layer, file.hidden, narrow, bias="absent"),
+            file.linear("ffn_latent_down", layer, narrow, file.hidden),
+            file.linear("ffn_latent_up", layer, file.hidden, narrow),
         )
     experts: Mixture = mixture(
         file, layer, route, width, RELU2, shared=shared, gate="absent", latent=latent
@@ -190,7 +188,7 @@ def mamba2_mixer(file: Reader, layer: int, norm: Norm, *, normed: bool = True) -
     dim = file.size("ssm.state_size")
     width = inner + 2 * groups * dim
     total = inner + width + heads
-    parts = file.linear("ssm_in", layer, total, hidden, bias="absent")
+    parts = file.linear("ssm_in", layer, total, hidden)
     return Recurrence(
         mixed=parts.part(inner, width),
         conv=convolution(file, "ssm.conv_kernel", "ssm_conv1d", layer, width, bias="optional"),
@@ -201,7 +199,7 @@ def mamba2_mixer(file: Reader, layer: int, norm: Norm, *, normed: bool = True) -
         dt_bias=file.vector("ssm_dt.bias", layer, heads),
         skip=file.vector("ssm_d", layer, heads, 1),
         norm=file.norm("ssm_norm", layer, norm, groups, inner // groups) if normed else None,
-        o=file.linear("ssm_out", layer, hidden, inner, bias="absent"),
+        o=file.linear("ssm_out", layer, hidden, inner),
         heads=heads,
         key_heads=groups,
         key_dim=dim,

@@ -102,7 +102,7 @@ def _attention(
         raise UnsupportedError(f"{key} is {kv_heads}, of {count} heads: as many are supported")
     width, hidden = count * key_dim, file.hidden
     q, k, v = (
-        file.linear(f"{name}_{of}", layer, rows, hidden, bias="absent")
+        file.linear(f"{name}_{of}", layer, rows, hidden)
         for of, rows in (("q", width), ("k", width), ("v", count * value_dim))
     )
     is_own = causal is not None
@@ -115,7 +115,7 @@ def _attention(
         q=q,
         k=k if is_own else None,
         v=v if is_own else None,
-        o=file.linear(f"{name}_o", layer, hidden, count * value_dim, bias="absent"),
+        o=file.linear(f"{name}_o", layer, hidden, count * value_dim),
         causal=causal is not False,
         relative=_bias(file, layer, count, causal=causal) if causal is not None else None,
         cross=None if is_own else CrossKeys(k, v),

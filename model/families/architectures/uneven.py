@@ -16,12 +16,10 @@ from urdir.model.families.layers import Block, Branch, LayerConfig, Network
 from urdir.model.families.parts import (
     attention,
     dense,
-    head_dims,
     model,
     rms_norm,
 )
 from urdir.model.families.reader import Reader
-from urdir.model.families.rope import read_rope
 
 
 def deci(file: Reader) -> Description:
@@ -32,7 +30,7 @@ def deci(file: Reader) -> Description:
     attention is ignored.
     """
     norm = rms_norm(file)
-    rope = read_rope(file, "interleaved", head_dims(file)[0])
+    rope = shared_rope(file, "interleaved", factors=True)
     queries = file.by_layer("attention.head_count", int)
     keys = [file.by_layer("attention.head_count_kv", int, n)[i] for i, n in enumerate(queries)]
     widths = file.by_layer("feed_forward_length", int)
@@ -43,7 +41,7 @@ def deci(file: Reader) -> Description:
             if keys[index]:
                 mixer = attention(file, index, rope)
             else:
-                mixer = file.linear("attn_output", index, file.hidden, file.hidden, bias="absent")
+                mixer = file.linear("attn_output", index, file.hidden, file.hidden)
             yield Block((Branch(mixer, file.norm("attn_norm", index, norm)),))
         yield Block((Branch(dense(file, index), file.norm("ffn_norm", index, norm)),))
 

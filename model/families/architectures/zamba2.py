@@ -57,7 +57,7 @@ def _transformer(file: Reader, layer: int, stored: int, number: int) -> SharedTr
     width = file.size("feed_forward_length")
 
     def matrix(name: str, rows: int, cols: int) -> Linear:
-        return file.linear(name, stored, rows, cols, bias="absent")
+        return file.linear(name, stored, rows, cols)
 
     def adapted(of: Linear, first: int, rows: int, name: str) -> Linear:
         """The rows of a matrix from ``first`` on, with those of its adapter."""
@@ -98,7 +98,7 @@ def _transformer(file: Reader, layer: int, stored: int, number: int) -> SharedTr
             gelu(file),
         ),
         file.norm("ffn_norm", stored, norm),
-        file.linear("ffn_linear", layer, hidden, hidden, bias="absent"),
+        file.linear("ffn_linear", layer, hidden, hidden),
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +16,6 @@ class CorrectStreams(OfStreams):
     """y<i> = x<i> + (coefs[i] + 1) (made - x0), with coefs of each row, and z = y0 * scale."""
 
     name = "correct_streams"
-    template = ("urdir.templates", "altup/correct_streams.ptx.j2")
 
     @property
     def params(self) -> tuple[Param, ...]:
@@ -39,5 +37,5 @@ class CorrectStreams(OfStreams):
         return {name: values.astype(np.float32) for name, values in found.items()}
 
     @classmethod
-    def examples(cls) -> Mapping[str, CorrectStreams]:
+    def examples(cls) -> dict[str, CorrectStreams]:
         return {"a row": cls(1, 300), "rows": cls(3, 37), "two streams": cls(2, 130, 2)}

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.altup.streams import THREADS
+from urdir.ptxgen.limits import POSITIVE, POSITIVE_31_BITS, limited
 from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, Tolerance
 
 
@@ -21,12 +20,8 @@ class MatchLength(KernelSpec):
     cols: int
 
     name = "match_length"
-    template = ("urdir.templates", "altup/match_length.ptx.j2")
+    limits = limited(rows=POSITIVE_31_BITS, cols=POSITIVE)
     tolerance = Tolerance(rtol=5e-6)
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.rows < 2**31 or self.cols < 1:
-            raise PtxgenError(f"{self.name}: {self.rows} x {self.cols}: both from 1")
 
     @property
     def params(self) -> tuple[Param, ...]:
@@ -47,7 +42,7 @@ class MatchLength(KernelSpec):
         return {"y": (x * lengths[0] / lengths[1]).astype(np.float32)}
 
     @classmethod
-    def examples(cls) -> Mapping[str, MatchLength]:
+    def examples(cls) -> dict[str, MatchLength]:
         return {"a row": cls(1, 301), "rows": cls(3, 37)}
 
     def flops(self) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +16,6 @@ class PredictStreams(OfStreams):
     """y<i> = x<i> + sum over j of coefs[i * streams + j] x<j>, with coefs of each row."""
 
     name = "predict_streams"
-    template = ("urdir.templates", "altup/predict_streams.ptx.j2")
 
     @property
     def coefficients(self) -> int:
@@ -36,5 +34,5 @@ class PredictStreams(OfStreams):
         return {f"y{i}": y[i].astype(np.float32) for i in range(self.streams)}
 
     @classmethod
-    def examples(cls) -> Mapping[str, PredictStreams]:
+    def examples(cls) -> dict[str, PredictStreams]:
         return {"a row": cls(1, 300), "rows": cls(3, 37), "two streams": cls(2, 130, 2)}

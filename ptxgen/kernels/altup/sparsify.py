@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.altup.streams import THREADS
+from urdir.ptxgen.limits import POSITIVE_31_BITS, limited
 from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, Tolerance
 
 
@@ -23,12 +22,8 @@ class Sparsify(KernelSpec):
     deviations: float
 
     name = "sparsify"
-    template = ("urdir.templates", "altup/sparsify.ptx.j2")
+    limits = limited(rows=POSITIVE_31_BITS, cols=range(2, 1 << 31))
     tolerance = Tolerance(rtol=1e-5, atol=2e-6)
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.rows < 2**31 or self.cols < 2:
-            raise PtxgenError(f"{self.name}: {self.rows} rows of {self.cols} values: 2 at least")
 
     @property
     def params(self) -> tuple[Param, ...]:
@@ -43,7 +38,7 @@ class Sparsify(KernelSpec):
         return {"y": sparse(inputs["x"].astype(np.float64), self.deviations).astype(np.float32)}
 
     @classmethod
-    def examples(cls) -> Mapping[str, Sparsify]:
+    def examples(cls) -> dict[str, Sparsify]:
         return {"a row": cls(1, 1031, 1.6448533535003662), "rows": cls(3, 37, 0.5)}
 
     def flops(self) -> int:

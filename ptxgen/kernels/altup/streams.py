@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.limits import GRID_ROWS, POSITIVE, limited
 from urdir.ptxgen.spec import Access, KernelSpec, LaunchShape, Param, Tolerance, ceil_div
 
 THREADS = 128
@@ -18,11 +18,7 @@ class OfStreams(KernelSpec):
     cols: int
     streams: int = 4
 
-    def __post_init__(self) -> None:
-        if not 1 <= self.rows <= 65535 or self.cols < 1 or not 2 <= self.streams <= 8:
-            raise PtxgenError(
-                f"{self.name}: {self.streams} streams (2 to 8) of {self.rows} x {self.cols}"
-            )
+    limits = limited(rows=GRID_ROWS, cols=POSITIVE, streams=range(2, 9))
 
     @property
     def launch_shape(self) -> LaunchShape:

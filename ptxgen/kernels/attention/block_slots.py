@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -12,6 +11,7 @@ import numpy as np
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
 from urdir.ptxgen.kernels.attention.select_keys import NO_POSITION
+from urdir.ptxgen.limits import GRID_ROWS, POSITIVE, limited
 from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param
 
 THREADS = 128
@@ -38,14 +38,13 @@ class BlockSlots(KernelSpec):
     chosen: bool = False
 
     name = "block_slots"
-    template = ("urdir.templates", "attention/block_slots.ptx.j2")
+    limits = limited(rows=GRID_ROWS, window=POSITIVE)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         layout, heads = self.layout, 2 if self.ratio else 1
         if layout.kv_heads != heads or not layout.values_in_keys or layout.capacity:
             raise PtxgenError("block_slots: keys of all tokens, and beside them those of blocks")
-        if not 1 <= self.rows <= 65535 or self.window < 1:
-            raise PtxgenError(f"block_slots: {self.rows} rows, the last {self.window} tokens")
         if self.ratio < 0 or self.most < 0 or (self.most and not self.ratio):
             raise PtxgenError(f"block_slots: {self.most} blocks of {self.ratio} tokens")
         if self.chosen and not self.most:
@@ -54,10 +53,9 @@ class BlockSlots(KernelSpec):
     @property
     def params(self) -> tuple[Param, ...]:
         table = tuple(p for p in self.layout.params(Access.IN) if p.name == "block_table")
-        selected = (Param("selected", "u32", ("rows", "tokens"), Access.IN),)
-        return (
+        return Param.given(
             *table,
-            *(selected if self.chosen else ()),
+            self.chosen and Param("selected", "u32", ("rows", "tokens"), Access.IN),
             Param("sequence", "u32", ("rows",), Access.IN),
             Param("position", "u32", ("rows",), Access.IN),
             Param("slots", "u32", ("rows", "width"), Access.OUT),
@@ -118,7 +116,7 @@ class BlockSlots(KernelSpec):
         return inputs | {name: of.astype(np.uint32) for name, of in at.items()}
 
     @classmethod
-    def examples(cls) -> Mapping[str, BlockSlots]:
+    def examples(cls) -> dict[str, BlockSlots]:
         layout = partial(KvLayout, values_in_keys=True)
         return {
             "tokens": cls(layout(2, 1, 70, 64, "f16"), 4, 20),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,7 +34,6 @@ class CachedTokens(KernelSpec):
     room: int
 
     name = "cached_tokens"
-    template = ("urdir.templates", "attention/cached_tokens.ptx.j2")
     launch_fields = frozenset({"tokens"})
 
     def __post_init__(self) -> None:
@@ -118,7 +116,7 @@ class CachedTokens(KernelSpec):
         return inputs | {"units": units, "keys": rng.standard_normal(shape).astype(np.float16)}
 
     @classmethod
-    def examples(cls) -> Mapping[str, CachedTokens]:
+    def examples(cls) -> dict[str, CachedTokens]:
         latent = KvLayout(2, 1, 60, 576, "f16", value_dim=512, values_in_keys=True)
         quants = KvLayout(2, 1, 64, 96, "q8_0", 16, 9, value_dim=64)
         return {

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -15,6 +14,7 @@ from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
 from urdir.ptxgen.kernels.attention.pooled_keys import PooledKeys, inputs_of_pools, params_of_pools
 from urdir.ptxgen.kernels.attention.turn_tail import check_tail, turned_tail
 from urdir.ptxgen.kernels.rotation import Rotation, frequencies, turns_table
+from urdir.ptxgen.limits import GRID_ROWS, limited
 from urdir.ptxgen.spec import Access, Array, Param
 
 #: Tokens of a block at most.
@@ -43,9 +43,10 @@ class CompressKeys(PooledKeys):
     rows: int = 1
 
     name = "compress_keys"
-    template = ("urdir.templates", "attention/compress_keys.ptx.j2")
+    limits = limited(rows=GRID_ROWS, ratio=range(2, MOST_RATIO + 1))
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         raw, to = self.raw, self.layout
         alone = raw.values_in_keys and to.values_in_keys and not (raw.capacity or to.capacity)
         plain = not (raw.format.is_scaled or to.format.is_scaled)
@@ -54,8 +55,6 @@ class CompressKeys(PooledKeys):
         if self.width not in (self.dim, 2 * self.dim):
             raise PtxgenError(f"compress_keys: {self.width} values of a token, {self.dim} of a key")
         check_tail(self.name, self.rotation, self.dim, 8)
-        if not 1 < self.ratio <= MOST_RATIO or not 1 <= self.rows <= 65535:
-            raise PtxgenError(f"compress_keys: {self.rows} rows, blocks of {self.ratio} tokens")
 
     @property
     def width(self) -> int:
@@ -117,7 +116,7 @@ class CompressKeys(PooledKeys):
         return inputs
 
     @classmethod
-    def examples(cls) -> Mapping[str, CompressKeys]:
+    def examples(cls) -> dict[str, CompressKeys]:
         layout = partial(KvLayout, values_in_keys=True)
 
         def of(keys: KvLayout, halves: int, ratio: int, rotary: int, rows: int) -> CompressKeys:

@@ -77,7 +77,6 @@ class FlashDecode(DecodeAttention):
 
     splits_keys = True
     name = "flash_decode"
-    template = ("urdir.templates", "attention/flash_decode.ptx.j2")
 
     def __post_init__(self) -> None:
         super().__post_init__()

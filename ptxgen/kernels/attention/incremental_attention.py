@@ -35,7 +35,6 @@ class IncrementalAttention(DecodeAttention):
     starts_next: bool = False
 
     name = "incremental_attention"
-    template = ("urdir.templates", "attention/incremental_attention.ptx.j2")
 
     @cached_property
     def head_tiles(self) -> HeadTiles:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -11,6 +10,7 @@ import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
+from urdir.ptxgen.limits import GRID_ROWS, POSITIVE, limited, up_to
 from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, Tolerance, ceil_div
 from urdir.ptxgen.target import Target
 
@@ -53,25 +53,19 @@ class IndexScores(KernelSpec):
     early: bool = False
 
     name = "index_scores"
-    template = ("urdir.templates", "attention/index_scores.ptx.j2")
+    limits = limited(
+        heads=up_to(MOST_HEADS), rows=GRID_ROWS, ctas=POSITIVE, threads=(THREADS, MANY_THREADS)
+    )
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         layout = self.layout
         if layout.kv_heads != 1 or not layout.values_in_keys or layout.capacity:
             raise PtxgenError("index_scores: keys of one head, of all tokens, without values")
-        if not 1 <= self.heads <= MOST_HEADS or layout.head_dim > MOST_DIM:
-            raise PtxgenError(
-                f"index_scores: {self.heads} heads of {layout.head_dim} values: up to {MOST_HEADS} "
-                f"of {MOST_DIM}"
-            )
-        fits = 1 <= self.keys * self.pool <= layout.max_len
-        if not 1 <= self.rows <= 65535 or self.ctas < 1 or not fits:
-            raise PtxgenError(
-                f"index_scores: {self.rows} rows of {self.keys} keys of {layout.max_len}, "
-                f"{self.ctas} CTAs for each"
-            )
-        if self.threads not in (THREADS, MANY_THREADS):
-            raise PtxgenError(f"index_scores: {self.threads} threads: {THREADS} or {MANY_THREADS}")
+        if layout.head_dim > MOST_DIM:
+            raise PtxgenError(f"index_scores: heads of {layout.head_dim} values: up to {MOST_DIM}")
+        if not 1 <= self.keys * self.pool <= layout.max_len:
+            raise PtxgenError(f"index_scores: {self.keys} keys of {layout.max_len}")
         if self.rounds and not can_multiply(layout):
             raise PtxgenError(
                 "index_scores: tensor cores multiply f16 and fp8 keys of multiples of 32 values, "
@@ -87,9 +81,9 @@ class IndexScores(KernelSpec):
 
     @property
     def params(self) -> tuple[Param, ...]:
-        return (
+        return Param.given(
             Param("q", "f32", ("rows", "heads", "head_dim"), Access.IN),
-            *([Param("weights", "f32", ("rows", "heads"), Access.IN)] if self.weighted else []),
+            self.weighted and Param("weights", "f32", ("rows", "heads"), Access.IN),
             *self.layout.params(Access.IN),
             Param("sequence", "u32", ("rows",), Access.IN),
             Param("position", "u32", ("rows",), Access.IN),
@@ -168,7 +162,7 @@ class IndexScores(KernelSpec):
         return inputs | {name: of.astype(np.uint32) for name, of in at.items()}
 
     @classmethod
-    def examples(cls) -> Mapping[str, IndexScores]:
+    def examples(cls) -> dict[str, IndexScores]:
         keys = partial(KvLayout, values_in_keys=True)
         return {
             "few keys": cls(keys(2, 1, 50, 32, "f16"), 3, 2, 40),

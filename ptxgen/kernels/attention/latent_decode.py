@@ -3,7 +3,6 @@ read."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import ClassVar
@@ -41,7 +40,6 @@ class LatentDecode(FlashDecode):
     heads_of_cta: ClassVar = (8, 16)
     takes_queries_in_parts: ClassVar = True
     name = "latent_decode"
-    template = ("urdir.templates", "attention/latent_decode.ptx.j2")
     targets = ("sm_90a",)
 
     def __post_init__(self) -> None:
@@ -68,7 +66,7 @@ class LatentDecode(FlashDecode):
         return LatentCta(self, target)
 
     @classmethod
-    def examples(cls) -> Mapping[str, LatentDecode]:
+    def examples(cls) -> dict[str, LatentDecode]:
         return examples_of_latents(cls)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -14,6 +13,7 @@ from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
 from urdir.ptxgen.kernels.attention.pool_keys import MOST_POOL
 from urdir.ptxgen.kernels.attention.pooled_keys import PooledKeys, inputs_of_pools, params_of_pools
 from urdir.ptxgen.kernels.rotation import Rotation, frequencies, turns_table
+from urdir.ptxgen.limits import GRID_ROWS, limited
 from urdir.ptxgen.spec import Access, Array, Param
 
 
@@ -34,9 +34,10 @@ class MeanKeys(PooledKeys):
     rows: int = 1
 
     name = "mean_keys"
-    template = ("urdir.templates", "attention/mean_keys.ptx.j2")
+    limits = limited(rows=GRID_ROWS, pool=range(2, MOST_POOL + 1))
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         layout = self.layout
         if layout.kv_heads != 1 or not layout.values_in_keys or layout.capacity:
             raise PtxgenError("mean_keys: keys of one head, of all tokens, without values")
@@ -47,8 +48,6 @@ class MeanKeys(PooledKeys):
             )
         if self.rotation.style != "half":
             raise PtxgenError("mean_keys: halves rotate")
-        if not 1 < self.pool <= MOST_POOL or not 1 <= self.rows <= 65535:
-            raise PtxgenError(f"mean_keys: {self.rows} rows, pools of {self.pool} tokens")
 
     @property
     def params(self) -> tuple[Param, ...]:
@@ -81,7 +80,7 @@ class MeanKeys(PooledKeys):
         return inputs
 
     @classmethod
-    def examples(cls) -> Mapping[str, MeanKeys]:
+    def examples(cls) -> dict[str, MeanKeys]:
         keys = partial(KvLayout, values_in_keys=True)
 
         def of(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -12,6 +11,7 @@ import numpy as np
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
 from urdir.ptxgen.kernels.attention.pooled_keys import PooledKeys, inputs_of_pools, params_of_pools
+from urdir.ptxgen.limits import GRID_ROWS, limited
 from urdir.ptxgen.spec import Access, Array, Param, Tolerance
 
 #: Tokens of a pool at most.
@@ -32,14 +32,13 @@ class PoolKeys(PooledKeys):
     rows: int = 1
 
     name = "pool_keys"
-    template = ("urdir.templates", "attention/pool_keys.ptx.j2")
+    limits = limited(rows=GRID_ROWS, pool=range(2, MOST_POOL + 1))
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         raw = self.raw
         if raw.kv_heads != 1 or not raw.values_in_keys or raw.capacity or raw.head_dim % 16:
             raise PtxgenError("pool_keys: keys and gates of one head, of all tokens")
-        if not 1 < self.pool <= MOST_POOL or not 1 <= self.rows <= 65535:
-            raise PtxgenError(f"pool_keys: {self.rows} rows, pools of {self.pool} tokens")
 
     @property
     def layout(self) -> KvLayout:  # type: ignore[override]  # a field of others
@@ -80,7 +79,7 @@ class PoolKeys(PooledKeys):
         )
 
     @classmethod
-    def examples(cls) -> Mapping[str, PoolKeys]:
+    def examples(cls) -> dict[str, PoolKeys]:
         raw = partial(KvLayout, values_in_keys=True)
         return {
             "f16": cls(raw(1, 1, 40, 128, "f16"), 4, 4),

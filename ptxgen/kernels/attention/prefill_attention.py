@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from urdir.ptxgen.kernels.attention.prefill_examples import prefill_examples
@@ -25,7 +24,6 @@ class PrefillAttention(PromptAttention):
     """
 
     name = "prefill_attention"
-    template = ("urdir.templates", "attention/prefill_attention.ptx.j2")
 
     @property
     def warps(self) -> int:
@@ -101,5 +99,5 @@ class PrefillAttention(PromptAttention):
         )
 
     @classmethod
-    def examples(cls) -> Mapping[str, PrefillAttention]:
+    def examples(cls) -> dict[str, PrefillAttention]:
         return prefill_examples(cls)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -43,6 +42,7 @@ class PrefillBlock(PrefillWgmma):
     tokens: int = 0
 
     name = "prefill_block"
+    template = PrefillWgmma.template
     is_block = True
 
     def __post_init__(self) -> None:
@@ -81,7 +81,7 @@ class PrefillBlock(PrefillWgmma):
         return _random_block(self, rng)
 
     @classmethod
-    def examples(cls) -> Mapping[str, PrefillBlock]:
+    def examples(cls) -> dict[str, PrefillBlock]:
         wide = KvLayout(1, 2, 192, 192, "f16", value_dim=128)
         return {
             "one tile": cls(2, KvLayout(1, 2, 112, 64, "f16"), rows=7, tokens=300),

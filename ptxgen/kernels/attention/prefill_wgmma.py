@@ -41,7 +41,6 @@ class PrefillWgmma(PromptAttention):
     is_block = False
 
     name = "prefill_wgmma"
-    template = ("urdir.templates", "attention/prefill_wgmma.ptx.j2")
     launch_fields = frozenset({"rows"})
     targets = ("sm_90a",)
 

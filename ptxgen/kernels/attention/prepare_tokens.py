@@ -14,6 +14,7 @@ from urdir.ptxgen.kernels.attention.own_token import PLAIN_TOKEN, OwnToken
 from urdir.ptxgen.kernels.attention.prepare_tokens_examples import examples_of_tokens
 from urdir.ptxgen.kernels.norm import Norm
 from urdir.ptxgen.kernels.rotation import MAX_POSITIONS, frequencies, turns_table
+from urdir.ptxgen.limits import GRID_ROWS, limited
 from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, Tolerance, ceil_div
 
 #: Maximum warps per CTA unless heads are longer, and maximum heads that a thread has a part of.
@@ -46,14 +47,11 @@ class PrepareTokens(KernelSpec):
     texts: bool = False
 
     name = "prepare_tokens"
-    template = ("urdir.templates", "attention/prepare_tokens.ptx.j2")
+    limits = limited(heads=range(1 << 31), rows=GRID_ROWS)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         token = self.token
-        if self.heads < 0:
-            raise PtxgenError(f"tokens of {self.heads} query heads")
-        if not 1 <= self.rows <= 65535:
-            raise PtxgenError(f"tokens of {self.rows} rows: 1 to 65535")
         if token.norms_rows:
             raise PtxgenError("norms over the heads of a row are launches of their own")
         if not (token.appends or self.has_queries):

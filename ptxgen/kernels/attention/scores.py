@@ -114,14 +114,12 @@ class Scores:
     def params(self) -> tuple[Param, ...]:
         """What kernels take: the logits of sinks, the first keys of rows of texts, the bias by
         distance."""
-        found = []
-        if self.sinks:
-            found.append(Param("sinks", "f32", ("heads",), Access.IN))
-        if self.texts:
-            found.append(Param("begin", "u32", ("rows",), Access.IN))
-        if self.relative:
-            found.append(Param("relative", "f32", ("heads", 2 * self.relative + 1), Access.IN))
-        return tuple(found)
+        distances = 2 * self.relative + 1
+        return Param.given(
+            self.sinks and Param("sinks", "f32", ("heads",), Access.IN),
+            self.texts and Param("begin", "u32", ("rows",), Access.IN),
+            self.relative and Param("relative", "f32", ("heads", distances), Access.IN),
+        )
 
     def slope_exponents(self, heads: int) -> tuple[int, float, float]:
         """ALiBi's slopes as powers of 2: (n, a, b) with slope[h] = 2^(a * (h + 1)) for h < n, the

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar
@@ -11,6 +10,7 @@ import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
+from urdir.ptxgen.limits import GRID_ROWS, POSITIVE, limited, up_to
 from urdir.ptxgen.ptx.architecture import CLUSTERS_SINCE
 from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, ceil_div
 from urdir.ptxgen.target import since
@@ -57,21 +57,17 @@ class SelectKeys(KernelSpec):
     #: Scores of a thread side by side.
     each: ClassVar = 8
     name = "select_keys"
-    template = ("urdir.templates", "attention/select_keys.ptx.j2")
+    limits = limited(rows=GRID_ROWS, pool=POSITIVE, most=up_to(MOST_KEYS), cluster=(1, 2, 4, 8))
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.layout.capacity:
             raise PtxgenError("select_keys: a cache of all tokens")
-        fits = 1 <= self.keys * self.pool <= self.layout.max_len
-        if not 1 <= self.rows <= 65535 or not fits:
-            raise PtxgenError(
-                f"select_keys: {self.rows} rows of {self.keys} keys of {self.layout.max_len}"
-            )
-        if self.pool < 1 or self.most % self.pool:
+        if not 1 <= self.keys * self.pool <= self.layout.max_len:
+            raise PtxgenError(f"select_keys: {self.keys} keys of {self.layout.max_len}")
+        if self.most % self.pool:
             raise PtxgenError(f"select_keys: {self.most} tokens in pools of {self.pool}")
-        if not 1 <= self.most <= MOST_KEYS:
-            raise PtxgenError(f"select_keys: {self.most} keys of a row: 1 to {MOST_KEYS}")
-        if self.cluster not in (1, 2, 4, 8) or (self.cluster > 1 and self.keys <= FEW_KEYS):
+        if self.cluster > 1 and self.keys <= FEW_KEYS:
             raise PtxgenError(
                 f"select_keys: clusters of {self.cluster} for {self.keys} keys: 2, 4 or 8 for more "
                 f"than {FEW_KEYS}"
@@ -163,7 +159,7 @@ class SelectKeys(KernelSpec):
         }
 
     @classmethod
-    def examples(cls) -> Mapping[str, SelectKeys]:
+    def examples(cls) -> dict[str, SelectKeys]:
         latent = partial(KvLayout, value_dim=512, values_in_keys=True)
         return {
             "few": cls(KvLayout(2, 1, 70, 64, "f16"), 4, 65, 5),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +10,7 @@ import numpy as np
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.attention.scores import LOG2E, Scores
 from urdir.ptxgen.kernels.rotation import Rotation, frequencies, turns_table
+from urdir.ptxgen.limits import GRID_ROWS, limited
 from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, Tolerance, ceil_div
 from urdir.ptxgen.weights.layout import TILE_COLS
 from urdir.ptxgen.weights.packed import GROUP, pack, packed_shape
@@ -51,19 +51,16 @@ class ShortTexts(KernelSpec):
     #: Tokens of a text at most.
     most = MOST_TOKENS
     name = "short_texts"
-    template = ("urdir.templates", "attention/short_texts.ptx.j2")
     #: Values of a head.
     DIMS = frozenset({32, 64})
+    limits = limited(head_dim=sorted(DIMS), rows=GRID_ROWS, texts=GRID_ROWS)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.kv_heads < 1 or self.heads < 1 or self.heads % self.kv_heads:
             raise PtxgenError(
                 f"{self.heads} query heads are not a multiple of {self.kv_heads} KV heads"
             )
-        if self.head_dim not in self.DIMS:
-            raise PtxgenError(f"attention of short texts: heads of {self.head_dim}, not 32 or 64")
-        if not 1 <= self.texts <= 65535 or not 1 <= self.rows <= 65535:
-            raise PtxgenError(f"{self.rows} rows of {self.texts} texts: 1 to 65535")
         if self.rope and not self.rotates(self.rope, self.head_dim):
             raise PtxgenError("attention of short texts rotates whole heads, half and half")
         if self.query_scale <= 0:
@@ -202,7 +199,7 @@ class ShortTexts(KernelSpec):
         return inputs | {"begin": bounds[0], "position": bounds[1], "segment": segment}
 
     @classmethod
-    def examples(cls) -> Mapping[str, ShortTexts]:
+    def examples(cls) -> dict[str, ShortTexts]:
         half = Rotation(64, "half")
         return {
             "one text": cls(2, 2, 64, rows=7, texts=1),

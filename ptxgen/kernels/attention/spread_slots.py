@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +9,7 @@ import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.attention.select_keys import NO_POSITION
+from urdir.ptxgen.limits import GRID_ROWS, POSITIVE, limited
 from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, ceil_div
 
 THREADS = 128
@@ -27,7 +27,7 @@ class SpreadSlots(KernelSpec):
     apart: int
 
     name = "spread_slots"
-    template = ("urdir.templates", "attention/spread_slots.ptx.j2")
+    limits = limited(rows=POSITIVE, width=POSITIVE, heads=POSITIVE, apart=POSITIVE)
     params = (
         Param("slots", "u32", ("rows", "width"), Access.IN),
         Param("last", "u32", ("rows",), Access.IN),
@@ -37,7 +37,8 @@ class SpreadSlots(KernelSpec):
     )
 
     def __post_init__(self) -> None:
-        if not 1 <= self.rows * self.heads <= 65535 or min(self.width, self.heads, self.apart) < 1:
+        super().__post_init__()
+        if self.rows * self.heads not in GRID_ROWS:
             raise PtxgenError(f"spread_slots: {self.rows} rows of {self.heads} heads")
 
     @property
@@ -69,5 +70,5 @@ class SpreadSlots(KernelSpec):
         return {"slots": slots, "last": last}
 
     @classmethod
-    def examples(cls) -> Mapping[str, SpreadSlots]:
+    def examples(cls) -> dict[str, SpreadSlots]:
         return {"few": cls(3, 7, 2, 16), "many": cls(2, 300, 4, 64)}

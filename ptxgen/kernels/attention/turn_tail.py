@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +9,7 @@ import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.rotation import Rotation, frequencies, turns_table
+from urdir.ptxgen.limits import GRID_ROWS, POSITIVE, limited
 from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, Tolerance, ceil_div
 
 THREADS = 128
@@ -27,13 +27,12 @@ class TurnTail(KernelSpec):
     back: bool = False
 
     name = "turn_tail"
-    template = ("urdir.templates", "attention/turn_tail.ptx.j2")
+    limits = limited(rows=GRID_ROWS, heads=POSITIVE)
     tolerance = Tolerance(rtol=2e-6)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_tail(self.name, self.rotation, self.dim, 2)
-        if not 1 <= self.rows <= 65535 or self.heads < 1:
-            raise PtxgenError(f"turn_tail: {self.rows} rows of {self.heads} heads")
 
     @property
     def params(self) -> tuple[Param, ...]:
@@ -69,7 +68,7 @@ class TurnTail(KernelSpec):
         return inputs | {"frequencies": turns_table(radians), "position": positions}
 
     @classmethod
-    def examples(cls) -> Mapping[str, TurnTail]:
+    def examples(cls) -> dict[str, TurnTail]:
         return {
             "heads": cls(3, 5, 64, Rotation(32, "interleaved")),
             "back": cls(2, 2, 40, Rotation(6, "interleaved"), back=True),

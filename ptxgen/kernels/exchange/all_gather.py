@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -24,7 +23,6 @@ class AllGather(Exchange):
     widths: tuple[int, ...] = ()
 
     name = "all_gather"
-    template = ("urdir.templates", "exchange/all_gather.ptx.j2")
 
     def __post_init__(self) -> None:
         if len(self.widths) != self.ranks or min(self.widths) < 1:
@@ -83,7 +81,7 @@ class AllGather(Exchange):
         return {"y": np.concatenate(parts, axis=1), **left}
 
     @classmethod
-    def examples(cls) -> Mapping[str, AllGather]:
+    def examples(cls) -> dict[str, AllGather]:
         return {
             "two halves": cls.of(1, (40, 40), 0, 256),
             "uneven rows": cls.of(3, (100, 101, 37), 2, 512),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,7 +28,6 @@ class AllReduce(Exchange):
     given: bool = False
 
     name = "all_reduce"
-    template = ("urdir.templates", "exchange/all_reduce.ptx.j2")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -47,16 +45,13 @@ class AllReduce(Exchange):
     @property
     def params(self) -> tuple[Param, ...]:
         groups = (2, "rows", self.cols // SUMMARY)
-        begun = (
-            Param("next_norm", "f32", ("cols",), Access.IN),
-            Param("scaled", "f32", ("rows", "cols"), Access.OUT),
-            Param("y_summary", "f32", groups, Access.OUT),
-        )
-        return (
+        return Param.given(
             Param("x", "f32", ("n",), Access.IN),
-            *((Param("residual", "f32", ("n",), Access.IN),) if self.residual else ()),
+            self.residual and Param("residual", "f32", ("n",), Access.IN),
             Param("y", "f32", ("n",), Access.OUT),
-            *(begun if self.cols else ()),
+            self.cols and Param("next_norm", "f32", ("cols",), Access.IN),
+            self.cols and Param("scaled", "f32", ("rows", "cols"), Access.OUT),
+            self.cols and Param("y_summary", "f32", groups, Access.OUT),
             *self.exchange_params,
         )
 
@@ -77,7 +72,7 @@ class AllReduce(Exchange):
         return {"y": y, **left}
 
     @classmethod
-    def examples(cls) -> Mapping[str, AllReduce]:
+    def examples(cls) -> dict[str, AllReduce]:
         return {
             "two ranks": cls(n=67, ranks=2, rank=0, capacity=256),
             "the last of four": cls(n=515, ranks=4, rank=3, capacity=1024, residual=True),

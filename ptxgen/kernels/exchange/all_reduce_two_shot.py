@@ -16,7 +16,6 @@ the second after it received the next round's flag, which the other set when its
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -66,7 +65,6 @@ class AllReduceTwoShot(OneOfRanks, KernelSpec):
     most_ctas: int = MOST_CTAS
 
     name = "all_reduce_two_shot"
-    template = ("urdir.templates", "exchange/all_reduce_two_shot.ptx.j2")
 
     def __post_init__(self) -> None:
         check_ranks(self.name, self.rank, self.ranks, self.polls)
@@ -117,9 +115,9 @@ class AllReduceTwoShot(OneOfRanks, KernelSpec):
     @property
     def params(self) -> tuple[Param, ...]:
         stage, flags = (2, "ranks", "capacity"), (2, "ranks", "most_ctas")
-        return (
+        return Param.given(
             Param("x", "f32", ("n",), Access.IN),
-            *((Param("residual", "f32", ("n",), Access.IN),) if self.residual else ()),
+            self.residual and Param("residual", "f32", ("n",), Access.IN),
             Param("y", "f32", ("n",), Access.OUT),
             *(Param(f"stage{rank}", "f32", stage, Access.INOUT) for rank in range(self.ranks)),
             *(Param(f"flags{rank}", "u32", flags, Access.INOUT) for rank in range(self.ranks)),
@@ -168,7 +166,7 @@ class AllReduceTwoShot(OneOfRanks, KernelSpec):
         return inputs
 
     @classmethod
-    def examples(cls) -> Mapping[str, AllReduceTwoShot]:
+    def examples(cls) -> dict[str, AllReduceTwoShot]:
         return {
             "two ranks": cls(n=2072, ranks=2, rank=0, capacity=1100),
             "the last of four": cls(n=9000, ranks=4, rank=3, capacity=4096, residual=True),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +13,7 @@ from urdir.ptxgen.kernels.experts.select import random_positions
 from urdir.ptxgen.kernels.experts.selection import MAX_USED
 from urdir.ptxgen.kernels.linear.pack import TILE_THREADS
 from urdir.ptxgen.kernels.summary import PACKED_SUMMARY, SUMMARY, packed_squares, summary
+from urdir.ptxgen.limits import GRID_ROWS, limited, up_to
 from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, Tolerance, ceil_div
 from urdir.ptxgen.weights.layout import TILE_COLS
 from urdir.ptxgen.weights.packed import GROUP, pack, packed_shape
@@ -44,16 +44,10 @@ class CombineExperts(KernelSpec):
     order: Order | None = None
 
     name = "combine_experts"
-    template = ("urdir.templates", "experts/combine.ptx.j2")
+    limits = limited(rows=GRID_ROWS, used=up_to(MAX_USED), cols=range(4, 1 << 31, 4))
 
     def __post_init__(self) -> None:
-        if not 1 <= self.used <= MAX_USED or not 1 <= self.rows <= 65535 or self.cols < 1:
-            raise PtxgenError(
-                f"combine_experts: {self.rows} rows of {self.used} x {self.cols}: 1 to 65535 rows, "
-                f"1 to {MAX_USED} slots"
-            )
-        if self.cols % 4:
-            raise PtxgenError(f"combine_experts: {self.cols} columns: a multiple of 4")
+        super().__post_init__()
         if self.order is not None and (not self.begins or self.rows > GROUP):
             raise PtxgenError(
                 f"combine_experts: {self.order} is the order of {GROUP} rows at most, with the "
@@ -64,11 +58,10 @@ class CombineExperts(KernelSpec):
 
     @property
     def params(self) -> tuple[Param, ...]:
-        residual = (Param("residual", "f32", ("rows", "cols"), Access.IN),) if self.residual else ()
-        params = (
+        params = Param.given(
             Param("x", "f32", ("rows", "used", "cols"), Access.IN),
             Param("position", "u32", ("rows",), Access.IN),
-            *residual,
+            self.residual and Param("residual", "f32", ("rows", "cols"), Access.IN),
             Param("y", "f32", ("rows", "cols"), Access.OUT),
         )
         if not self.begins:
@@ -130,7 +123,7 @@ class CombineExperts(KernelSpec):
         return inputs
 
     @classmethod
-    def examples(cls) -> Mapping[str, CombineExperts]:
+    def examples(cls) -> dict[str, CombineExperts]:
         return {
             "smallest": cls(1, 1, 4),
             "odd": cls(3, 5, 36, residual=True),

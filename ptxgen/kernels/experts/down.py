@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,7 +32,6 @@ class ExpertsDown(ExpertsSpec):
 
     epilogues = (Bias, Weighted, Residual)
     name = "experts_down"
-    template = ("urdir.templates", "experts/down.ptx.j2")
 
     @property
     def alone(self) -> bool:  # type: ignore[override]
@@ -50,11 +48,11 @@ class ExpertsDown(ExpertsSpec):
 
     @property
     def params(self) -> tuple[Param, ...]:
-        return (
+        return Param.given(
             *self.weight_params,
             *self.row_experts.params,
             *(self.params_of(Weighted) if self.selection is None else ()),
-            *((Param("gate", "f32", ("batch",), Access.IN),) if self.has_shared else ()),
+            self.has_shared and Param("gate", "f32", ("batch",), Access.IN),
             Param("x", "f32", ("batch", "used", "cols"), Access.IN),
             *self.params_of(Bias, Residual),
             Param("y", "f32", ("batch", "rows"), Access.OUT),
@@ -73,5 +71,5 @@ class ExpertsDown(ExpertsSpec):
         return {"y": ended(self, y, flat, pairs, inputs, after).astype(np.float32), **held}
 
     @classmethod
-    def examples(cls) -> Mapping[str, ExpertsDown]:
+    def examples(cls) -> dict[str, ExpertsDown]:
         return down_examples(cls)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,7 +40,6 @@ class FetchExperts(KernelSpec):
     tails: tuple[int, ...] = ()
 
     name = "fetch_experts"
-    template = ("urdir.templates", "experts/fetch.ptx.j2")
 
     def __post_init__(self) -> None:
         if not self.parts or any(part < 16 or part % 16 for part in self.parts):
@@ -130,7 +129,7 @@ class FetchExperts(KernelSpec):
         return inputs
 
     @classmethod
-    def examples(cls) -> Mapping[str, FetchExperts]:
+    def examples(cls) -> dict[str, FetchExperts]:
         return {
             "one": cls(1, 1, 1, (16,), 1),
             "three parts": cls(7, 5, 3, (48, 4096, 20016), 2),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,7 +31,6 @@ class GatherExperts(KernelSpec):
     ctas: int
 
     name = "gather_experts"
-    template = ("urdir.templates", "experts/gather.ptx.j2")
 
     def __post_init__(self) -> None:
         if self.expert_nbytes < 16 or self.expert_nbytes % 16 or self.tail < 0 or self.tail % 16:
@@ -58,13 +56,12 @@ class GatherExperts(KernelSpec):
 
     @property
     def params(self) -> tuple[Param, ...]:
-        tail = (Param("tail", "u8", ("tail",), Access.IN),) if self.tail else ()
-        return (
+        return Param.given(
             Param("state", "u32", ("words",), Access.IN),
             Param("source", "u8", ("experts", "expert_nbytes"), Access.IN),
             Param("cached", "u8", ("slots", "expert_nbytes"), Access.IN),
             Param("target", "u8", ("all_nbytes",), Access.OUT),
-            *tail,
+            self.tail and Param("tail", "u8", ("tail",), Access.IN),
         )
 
     @property
@@ -91,7 +88,7 @@ class GatherExperts(KernelSpec):
         }
 
     @classmethod
-    def examples(cls) -> Mapping[str, GatherExperts]:
+    def examples(cls) -> dict[str, GatherExperts]:
         return {
             "one": cls(1, 1, 16, 0, 1),
             "with a tail": cls(7, 5, 4112, 448, 2),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -76,7 +76,6 @@ class ExpertsGemm(ExpertsProduct):
 
     epilogues = UP
     name = "experts_gemm"
-    template = ("urdir.templates", "experts/gemm.ptx.j2")
 
     def __post_init__(self) -> None:
         if not 1 <= self.used <= self.experts or self.batch < 1:
@@ -182,7 +181,7 @@ class ExpertsGemm(ExpertsProduct):
         return inputs
 
     @classmethod
-    def examples(cls) -> Mapping[str, ExpertsGemm]:
+    def examples(cls) -> dict[str, ExpertsGemm]:
         return gemm_examples(cls)
 
     def bytes_moved(self) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -93,7 +92,6 @@ class ExpertsGemmSmall(ExpertsProduct):
     prologues = (Normed,)
     epilogues = UP
     name = "experts_gemm_small"
-    template = ("urdir.templates", "experts/gemm_small.ptx.j2")
 
     def __post_init__(self) -> None:
         check_experts(self)
@@ -202,7 +200,7 @@ class ExpertsGemmSmall(ExpertsProduct):
         return {"y": y.reshape(self.batch, self.slots, self.rows)}
 
     @classmethod
-    def examples(cls) -> Mapping[str, ExpertsGemmSmall]:
+    def examples(cls) -> dict[str, ExpertsGemmSmall]:
         return gemm_small_examples(cls)
 
     def bytes_moved(self) -> int:

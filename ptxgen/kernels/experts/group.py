@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,7 +35,6 @@ class GroupExperts(KernelSpec):
     align: int = 1
 
     name = "group_experts"
-    template = ("urdir.templates", "experts/group.ptx.j2")
 
     def __post_init__(self) -> None:
         if not 1 <= self.used <= min(self.experts, MAX_USED) or self.experts > MAX_EXPERTS:
@@ -97,7 +95,7 @@ class GroupExperts(KernelSpec):
         return {"expert": expert}
 
     @classmethod
-    def examples(cls) -> Mapping[str, GroupExperts]:
+    def examples(cls) -> dict[str, GroupExperts]:
         return {
             "smallest": cls(1, 1, 1, 16),
             "one row": cls(1, 128, 8, 16),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +9,7 @@ import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.experts.selection import MAX_USED
+from urdir.ptxgen.limits import GRID_ROWS, POSITIVE, POSITIVE_31_BITS, limited
 from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param
 
 THREADS = 128
@@ -36,15 +36,12 @@ class KeepExperts(KernelSpec):
     splits: int = 1
 
     name = "keep_experts"
-    template = ("urdir.templates", "experts/keep_experts.ptx.j2")
+    limits = limited(rows=POSITIVE_31_BITS, splits=GRID_ROWS, known=POSITIVE)
 
     def __post_init__(self) -> None:
-        if not 1 <= self.rows < 2**31 or not 1 <= self.splits <= 65535:
-            raise PtxgenError(f"keep_experts: {self.rows} rows, {self.splits} splits")
-        if not 1 <= self.used <= min(MAX_USED, self.experts) or self.known < 1:
-            raise PtxgenError(
-                f"keep_experts: {self.used} of {self.experts} experts, of {self.known} tokens"
-            )
+        super().__post_init__()
+        if not 1 <= self.used <= min(MAX_USED, self.experts):
+            raise PtxgenError(f"keep_experts: {self.used} of {self.experts} experts")
 
     @property
     def params(self) -> tuple[Param, ...]:
@@ -84,7 +81,7 @@ class KeepExperts(KernelSpec):
         return inputs | {"table": np.array(table, np.float32)}
 
     @classmethod
-    def examples(cls) -> Mapping[str, KeepExperts]:
+    def examples(cls) -> dict[str, KeepExperts]:
         return {
             "a row": cls(1, 8, 2, 11, 1, 20),
             "rows": cls(4, 256, 6, 50, 3, 16),

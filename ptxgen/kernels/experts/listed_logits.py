@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,7 +30,6 @@ class ListedLogits(KernelSpec):
     tokens: int
 
     name = "listed_logits"
-    template = ("urdir.templates", "experts/listed_logits.ptx.j2")
     #: How many tokens further in the list a row begins than the one before, and by how much the
     #: numbers of its experts are turned: rows are in different places, and have different experts.
     tokens_apart, experts_apart = 1021, 37
@@ -81,7 +79,7 @@ class ListedLogits(KernelSpec):
         return {"position": position, "choices": choices.astype(np.uint32), "x": x}
 
     @classmethod
-    def examples(cls) -> Mapping[str, ListedLogits]:
+    def examples(cls) -> dict[str, ListedLogits]:
         return {
             "one": cls(1, 1, 1, 1),
             "odd": cls(3, 61, 5, 16),

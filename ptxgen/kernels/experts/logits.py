@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -46,7 +45,6 @@ class RouterLogits(KernelSpec):
     normed: bool = False
 
     name = "router_logits"
-    template = ("urdir.templates", "experts/logits.ptx.j2")
 
     def __post_init__(self) -> None:
         if self.rows < 1 or not 1 <= self.experts <= MAX_EXPERTS:
@@ -92,15 +90,14 @@ class RouterLogits(KernelSpec):
 
     @property
     def params(self) -> tuple[Param, ...]:
-        bias = (Param("bias", "f32", ("experts",), Access.IN),) if self.bias else ()
         of_splits = ("splits",) if self.splits > 1 else ()
-        return (
+        return Param.given(
             Param("weights", "u8", (self.layout.nbytes,), Access.IN),
             Param("x", "f32", ("rows", "cols"), Access.IN),
-            *bias,
-            *((Param("norm", "f32", ("cols",), Access.IN),) if self.normed else ()),
+            self.bias and Param("bias", "f32", ("experts",), Access.IN),
+            self.normed and Param("norm", "f32", ("cols",), Access.IN),
             Param("logits", "f32", (*of_splits, "rows", "experts"), Access.OUT),
-            *((Param("squares", "f32", ("splits", "rows"), Access.OUT),) if self.normed else ()),
+            self.normed and Param("squares", "f32", ("splits", "rows"), Access.OUT),
         )
 
     @property
@@ -138,7 +135,7 @@ class RouterLogits(KernelSpec):
         return inputs
 
     @classmethod
-    def examples(cls) -> Mapping[str, RouterLogits]:
+    def examples(cls) -> dict[str, RouterLogits]:
         return {
             "smallest": cls(1, 1, 4),
             "one tile": cls(16, 32, 128),

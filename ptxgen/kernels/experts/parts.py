@@ -28,12 +28,11 @@ class LogitParts:
 
     def params(self, experts: int) -> tuple[Param, ...]:
         """What a launch takes in place of logits."""
-        params = [Param("logit_parts", "f32", (self.count, experts), Access.IN)]
-        if self.eps is not None:
-            params.append(Param("square_parts", "f32", (self.count,), Access.IN))
-        if self.bias:
-            params.append(Param("router_bias", "f32", (experts,), Access.IN))
-        return tuple(params)
+        return Param.given(
+            Param("logit_parts", "f32", (self.count, experts), Access.IN),
+            self.eps is not None and Param("square_parts", "f32", (self.count,), Access.IN),
+            self.bias and Param("router_bias", "f32", (experts,), Access.IN),
+        )
 
     def logits(self, inputs: Mapping[str, Any]) -> Array:
         """The logits (1, experts), f64."""

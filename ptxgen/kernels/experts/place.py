@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -71,7 +70,6 @@ class PlaceExperts(KernelSpec):
     warps: int = 1
 
     name = "place_experts"
-    template = ("urdir.templates", "experts/place.ptx.j2")
     credit: ClassVar[int] = CREDIT
 
     def __post_init__(self) -> None:
@@ -225,7 +223,7 @@ class PlaceExperts(KernelSpec):
         return {"expert": expert, "position": position}
 
     @classmethod
-    def examples(cls) -> Mapping[str, PlaceExperts]:
+    def examples(cls) -> dict[str, PlaceExperts]:
         return {
             "one": cls(1, 1, 1, 1),
             "two slots": cls(1, 2, 8, 2),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -62,7 +61,6 @@ class RouteExperts(KernelSpec):
     gate: bool = False
 
     name = "route_experts"
-    template = ("urdir.templates", "experts/route.ptx.j2")
 
     def __post_init__(self) -> None:
         if not 1 <= self.rows <= 65535:
@@ -202,7 +200,7 @@ class RouteExperts(KernelSpec):
         return inputs
 
     @classmethod
-    def examples(cls) -> Mapping[str, RouteExperts]:
+    def examples(cls) -> dict[str, RouteExperts]:
         softmax, groups = SELECTIONS["softmax"][1], SELECTIONS["groups of a softmax"][1]
         llama4, biased = SELECTIONS["llama 4"][1], SELECTIONS["sqrt of softplus"][1]
         return {

@@ -17,16 +17,16 @@ from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, Tol
 THREADS = 256
 
 
-def selection_params(selection: Selection) -> list[Param]:
+def selection_params(selection: Selection) -> tuple[Param, ...]:
     """Parameters of a kernel that selects experts, except logits."""
-    params = [Param("position", "u32", ("rows",), Access.IN)]
-    if selection.bias:
-        params.append(Param("choice_bias", "f32", (selection.experts,), Access.IN))
-    if selection.expert_scale:
-        params.append(Param("expert_scale", "f32", (selection.experts,), Access.IN))
-    params.append(Param("expert", "u32", ("rows", selection.used), Access.OUT))
-    params.append(Param("weight", "f32", ("rows", selection.used), Access.OUT))
-    return params
+    each, chosen = (selection.experts,), ("rows", selection.used)
+    return Param.given(
+        Param("position", "u32", ("rows",), Access.IN),
+        selection.bias and Param("choice_bias", "f32", each, Access.IN),
+        selection.expert_scale and Param("expert_scale", "f32", each, Access.IN),
+        Param("expert", "u32", chosen, Access.OUT),
+        Param("weight", "f32", chosen, Access.OUT),
+    )
 
 
 def without_padding(
@@ -67,7 +67,6 @@ class SelectExperts(KernelSpec):
     eps: float = 0.0
 
     name = "select_experts"
-    template = ("urdir.templates", "experts/select.ptx.j2")
 
     def __post_init__(self) -> None:
         if not 1 <= self.rows < 2**31 or self.splits < 1:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 
-from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.advance import IDLE
 from urdir.ptxgen.kernels.experts.place import CREDIT, PlaceExperts, parts_of, state_words
 from urdir.ptxgen.kernels.pairs import random_choice
+from urdir.ptxgen.limits import limited, up_to
 from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param
 
 #: Caches of a launch, at most.
@@ -33,12 +32,11 @@ class SettleExperts(KernelSpec):
     slots: int
 
     name = "settle_experts"
-    template = ("urdir.templates", "experts/settle.ptx.j2")
+    limits = limited(caches=up_to(MAX_CACHES))
     credit: ClassVar[int] = CREDIT
 
     def __post_init__(self) -> None:
-        if not 1 <= self.caches <= MAX_CACHES:
-            raise PtxgenError(f"settle_experts: {self.caches} caches: 1 to {MAX_CACHES}")
+        super().__post_init__()
         _ = self.place  # refuses other sizes
 
     @property
@@ -91,7 +89,7 @@ class SettleExperts(KernelSpec):
         return inputs
 
     @classmethod
-    def examples(cls) -> Mapping[str, SettleExperts]:
+    def examples(cls) -> dict[str, SettleExperts]:
         return {
             "one": cls(1, 1, 1, 1),
             "two slots": cls(3, 2, 8, 2),

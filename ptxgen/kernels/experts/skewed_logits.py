@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,7 +29,6 @@ class SkewedLogits(KernelSpec):
     share: float
 
     name = "skewed_logits"
-    template = ("urdir.templates", "experts/skewed_logits.ptx.j2")
 
     def __post_init__(self) -> None:
         if not 0.5 <= self.share < 1 or not 1 <= self.experts <= MAX_EXPERTS:
@@ -81,7 +79,7 @@ class SkewedLogits(KernelSpec):
         return {"position": position, "x": np.ones(1, np.float32)}
 
     @classmethod
-    def examples(cls) -> Mapping[str, SkewedLogits]:
+    def examples(cls) -> dict[str, SkewedLogits]:
         return {
             "alike": cls(1, 4, 0.5),
             "odd": cls(3, 61, 0.75),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,16 +39,13 @@ class ExpertsUp(ExpertsSpec):
     prologues = (Normed,)
     epilogues = (Weighted, Bias, Gated, Activated)
     name = "experts_up"
-    template = ("urdir.templates", "experts/up.ptx.j2")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.in_turn and (self.used > 1 or self.steps.has(Weighted) or self.held):
             raise PtxgenError("experts_up: experts in turn are one a row, without weights or slots")
         if self.selection is not None and (self.in_turn or self.steps.has(Weighted)):
-            raise PtxgenError(
-                "experts_up: experts in turn, and weighted input, are not chosen here"
-            )
+            raise PtxgenError("experts_up: neither experts in turn nor weighted input are chosen")
 
     @property
     def tiles_left(self) -> int:
@@ -92,5 +88,5 @@ class ExpertsUp(ExpertsSpec):
         return {"y": y.astype(np.float32).reshape(self.batch, self.used, self.rows), **held}
 
     @classmethod
-    def examples(cls) -> Mapping[str, ExpertsUp]:
+    def examples(cls) -> dict[str, ExpertsUp]:
         return up_examples(cls)

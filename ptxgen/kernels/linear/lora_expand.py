@@ -3,7 +3,6 @@ routers."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,7 +46,6 @@ class LoraExpand(KernelSpec):
     ordered: bool = False
 
     name = "lora_expand"
-    template = ("urdir.templates", "linear/lora_expand.ptx.j2")
 
     def __post_init__(self) -> None:
         check_slots(self.name, self.slots, self.rank)
@@ -64,13 +62,13 @@ class LoraExpand(KernelSpec):
     @property
     def params(self) -> tuple[Param, ...]:
         pairs, rows = ("batch", "used"), ("rows",)
-        return (
+        return Param.given(
             Param("lora", "f32", (*pairs, self.width), Access.IN),
             Param("lora_slot", "u32", ("batch",), Access.IN),
             Param("lora_b", self.element, (self.slots, "experts", *rows, "rank"), Access.IN),
-            *((Param("expert", "u32", pairs, Access.IN),) if self.experts > 1 else ()),
-            *((Param("order", "u32", pairs, Access.IN),) if self.ordered else ()),
-            *((Param("weight", "f32", pairs, Access.IN),) if self.summed else ()),
+            self.experts > 1 and Param("expert", "u32", pairs, Access.IN),
+            self.ordered and Param("order", "u32", pairs, Access.IN),
+            self.summed and Param("weight", "f32", pairs, Access.IN),
             Param("y", "f32", ("batch", *rows) if self.summed else (*pairs, *rows), Access.INOUT),
         )
 
@@ -116,7 +114,7 @@ class LoraExpand(KernelSpec):
         return inputs
 
     @classmethod
-    def examples(cls) -> Mapping[str, LoraExpand]:
+    def examples(cls) -> dict[str, LoraExpand]:
         return {
             "one pair": cls(1, 5, 1, 8, 2, 1),
             "no experts": cls(6, 9, 2, 8, 1, 1),

@@ -63,7 +63,6 @@ class LoraShrink(RowThreads, KernelSpec):
     each: int = 1
 
     name = "lora_shrink"
-    template = ("urdir.templates", "linear/lora_shrink.ptx.j2")
 
     def __post_init__(self) -> None:
         check_slots(self.name, self.slots, self.rank)
@@ -117,14 +116,14 @@ class LoraShrink(RowThreads, KernelSpec):
         weight = self.norm is not None and self.norm.weight
         of = ("batch", "used") if self.experts else ("batch",)
         a = (self.slots, *(("experts",) if self.experts else ()), self.rank, "cols")
-        return (
+        return Param.given(
             Param("x", "f32", (*(of if self.by_pair else of[:1]), "cols"), Access.IN),
-            *((Param("weight", "f32", ("cols",), Access.IN),) if weight else ()),
+            weight and Param("weight", "f32", ("cols",), Access.IN),
             Param("sequence", "u32", ("batch",), Access.IN),
             Param("adapter", "u32", ("sequences",), Access.IN),
             Param("adapter_scale", "f32", ("sequences",), Access.IN),
-            *((Param("expert", "u32", of, Access.IN),) if self.experts else ()),
-            *((Param("order", "u32", of, Access.IN),) if self.ordered else ()),
+            self.experts and Param("expert", "u32", of, Access.IN),
+            self.ordered and Param("order", "u32", of, Access.IN),
             *(Param(f"lora_a{suffix}", self.element, a, Access.IN) for suffix in self.suffixes),
             *(
                 Param(f"lora_b{suffix}", self.element, (self.slots, rows, self.rank), Access.IN)

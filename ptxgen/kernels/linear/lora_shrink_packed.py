@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,7 +33,6 @@ class LoraShrinkPacked(LoraShrink):
     cluster: int = 1
 
     name = "lora_shrink_packed"
-    template = ("urdir.templates", "linear/lora_shrink_packed.ptx.j2")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -128,5 +126,5 @@ class LoraShrinkPacked(LoraShrink):
         return {**inputs, "x": pack(rng.standard_normal((self.batch, self.cols)))}
 
     @classmethod
-    def examples(cls) -> Mapping[str, LoraShrinkPacked]:
+    def examples(cls) -> dict[str, LoraShrinkPacked]:
         return packed_shrink_examples(cls)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from urdir.ptxgen.errors import PtxgenError
@@ -24,7 +23,6 @@ class LoraShrinkRows(LoraShrink):
     each: int = TILE_RANKS
 
     name = "lora_shrink_rows"
-    template = ("urdir.templates", "linear/lora_shrink_rows.ptx.j2")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -55,5 +53,5 @@ class LoraShrinkRows(LoraShrink):
         return 4 * self.batch * (self.cols + self.width)
 
     @classmethod
-    def examples(cls) -> Mapping[str, LoraShrinkRows]:
+    def examples(cls) -> dict[str, LoraShrinkRows]:
         return row_shrink_examples(cls)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -89,7 +89,6 @@ class LowRanks(KernelSpec):
     batch: int = 1
 
     name = "low_ranks"
-    template = ("urdir.templates", "linear/low_ranks.ptx.j2")
 
     def __post_init__(self) -> None:
         if not self.parts or not all(self.serves(p.format, p.rows, p.cols) for p in self.parts):
@@ -163,7 +162,7 @@ class LowRanks(KernelSpec):
         return inputs
 
     @classmethod
-    def examples(cls) -> Mapping[str, LowRanks]:
+    def examples(cls) -> dict[str, LowRanks]:
         f32, f16, bf16 = (FORMATS[name] for name in _FORMATS)
         tanh, sigmoid = Activation("tanh"), Activation("sigmoid")
         up = (SmallPart(f32, 70, 96, tanh, True), SmallPart(f16, 33, 256, sigmoid))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,7 +55,6 @@ class Pack(KernelSpec):
     gated: Activation | None = None
 
     name = "pack"
-    template = ("urdir.templates", "linear/pack.ptx.j2")
 
     def __post_init__(self) -> None:
         if self.rows < 1 or self.cols < 1:
@@ -91,19 +89,18 @@ class Pack(KernelSpec):
     @property
     def params(self) -> tuple[Param, ...]:
         norm, access = self.norm, Access.INOUT if self.room or self.used else Access.OUT
-        given = (
-            (True, Param("x", "f32", ("rows", "cols"), Access.IN)),
-            (self.gated, Param("gate", "f32", ("rows", "cols"), Access.IN)),
-            (norm and norm.weight, Param("weight", "f32", ("cols",), Access.IN)),
-            (norm and norm.bias, Param("bias", "f32", ("cols",), Access.IN)),
-            (self.used, Param("pair", "u32", ("places",), Access.IN)),
-            (self.weighted, Param("weight", "f32", ("pairs",), Access.IN)),
-            (self.factors, Param("next_norm", "f32", ("cols",), Access.IN)),
-            (self.factors, Param("factor", "f32", ("rows",), Access.IN)),
-            (True, Param("y", "f16", packed_shape(self.vectors, self.cols), access)),
-            (self.keeps, Param("z", "f32", ("rows", "cols"), Access.OUT)),
+        return Param.given(
+            Param("x", "f32", ("rows", "cols"), Access.IN),
+            self.gated and Param("gate", "f32", ("rows", "cols"), Access.IN),
+            norm and norm.weight and Param("weight", "f32", ("cols",), Access.IN),
+            norm and norm.bias and Param("bias", "f32", ("cols",), Access.IN),
+            self.used and Param("pair", "u32", ("places",), Access.IN),
+            self.weighted and Param("weight", "f32", ("pairs",), Access.IN),
+            self.factors and Param("next_norm", "f32", ("cols",), Access.IN),
+            self.factors and Param("factor", "f32", ("rows",), Access.IN),
+            Param("y", "f16", packed_shape(self.vectors, self.cols), access),
+            self.keeps and Param("z", "f32", ("rows", "cols"), Access.OUT),
         )
-        return tuple(param for present, param in given if present)
 
     @property
     def vectors(self) -> int:
@@ -204,7 +201,7 @@ class Pack(KernelSpec):
         return inputs
 
     @classmethod
-    def examples(cls) -> Mapping[str, Pack]:
+    def examples(cls) -> dict[str, Pack]:
         rms, layer = Norm("rms", 1e-5), Norm("layer", 1e-5, bias=True)
         return {
             "one": cls(1, 3),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -39,7 +38,6 @@ class PackAfter(KernelSpec):
     order: Order | None = None
 
     name = "pack_after"
-    template = ("urdir.templates", "linear/pack_after.ptx.j2")
 
     def __post_init__(self) -> None:
         if self.order is not None and self.packing.rows > GROUP:
@@ -79,17 +77,16 @@ class PackAfter(KernelSpec):
         (y,) = (p for p in self.packing.params if p.name == "y")
         if self.order is not None:
             y = Param("y", "f16", few_shape(self.cols), Access.INOUT)
-        given = (
-            (True, Param("x", "f32", matrix, Access.IN)),
-            (after.weight, Param("after_weight", "f32", ("cols",), Access.IN)),
-            (after.bias, Param("after_bias", "f32", ("cols",), Access.IN)),
-            (True, Param("residual", "f32", matrix, Access.IN)),
-            (norm and norm.weight, Param("weight", "f32", ("cols",), Access.IN)),
-            (norm and norm.bias, Param("bias", "f32", ("cols",), Access.IN)),
-            (True, Param("total", "f32", matrix, Access.OUT)),
-            (True, y),
+        return Param.given(
+            Param("x", "f32", matrix, Access.IN),
+            after.weight and Param("after_weight", "f32", ("cols",), Access.IN),
+            after.bias and Param("after_bias", "f32", ("cols",), Access.IN),
+            Param("residual", "f32", matrix, Access.IN),
+            norm and norm.weight and Param("weight", "f32", ("cols",), Access.IN),
+            norm and norm.bias and Param("bias", "f32", ("cols",), Access.IN),
+            Param("total", "f32", matrix, Access.OUT),
+            y,
         )
-        return tuple(param for present, param in given if present)
 
     @property
     def launch_shape(self) -> LaunchShape:
@@ -113,7 +110,7 @@ class PackAfter(KernelSpec):
         return {"total": total.astype(np.float32), "y": packed}
 
     @classmethod
-    def examples(cls) -> Mapping[str, PackAfter]:
+    def examples(cls) -> dict[str, PackAfter]:
         rms, layer = Norm("rms", 1e-5), Norm("layer", 1e-5, bias=True)
         return {
             "rms": cls(8, 256, rms, Norm("rms", 1e-6)),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -37,7 +36,6 @@ class PackBytes(KernelSpec):
     element: Literal["s8", "e4m3"] = "s8"
 
     name = "pack_bytes"
-    template = ("urdir.templates", "linear/pack_bytes.ptx.j2")
 
     def __post_init__(self) -> None:
         if self.rows < 1 or not self.can_pack(self.cols):
@@ -66,14 +64,13 @@ class PackBytes(KernelSpec):
         x = Param("x", "f32", ("rows", "cols"), Access.IN)
         if self.packed:
             x = Param("x", "f16", packed_shape(self.rows, self.cols), Access.IN)
-        given = (
-            (True, x),
-            (norm and norm.weight, Param("weight", "f32", ("cols",), Access.IN)),
-            (norm and norm.bias, Param("bias", "f32", ("cols",), Access.IN)),
-            (True, Param("y", self.stored, bytes_shape(self.rows, self.cols), Access.OUT)),
-            (True, Param("scales", "f32", ("launched",), Access.OUT)),
+        return Param.given(
+            x,
+            norm and norm.weight and Param("weight", "f32", ("cols",), Access.IN),
+            norm and norm.bias and Param("bias", "f32", ("cols",), Access.IN),
+            Param("y", self.stored, bytes_shape(self.rows, self.cols), Access.OUT),
+            Param("scales", "f32", ("launched",), Access.OUT),
         )
-        return tuple(param for present, param in given if present)
 
     @property
     def stored(self) -> str:
@@ -156,7 +153,7 @@ class PackBytes(KernelSpec):
         return inputs
 
     @classmethod
-    def examples(cls) -> Mapping[str, PackBytes]:
+    def examples(cls) -> dict[str, PackBytes]:
         rms, layer = Norm("rms", 1e-5), Norm("layer", 1e-5, bias=True)
         return {
             "one": cls(1, 4),

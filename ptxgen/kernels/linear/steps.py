@@ -18,7 +18,7 @@ import numpy as np
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.activation import Activation
 from urdir.ptxgen.kernels.norm import Norm
-from urdir.ptxgen.spec import Access, Array, KernelSpec, Param
+from urdir.ptxgen.spec import Array, KernelSpec, Param
 from urdir.ptxgen.weights.formats import Format
 from urdir.ptxgen.weights.layout import Layout
 
@@ -110,9 +110,7 @@ class Step:
 
     def bytes_moved(self, product: Product) -> int:
         """Bytes of its parameters that a launch must read and write."""
-        return sum(
-            product.nbytes(p) * (2 if p.access is Access.INOUT else 1) for p in self.params(product)
-        )
+        return sum(product.nbytes(p) * p.passes for p in self.params(product))
 
     @property
     def text(self) -> str:

@@ -12,6 +12,7 @@ from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.activation import Activation
 from urdir.ptxgen.kernels.recurrent.rows import SEGMENT_ROWS, RecurrentRows, rows_of_drafts
 from urdir.ptxgen.kernels.speculation.limits import MOST_DRAFTS
+from urdir.ptxgen.limits import POSITIVE, limited
 from urdir.ptxgen.spec import Access, Array, LaunchShape, Param, Tolerance, ceil_div
 from urdir.ptxgen.weights.layout import TILE_COLS
 from urdir.ptxgen.weights.packed import GROUP, pack, packed_shape
@@ -53,19 +54,17 @@ class CausalConv(RecurrentRows):
     packs: bool = False
 
     name = "causal_conv"
-    template = ("urdir.templates", "recurrent/causal_conv.ptx.j2")
+    limits = limited(
+        **RecurrentRows.limits,
+        channels=POSITIVE,
+        taps=range(2, MAX_TAPS + 1),
+        most=range(MOST_DRAFTS + 1),
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.channels < 1 or not 2 <= self.taps <= MAX_TAPS:
-            raise PtxgenError(
-                f"causal_conv: {self.taps} taps (2 to {MAX_TAPS}) of {self.channels} channels"
-            )
-        if not 0 <= self.most <= MOST_DRAFTS or (self.drafted and not self.most):
-            raise PtxgenError(
-                f"{self.name}: at most {self.most} drafts: 0 to {MOST_DRAFTS}, 1 or more of "
-                "drafted rows"
-            )
+        if self.drafted and not self.most:
+            raise PtxgenError(f"{self.name}: drafted rows of no drafts")
         self.check_segments()
         if self.packs and not self.can_pack(self.rows, self.channels):
             raise PtxgenError(f"{self.name}: {self.rows} rows of {self.channels} channels packed")
@@ -101,15 +100,15 @@ class CausalConv(RecurrentRows):
     def params(self) -> tuple[Param, ...]:
         matrix, gates = ("rows", "channels"), ("input_gate", "output_gate") if self.gated else ()
         packed = packed_shape(self.rows, self.channels)
-        return (
+        return Param.given(
             Param("x", "f32", matrix, Access.IN),
             *(Param(name, "f32", matrix, Access.IN) for name in gates),
             Param("weight", "f32", ("channels", "taps"), Access.IN),
-            *((Param("bias", "f32", ("channels",), Access.IN),) if self.bias else ()),
+            self.bias and Param("bias", "f32", ("channels",), Access.IN),
             *self.row_params,
             Param("tail", "f32", ("sequences", "slots", "channels"), Access.INOUT),
             Param("y", "f32", matrix, Access.OUT),
-            *((Param("packed", "f16", packed, Access.OUT),) if self.packs else ()),
+            self.packs and Param("packed", "f16", packed, Access.OUT),
         )
 
     @property

@@ -31,7 +31,6 @@ class ChunkedRecurrence(RecurrentChunks):
     """
 
     name = "chunked_recurrence"
-    template = ("urdir.templates", "recurrent/chunked_recurrence.ptx.j2")
 
     @property
     def splits(self) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Self
@@ -120,5 +119,5 @@ class RecurrentChunks(RecurrentRows):
         return Tolerance(rtol=4 * 2**-11)
 
     @classmethod
-    def examples(cls) -> Mapping[str, Self]:
+    def examples(cls) -> dict[str, Self]:
         return chunk_examples(cls)

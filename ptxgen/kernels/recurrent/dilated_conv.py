@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.limits import GRID_ROWS, POSITIVE, POWERS_OF_TWO, limited
 from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, Tolerance, ceil_div
 
 #: Channels of a CTA, one for each thread.
@@ -44,17 +44,20 @@ class DilatedConv(KernelSpec):
     stores: bool = False
 
     name = "dilated_conv"
-    template = ("urdir.templates", "recurrent/dilated_conv.ptx.j2")
+    limits = limited(
+        channels=POSITIVE,
+        rows=GRID_ROWS,
+        taps=range(2, 1 << 31),
+        dilation=POSITIVE,
+        slots=POWERS_OF_TWO,
+    )
 
     def __post_init__(self) -> None:
-        if self.channels < 1 or not 1 <= self.rows <= 65535 or self.taps < 2 or self.dilation < 1:
+        super().__post_init__()
+        if self.back > MOST_BACK or self.slots <= self.back:
             raise PtxgenError(
-                f"dilated_conv: {self.rows} rows of {self.channels} channels, {self.taps} taps"
-            )
-        if self.back > MOST_BACK or self.slots <= self.back or self.slots & (self.slots - 1):
-            raise PtxgenError(
-                f"dilated_conv: {self.slots} slots for tokens up to {self.back} places before: a "
-                f"power of two above that, which is {MOST_BACK} at most"
+                f"dilated_conv: {self.slots} slots for tokens up to {self.back} places before: "
+                f"more than that, which is {MOST_BACK} at most"
             )
 
     @property
@@ -66,13 +69,13 @@ class DilatedConv(KernelSpec):
     def params(self) -> tuple[Param, ...]:
         matrix, tail = ("rows", "channels"), ("sequences", "slots", "channels")
         weight = Param("weight", "f32", ("channels", "taps"), Access.IN)
-        return (
+        return Param.given(
             Param("x", "f32", matrix, Access.IN),
             *(() if self.stores else (weight,)),
             Param("sequence", "u32", ("rows",), Access.IN),
             Param("position", "u32", ("rows",), Access.IN),
             Param("tail", "f32", tail, Access.INOUT if self.stores else Access.IN),
-            *(() if self.stores else (Param("y", "f32", matrix, Access.OUT),)),
+            not self.stores and Param("y", "f32", matrix, Access.OUT),
         )
 
     @property
@@ -126,7 +129,7 @@ class DilatedConv(KernelSpec):
         return inputs | {name: of.astype(np.uint32) for name, of in at.items()}
 
     @classmethod
-    def examples(cls) -> Mapping[str, DilatedConv]:
+    def examples(cls) -> dict[str, DilatedConv]:
         return {
             "one row": cls(130, 4, 3, 16, 64),
             "rows": cls(37, 4, 3, 16, 96, 45, 4),

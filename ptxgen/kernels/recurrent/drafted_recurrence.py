@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
@@ -26,7 +25,6 @@ class DraftedRecurrence(DraftedStates, GatedRecurrence):
     drafted: bool = False
 
     name = "drafted_recurrence"
-    template = ("urdir.templates", "recurrent/drafted_recurrence.ptx.j2")
     brings_values = True
 
     def __post_init__(self) -> None:
@@ -77,5 +75,5 @@ class DraftedRecurrence(DraftedStates, GatedRecurrence):
         return {**keep(self, inputs), "state": states, "y": y}
 
     @classmethod
-    def examples(cls) -> Mapping[str, DraftedRecurrence]:
+    def examples(cls) -> dict[str, DraftedRecurrence]:
         return drafted_examples(cls)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from typing import Any
@@ -24,7 +23,6 @@ class DraftedScan(DraftedStates, SelectiveScan):
     drafted: bool = False
 
     name = "drafted_scan"
-    template = ("urdir.templates", "recurrent/drafted_scan.ptx.j2")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -64,7 +62,7 @@ class DraftedScan(DraftedStates, SelectiveScan):
         return keep(self, inputs) | made
 
     @classmethod
-    def examples(cls) -> Mapping[str, DraftedScan]:
+    def examples(cls) -> dict[str, DraftedScan]:
         of = partial(cls, max_len=64, segments=0)
         return {
             "one row": of(rows=1, sequences=2, channels=10, size=8, most=1),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +10,7 @@ import numpy as np
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.activation import Activation
 from urdir.ptxgen.kernels.held_rows import HeldRows
+from urdir.ptxgen.limits import POSITIVE, limited
 from urdir.ptxgen.spec import Access, Array, Param, Tolerance
 from urdir.ptxgen.weights.layout import TILE_COLS
 from urdir.ptxgen.weights.packed import GROUP, pack, packed_shape
@@ -37,14 +37,12 @@ class GatedNorm(HeldRows):
     heads: int = 0
 
     name = "gated_norm"
-    template = ("urdir.templates", "recurrent/gated_norm.ptx.j2")
+    limits = limited(rows=POSITIVE, weight_rows=POSITIVE)
 
     def __post_init__(self) -> None:
-        if self.rows < 1 or self.weight_rows < 1:
-            raise PtxgenError(f"gated_norm: {self.rows} rows, {self.weight_rows} of weights")
+        super().__post_init__()
         if self.heads and not self.can_pack(self.rows, self.cols, self.heads):
             raise PtxgenError(f"gated_norm: {self.rows} rows of {self.cols} by {self.heads} packed")
-        super().__post_init__()
 
     @staticmethod
     def can_pack(rows: int, cols: int, heads: int) -> bool:
@@ -84,7 +82,7 @@ class GatedNorm(HeldRows):
         return {"y": y.astype(np.float32)}
 
     @classmethod
-    def examples(cls) -> Mapping[str, GatedNorm]:
+    def examples(cls) -> dict[str, GatedNorm]:
         return {
             "a short row": cls(1, 8, 1e-6),
             "heads": cls(12, 128, 1e-6),

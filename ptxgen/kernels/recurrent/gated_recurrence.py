@@ -35,7 +35,6 @@ class GatedRecurrence(RecurrentRows):
     token_lanes = THREADS // TILE
 
     name = "gated_recurrence"
-    template = ("urdir.templates", "recurrent/gated_recurrence.ptx.j2")
     #: exp and softplus are approximated; a state carries errors from token to token
     tolerance = Tolerance(rtol=1e-5)
 

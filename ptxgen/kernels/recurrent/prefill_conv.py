@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -22,7 +21,6 @@ class PrefillConv(CausalConv):
     tile = SEGMENT_ROWS
 
     name = "prefill_conv"
-    template = ("urdir.templates", "recurrent/prefill_conv.ptx.j2")
 
     def check_segments(self) -> None:
         if not self.segments:
@@ -41,7 +39,7 @@ class PrefillConv(CausalConv):
         )
 
     @classmethod
-    def examples(cls) -> Mapping[str, PrefillConv]:
+    def examples(cls) -> dict[str, PrefillConv]:
         silu = Activation("silu")
         prompt, several = (partial(cls, max_len=64, segments=n) for n in (1, 3))
         return {

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.recurrent.scan_tiles import ScanTiles
 from urdir.ptxgen.kernels.recurrent.selective_scan import SelectiveScan
+from urdir.ptxgen.limits import limited, up_to
 from urdir.ptxgen.spec import LaunchShape, ceil_div
 from urdir.ptxgen.weights.layout import TILE_COLS
 
@@ -28,12 +28,7 @@ class PrefillScan(SelectiveScan):
     warps: int = 4
 
     name = "prefill_scan"
-    template = ("urdir.templates", "recurrent/prefill_scan.ptx.j2")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 1 <= self.warps <= MAX_WARPS:
-            raise PtxgenError(f"prefill_scan: {self.warps} warps with states: 1 to {MAX_WARPS}")
+    limits = limited(**SelectiveScan.limits, warps=up_to(MAX_WARPS))
 
     @staticmethod
     def can_pack(rows: int, channels: int, size: int) -> bool:
@@ -70,7 +65,7 @@ class PrefillScan(SelectiveScan):
         )
 
     @classmethod
-    def examples(cls) -> Mapping[str, PrefillScan]:
+    def examples(cls) -> dict[str, PrefillScan]:
         prompt, several = (partial(cls, max_len=64, segments=n) for n in (1, 4))
         return {
             "one token": prompt(1, 1, channels=5, size=16),

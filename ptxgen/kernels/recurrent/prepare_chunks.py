@@ -30,7 +30,6 @@ class PrepareChunks(RecurrentChunks):
     """
 
     name = "prepare_chunks"
-    template = ("urdir.templates", "recurrent/prepare_chunks.ptx.j2")
 
     @property
     def preparing(self) -> int:

@@ -10,6 +10,7 @@ import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.advance import IDLE
+from urdir.ptxgen.limits import GRID_ROWS, POSITIVE, limited
 from urdir.ptxgen.spec import Access, KernelSpec, Param, ceil_div
 
 #: Segments start at multiples of this many rows.
@@ -43,12 +44,10 @@ class RecurrentRows(KernelSpec):
     max_len: int
     segments: int
 
+    limits = limited(rows=GRID_ROWS, sequences=POSITIVE, max_len=POSITIVE)
+
     def __post_init__(self) -> None:
-        if not 1 <= self.rows <= 65535 or self.sequences < 1 or self.max_len < 1:
-            raise PtxgenError(
-                f"{self.name}: {self.rows} rows (1 to 65535) of {self.sequences} sequences of up "
-                f"to {self.max_len} tokens"
-            )
+        super().__post_init__()
         if not 0 <= self.segments <= ceil_div(self.rows, SEGMENT_ROWS):
             raise PtxgenError(
                 f"{self.name}: {self.segments} segments in {self.rows} rows: each begins at a "

@@ -12,6 +12,7 @@ import numpy as np
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.activation import Activation
 from urdir.ptxgen.kernels.recurrent.rows import RecurrentRows
+from urdir.ptxgen.limits import POSITIVE, limited
 from urdir.ptxgen.spec import Access, Array, LaunchShape, Param, Tolerance, ceil_div
 from urdir.ptxgen.weights.layout import TILE_COLS
 from urdir.ptxgen.weights.packed import GROUP, pack, packed_shape
@@ -39,14 +40,10 @@ class SelectiveScan(RecurrentRows):
     #: Neighbouring lanes that share a channel, each with two of every eight values.
     lanes: ClassVar = 4
     name = "selective_scan"
-    template = ("urdir.templates", "recurrent/selective_scan.ptx.j2")
+    limits = limited(**RecurrentRows.limits, channels=POSITIVE, size=range(8, 1 << 31, 8))
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.channels < 1 or self.size < 8 or self.size % 8:
-            raise PtxgenError(
-                f"selective_scan: {self.size} values (a multiple of 8) of {self.channels} channels"
-            )
         if self.size // self.lanes > MAX_VALUES:
             raise PtxgenError(
                 f"selective_scan: {self.size} values: at most {MAX_VALUES} for each of "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +10,7 @@ import numpy as np
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.norm import Norm
 from urdir.ptxgen.kernels.recurrent.rows import RecurrentRows
+from urdir.ptxgen.limits import POSITIVE, limited, up_to
 from urdir.ptxgen.spec import Access, Array, LaunchShape, Param, Tolerance, ceil_div
 
 THREADS = 128
@@ -34,12 +34,10 @@ class TokenShift(RecurrentRows):
     norm: Norm | None = None
 
     name = "token_shift"
-    template = ("urdir.templates", "recurrent/token_shift.ptx.j2")
+    limits = limited(**RecurrentRows.limits, channels=POSITIVE, mixes=up_to(8))
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.channels < 1 or not 1 <= self.mixes <= 8:
-            raise PtxgenError(f"token_shift: {self.mixes} mixes (1 to 8) of {self.channels} values")
         if self.norm is not None and not self.can_norm(self.channels, self.segments):
             raise PtxgenError(
                 f"token_shift: a norm of {self.channels} values in {self.segments} segments: "
@@ -61,10 +59,10 @@ class TokenShift(RecurrentRows):
         matrix, vector = ("rows", "channels"), ("channels",)
         norm, own = self.norm, range(self.mixes)
         access = Access.INOUT if self.stores else Access.IN
-        return (
+        return Param.given(
             Param("x", "f32", matrix, Access.IN),
-            *([Param("weight", "f32", vector, Access.IN)] if norm and norm.weight else []),
-            *([Param("bias", "f32", vector, Access.IN)] if norm and norm.bias else []),
+            norm and norm.weight and Param("weight", "f32", vector, Access.IN),
+            norm and norm.bias and Param("bias", "f32", vector, Access.IN),
             *(Param(f"mix{i}", "f32", vector, Access.IN) for i in own),
             *(Param(f"dynamic{i}", "f32", matrix, Access.IN) for i in own if self.dynamic),
             *self.row_params,
@@ -103,7 +101,7 @@ class TokenShift(RecurrentRows):
         return found
 
     @classmethod
-    def examples(cls) -> Mapping[str, TokenShift]:
+    def examples(cls) -> dict[str, TokenShift]:
         layer, rms = Norm("layer", 1e-5, bias=True), Norm("rms", 1e-6)
         return {
             "one row": cls(1, 2, 64, 0, channels=130, mixes=6),

@@ -52,7 +52,6 @@ class Wkv(RecurrentRows):
 
     lanes = LANES
     name = "wkv"
-    template = ("urdir.templates", "recurrent/wkv.ptx.j2")
     #: exponentials are approximated, a norm divides by small deviations
     tolerance = Tolerance(rtol=2e-5, atol=2e-6)
 

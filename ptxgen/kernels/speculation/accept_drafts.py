@@ -15,6 +15,7 @@ from urdir.ptxgen.kernels.sampling import OFFSETS, SETTINGS_WORDS, pack_settings
 from urdir.ptxgen.kernels.sampling_limits import INVALID_TOKEN, MOST_END_IDS
 from urdir.ptxgen.kernels.speculation.limits import MOST_DRAFTS
 from urdir.ptxgen.kernels.speculation.spec import DraftedRows
+from urdir.ptxgen.limits import limited, up_to
 from urdir.ptxgen.spec import Access, Array, LaunchShape, Param
 
 
@@ -49,7 +50,7 @@ class AcceptDrafts(DraftedRows):
     chance: float | None = None
 
     name = "accept_drafts"
-    template = ("urdir.templates", "speculation/accept_drafts.ptx.j2")
+    limits = limited(**DraftedRows.limits, drafts=up_to(MOST_DRAFTS), slices=range(1025))
 
     most_slices = 1024
     most_end_ids = MOST_END_IDS
@@ -58,29 +59,16 @@ class AcceptDrafts(DraftedRows):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 1 <= self.drafts <= MOST_DRAFTS:
-            raise PtxgenError(
-                f"accept_drafts: drafts must be in 1 ... {MOST_DRAFTS}, not {self.drafts}"
-            )
         if self.slots <= self.drafts or self.slots & (self.slots - 1):
             raise PtxgenError(
                 f"accept_drafts: slots is {self.slots}: a power of two above {self.drafts}"
-            )
-        if not 0 <= self.slices <= self.most_slices:
-            raise PtxgenError(
-                f"accept_drafts: slices must be in 0 ... {self.most_slices}, not {self.slices}"
             )
         if self.chance is not None and not 0 <= self.chance <= 1:
             raise PtxgenError(f"accept_drafts: chance must be in 0 ... 1, not {self.chance}")
 
     @property
     def params(self) -> tuple[Param, ...]:
-        chosen = (
-            Param("ranks", "u64", ("rows", "slices"), Access.IN)
-            if self.slices
-            else Param("sampled", "u32", ("rows",), Access.IN)
-        )
-        return (
+        return Param.given(
             Param("sequence", "u32", ("rows",), Access.IN),
             Param("place", "u32", ("rows",), Access.IN),
             Param("position", "u32", ("rows",), Access.INOUT),
@@ -89,7 +77,8 @@ class AcceptDrafts(DraftedRows):
             Param("tokens", "u32", ("sequences", "max_len"), Access.INOUT),
             Param("known", "u32", ("sequences",), Access.INOUT),
             Param("settings", "u32", ("sequences", "settings_words"), Access.IN),
-            chosen,
+            self.slices and Param("ranks", "u64", ("rows", "slices"), Access.IN),
+            not self.slices and Param("sampled", "u32", ("rows",), Access.IN),
             Param("mailbox", "u32", ("sequences", "slots"), Access.INOUT),
             Param("counts", "u32", ("sequences", "slots"), Access.INOUT),
         )

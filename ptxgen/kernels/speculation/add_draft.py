@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.advance import IDLE
 from urdir.ptxgen.kernels.argmax import INVALID_RANK, indices, ranks
+from urdir.ptxgen.limits import GRID_ROWS, POSITIVE, POSITIVE_31_BITS, limited, up_to
 from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param
 
 
@@ -40,38 +39,25 @@ class AddDraft(KernelSpec):
     judged: bool = False
 
     name = "add_draft"
-    template = ("urdir.templates", "speculation/add_draft.ptx.j2")
-
-    def __post_init__(self) -> None:
-        if (
-            not 1 <= self.slices <= 1024
-            or not 1 <= self.rows <= 65535
-            or min(self.mapped, self.start) < 0
-        ):
-            raise PtxgenError(
-                f"add_draft: {self.slices} slices of {self.rows} rows, {self.mapped} mapped: "
-                "slices are 1 to 1024, rows 1 to 65535"
-            )
-        if not 1 <= self.max_len < 2**31 or self.sequences < 1 or not 1 <= self.vocab < 2**31:
-            raise PtxgenError(
-                f"add_draft: {self.sequences} sequences of {self.max_len}, {self.vocab} tokens: "
-                "all at least 1"
-            )
+    limits = limited(
+        slices=up_to(1024),
+        rows=GRID_ROWS,
+        mapped=range(1 << 31),
+        start=range(1 << 31),
+        max_len=POSITIVE_31_BITS,
+        sequences=POSITIVE,
+        vocab=POSITIVE_31_BITS,
+    )
 
     @property
     def params(self) -> tuple[Param, ...]:
-        own = (Param("map", "u32", ("mapped",), Access.IN),) if self.mapped else ()
-        place = (Param("position", "u32", ("rows",), Access.INOUT),) if self.moves else ()
-        judged = (
-            Param("probability", "f32", ("ranked",), Access.IN),
-            Param("p_min", "f32", ("sequences",), Access.IN),
-        )
-        return (
+        return Param.given(
             Param("ranks", "u64", ("ranked", "slices"), Access.IN),
-            *(judged if self.judged else ()),
-            *own,
+            self.judged and Param("probability", "f32", ("ranked",), Access.IN),
+            self.judged and Param("p_min", "f32", ("sequences",), Access.IN),
+            self.mapped and Param("map", "u32", ("mapped",), Access.IN),
             Param("sequence", "u32", ("rows",), Access.IN),
-            *place,
+            self.moves and Param("position", "u32", ("rows",), Access.INOUT),
             Param("token_position", "u32", ("rows",), Access.INOUT),
             Param("until", "u32", ("rows",), Access.IN),
             Param("tokens", "u32", ("sequences", "max_len"), Access.INOUT),
@@ -139,7 +125,7 @@ class AddDraft(KernelSpec):
         return {p.name: inputs[p.name].astype(p.numpy_dtype) for p in self.params}
 
     @classmethod
-    def examples(cls) -> Mapping[str, AddDraft]:
+    def examples(cls) -> dict[str, AddDraft]:
         return {
             "one slice": cls(slices=1, max_len=9, vocab=40),
             "a few rows": cls(slices=5, max_len=30, vocab=1000, rows=7, sequences=9, start=14),

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.limits import GRID_ROWS, POSITIVE, limited, up_to
 from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, Tolerance, ceil_div
 
 CTA_THREADS = 128
@@ -31,7 +31,9 @@ class BlockConv(KernelSpec):
     stride: int = 1
 
     name = "block_conv"
-    template = ("urdir.templates", "speculation/block_conv.ptx.j2")
+    limits = limited(
+        width=POSITIVE, group=POSITIVE, taps=up_to(16), side=(0, 1), rows=GRID_ROWS, stride=POSITIVE
+    )
     params = (
         Param("x", "f32", ("rows", "width"), Access.IN),
         Param("base", "f32", ("base_size",), Access.IN),
@@ -40,12 +42,9 @@ class BlockConv(KernelSpec):
     )
 
     def __post_init__(self) -> None:
-        if self.width < 1 or self.group < 1 or self.width % self.group:
+        super().__post_init__()
+        if self.width % self.group:
             raise PtxgenError(f"block_conv: {self.width} columns in groups of {self.group}")
-        if not 1 <= self.taps <= 16 or self.side not in (0, 1):
-            raise PtxgenError(f"block_conv: {self.taps} taps (1 to 16) of side {self.side} (0, 1)")
-        if not 1 <= self.rows <= 65535 or self.stride < 1:
-            raise PtxgenError(f"block_conv: {self.rows} rows, those of a block {self.stride} apart")
 
     @property
     def groups(self) -> int:
@@ -88,7 +87,7 @@ class BlockConv(KernelSpec):
         return y
 
     @classmethod
-    def examples(cls) -> Mapping[str, BlockConv]:
+    def examples(cls) -> dict[str, BlockConv]:
         return {
             "a block": cls(128, 3, 32, rows=5),
             "after a network": cls(384, 2, 16, side=1, rows=8),

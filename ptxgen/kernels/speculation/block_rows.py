@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.advance import IDLE
+from urdir.ptxgen.limits import POSITIVE, POSITIVE_31_BITS, limited
 from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, ceil_div
 
 
@@ -34,16 +33,13 @@ class BlockRows(KernelSpec):
     anchored: bool = False
 
     name = "block_rows"
-    template = ("urdir.templates", "speculation/block_rows.ptx.j2")
-
-    def __post_init__(self) -> None:
-        if self.answers < 1 or self.slots < 1 or self.sequences < 1 or self.mask < 0:
-            raise PtxgenError(
-                f"block_rows: {self.answers} blocks of {self.slots} rows of {self.sequences} "
-                "sequences: all at least 1"
-            )
-        if not 1 <= self.max_len < 2**31:
-            raise PtxgenError(f"block_rows: max_len must be in 1 ... 2^31 - 1, not {self.max_len}")
+    limits = limited(
+        answers=POSITIVE,
+        slots=POSITIVE,
+        sequences=POSITIVE,
+        max_len=POSITIVE_31_BITS,
+        mask=range(1 << 31),
+    )
 
     @property
     def rows(self) -> int:
@@ -99,7 +95,7 @@ class BlockRows(KernelSpec):
         return {name: values.astype(np.uint32) for name, values in inputs.items()}
 
     @classmethod
-    def examples(cls) -> Mapping[str, BlockRows]:
+    def examples(cls) -> dict[str, BlockRows]:
         return {
             "one block": cls(answers=1, slots=4, max_len=9, mask=7),
             "causal blocks": cls(answers=5, slots=8, max_len=40, mask=3, sequences=9, causal=True),

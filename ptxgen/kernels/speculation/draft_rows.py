@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.advance import IDLE
 from urdir.ptxgen.kernels.speculation.limits import MOST_DRAFTS
 from urdir.ptxgen.kernels.speculation.spec import DraftedRows
+from urdir.ptxgen.limits import limited, up_to
 from urdir.ptxgen.spec import Access, Array, LaunchShape, Param, ceil_div
 
 
@@ -33,14 +32,7 @@ class DraftRows(DraftedRows):
     before: bool = False
 
     name = "draft_rows"
-    template = ("urdir.templates", "speculation/draft_rows.ptx.j2")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 1 <= self.answers <= 512 or self.lag not in (0, 1):
-            raise PtxgenError(
-                f"draft_rows: {self.answers} answers, lag {self.lag}: expected 1 to 512, 0 or 1"
-            )
+    limits = limited(**DraftedRows.limits, answers=up_to(512), lag=(0, 1))
 
     @property
     def made(self) -> int:
@@ -93,7 +85,7 @@ class DraftRows(DraftedRows):
         }
 
     @classmethod
-    def examples(cls) -> Mapping[str, DraftRows]:
+    def examples(cls) -> dict[str, DraftRows]:
         return {
             "one row": cls(max_len=9),
             "rows of some sequences": cls(max_len=50, rows=13, sequences=5, answers=4, lag=1),

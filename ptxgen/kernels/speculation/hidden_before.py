@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.advance import IDLE
 from urdir.ptxgen.kernels.row_threads import VectorThreads
+from urdir.ptxgen.limits import GRID_ROWS, POSITIVE, POSITIVE_31_BITS, POWERS_OF_TWO, limited
 from urdir.ptxgen.spec import Access, Array, KernelSpec, Param
 
 
@@ -29,16 +28,13 @@ class HeldVectors(VectorThreads, KernelSpec):
     rows: int = 1
     sequences: int = 1
 
-    def __post_init__(self) -> None:
-        if self.cols < 1 or self.sequences < 1 or not 1 <= self.rows <= 65535:
-            raise PtxgenError(
-                f"{self.name}: {self.rows} rows of {self.cols} values, {self.sequences} "
-                "sequences: all at least 1, and at most 65535 rows"
-            )
-        if not 1 <= self.max_len < 2**31:
-            raise PtxgenError(f"{self.name}: max_len must be in 1 ... 2^31 - 1, not {self.max_len}")
-        if self.slots < 1 or self.slots & (self.slots - 1):
-            raise PtxgenError(f"{self.name}: slots is {self.slots}: expected a power of two")
+    limits = limited(
+        cols=POSITIVE,
+        sequences=POSITIVE,
+        rows=GRID_ROWS,
+        max_len=POSITIVE_31_BITS,
+        slots=POWERS_OF_TWO,
+    )
 
     def bytes_moved(self) -> int:
         """Bytes of the rows, read and written."""
@@ -79,19 +75,14 @@ class HiddenBefore(HeldVectors):
     alone: bool = False
 
     name = "hidden_before"
-    template = ("urdir.templates", "speculation/hidden_before.ptx.j2")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.lag not in (0, 1):
-            raise PtxgenError(f"hidden_before: lag must be 0 or 1, not {self.lag}")
+    limits = limited(**HeldVectors.limits, lag=(0, 1))
 
     @property
     def params(self) -> tuple[Param, ...]:
-        return (
+        return Param.given(
             Param("sequence", "u32", ("rows",), Access.IN),
             Param("position", "u32", ("rows",), Access.IN),
-            *(() if self.alone else (Param("x", "f32", ("rows", "cols"), Access.IN),)),
+            not self.alone and Param("x", "f32", ("rows", "cols"), Access.IN),
             Param("held", "f32", ("sequences", "slots", "cols"), Access.IN),
             Param("begun", "u32", ("sequences",), Access.IN),
             Param("place", "u32", ("rows",), Access.OUT),
@@ -124,7 +115,7 @@ class HiddenBefore(HeldVectors):
         return {p.name: rows[p.name] for p in self.params if p.access is Access.IN}
 
     @classmethod
-    def examples(cls) -> Mapping[str, HiddenBefore]:
+    def examples(cls) -> dict[str, HiddenBefore]:
         return {
             "one row": cls(cols=36, max_len=9, slots=4),
             "runs": cls(cols=132, max_len=40, slots=8, rows=23, sequences=5),

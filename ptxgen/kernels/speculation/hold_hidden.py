@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +17,6 @@ class HoldHidden(HeldVectors):
     by side, which are at positions one after the other, the last ``slots``."""
 
     name = "hold_hidden"
-    template = ("urdir.templates", "speculation/hold_hidden.ptx.j2")
     params = (
         Param("sequence", "u32", ("rows",), Access.IN),
         Param("position", "u32", ("rows",), Access.IN),
@@ -38,7 +36,7 @@ class HoldHidden(HeldVectors):
         return {p.name: rows[p.name] for p in self.params}
 
     @classmethod
-    def examples(cls) -> Mapping[str, HoldHidden]:
+    def examples(cls) -> dict[str, HoldHidden]:
         return {
             "one row": cls(cols=36, max_len=9, slots=4),
             "runs": cls(cols=132, max_len=40, slots=4, rows=33, sequences=5),

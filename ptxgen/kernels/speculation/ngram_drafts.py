@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,7 +30,6 @@ class NgramDrafts(DraftedRows):
     always: bool = False
 
     name = "ngram_drafts"
-    template = ("urdir.templates", "speculation/ngram_drafts.ptx.j2")
 
     threads = 1024
     #: Tokens that a thread loads before it looks at them.
@@ -80,7 +78,7 @@ class NgramDrafts(DraftedRows):
         return [text[-1]] * wanted if self.always else []
 
     @classmethod
-    def examples(cls) -> Mapping[str, NgramDrafts]:
+    def examples(cls) -> dict[str, NgramDrafts]:
         return {
             "one token": cls(max_len=1),
             "rows of some sequences": cls(max_len=50, rows=23, sequences=7),

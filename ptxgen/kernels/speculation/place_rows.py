@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.advance import IDLE
 from urdir.ptxgen.kernels.speculation.limits import MOST_DRAFTS
 from urdir.ptxgen.kernels.speculation.spec import DraftedRows
+from urdir.ptxgen.limits import limited
 from urdir.ptxgen.spec import Access, Array, LaunchShape, Param, ceil_div
 
 
@@ -37,30 +36,21 @@ class PlaceRows(DraftedRows):
     states: bool = False
 
     name = "place_rows"
-    template = ("urdir.templates", "speculation/place_rows.ptx.j2")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 <= self.beside <= 1024:
-            raise PtxgenError(f"place_rows: beside must be in 0 ... 1024, not {self.beside}")
+    limits = limited(**DraftedRows.limits, beside=range(1025))
 
     @property
     def params(self) -> tuple[Param, ...]:
-        step = (
-            Param("step_sequence", "u32", ("beside",), Access.IN),
-            Param("step_position", "u32", ("beside",), Access.INOUT),
-        )
-        names = ("state_at", "next_state_at")
-        states = tuple(Param(name, "u32", ("sequences",), Access.INOUT) for name in names)
-        return (
+        return Param.given(
             Param("sequence", "u32", ("rows",), Access.IN),
             Param("place", "u32", ("rows",), Access.IN),
             Param("position", "u32", ("rows",), Access.INOUT),
             Param("known", "u32", ("sequences",), Access.IN),
             Param("found", "u32", ("sequences",), Access.IN),
             Param("given", "u32", ("sequences",), Access.IN),
-            *(step if self.beside else ()),
-            *(states if self.states else ()),
+            self.beside and Param("step_sequence", "u32", ("beside",), Access.IN),
+            self.beside and Param("step_position", "u32", ("beside",), Access.INOUT),
+            self.states and Param("state_at", "u32", ("sequences",), Access.INOUT),
+            self.states and Param("next_state_at", "u32", ("sequences",), Access.INOUT),
         )
 
     @property
@@ -92,7 +82,7 @@ class PlaceRows(DraftedRows):
         return placed
 
     @classmethod
-    def examples(cls) -> Mapping[str, PlaceRows]:
+    def examples(cls) -> dict[str, PlaceRows]:
         return {
             "one row": cls(max_len=9),
             "rows of some sequences": cls(max_len=50, rows=13, sequences=5),

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.argmax import INVALID_RANK, ranks
+from urdir.ptxgen.limits import GRID_ROWS, limited, up_to
 from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, Tolerance, ceil_div
 
 
@@ -31,26 +30,18 @@ class SelectToken(KernelSpec):
     judged: bool = False
 
     name = "select_token"
-    template = ("urdir.templates", "speculation/select_token.ptx.j2")
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.most <= 32 or not 1 <= self.rank <= 1024 or not 1 <= self.rows <= 65535:
-            raise PtxgenError(
-                f"select_token: {self.most} candidates of {self.rows} rows by vectors of "
-                f"{self.rank}: 1 to 32, 1 to 65535, and 1 to 1024"
-            )
+    limits = limited(rank=up_to(1024), most=up_to(32), rows=GRID_ROWS)
 
     @property
     def params(self) -> tuple[Param, ...]:
-        judged = (Param("probability", "f32", ("rows",), Access.OUT),) if self.judged else ()
-        return (
+        return Param.given(
             Param("previous", "f32", ("rows", "rank"), Access.IN),
             Param("state", "f32", ("rows", "rank"), Access.IN),
             Param("successors", "f32", ("rows", "most", "rank"), Access.IN),
             Param("tokens", "u32", ("rows", "most"), Access.IN),
             Param("scores", "f32", ("rows", "most"), Access.INOUT),
             Param("ranks", "u64", ("rows",), Access.OUT),
-            *judged,
+            self.judged and Param("probability", "f32", ("rows",), Access.OUT),
         )
 
     @property
@@ -98,7 +89,7 @@ class SelectToken(KernelSpec):
         return {**made, "tokens": np.array(tokens, np.uint32), "scores": scores}
 
     @classmethod
-    def examples(cls) -> Mapping[str, SelectToken]:
+    def examples(cls) -> dict[str, SelectToken]:
         return {
             "one": cls(1, 1),
             "a short vector": cls(31, 4, rows=3, judged=True),

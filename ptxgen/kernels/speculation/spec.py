@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.advance import IDLE
+from urdir.ptxgen.limits import POSITIVE, POSITIVE_31_BITS, limited, up_to
 from urdir.ptxgen.spec import Access, Array, KernelSpec, Param
 
 
@@ -27,13 +27,7 @@ class DraftedRows(KernelSpec):
     rows: int = 1
     sequences: int = 1
 
-    def __post_init__(self) -> None:
-        if not 1 <= self.max_len < 2**31:
-            raise PtxgenError(f"{self.name}: max_len must be in 1 ... 2^31 - 1, not {self.max_len}")
-        if not 1 <= self.rows <= 1024:
-            raise PtxgenError(f"{self.name}: rows must be in 1 ... 1024, not {self.rows}")
-        if self.sequences < 1:
-            raise PtxgenError(f"{self.name}: sequences must be at least 1, not {self.sequences}")
+    limits = limited(max_len=POSITIVE_31_BITS, rows=up_to(1024), sequences=POSITIVE)
 
     @property
     def wanting_params(self) -> tuple[Param, ...]:

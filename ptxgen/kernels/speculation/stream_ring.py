@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.advance import IDLE
 from urdir.ptxgen.kernels.speculation.hidden_before import HeldVectors
+from urdir.ptxgen.limits import limited, up_to
 from urdir.ptxgen.spec import Access, Array, LaunchShape, Param
 
 
@@ -29,22 +28,16 @@ class StreamRing(HeldVectors):
     takes: bool = False
 
     name = "stream_ring"
-    template = ("urdir.templates", "speculation/stream_ring.ptx.j2")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 1 <= self.streams <= 16:
-            raise PtxgenError(f"{self.name}: {self.streams} streams: 1 to 16")
+    limits = limited(**HeldVectors.limits, streams=up_to(16))
 
     @property
     def params(self) -> tuple[Param, ...]:
         rows, ring = (Access.OUT, Access.IN) if self.takes else (Access.IN, Access.INOUT)
-        known = Param("known", "u32", ("sequences",), Access.IN)
-        place = Param("place", "u32", ("rows",), Access.OUT)
-        return (
+        return Param.given(
             Param("sequence", "u32", ("rows",), Access.IN),
             Param("position", "u32", ("rows",), Access.IN),
-            *((known, place) if self.takes else ()),
+            self.takes and Param("known", "u32", ("sequences",), Access.IN),
+            self.takes and Param("place", "u32", ("rows",), Access.OUT),
             *(Param(f"x{i}", "f32", ("rows", "cols"), rows) for i in range(self.streams)),
             Param("ring", "f32", ("sequences", "slots", "streams", "cols"), ring),
             Param("ring_at", "u32", ("sequences", "slots"), ring),
@@ -97,7 +90,7 @@ class StreamRing(HeldVectors):
         return {p.name: rows[p.name] for p in self.params if p.access is not Access.OUT}
 
     @classmethod
-    def examples(cls) -> Mapping[str, StreamRing]:
+    def examples(cls) -> dict[str, StreamRing]:
         runs = cls(cols=132, max_len=40, slots=8, rows=23, sequences=5, streams=3, takes=True)
         return {
             "one row": cls(cols=36, max_len=9, slots=4),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +24,6 @@ class TopProbability(HighestLogits):
     most: int = 10
 
     name = "top_probability"
-    template = ("urdir.templates", "speculation/top_probability.ptx.j2")
     #: A sum of a few approximate exponentials, f32.
     tolerance = Tolerance(atol=1e-6, rtol=1e-5)
 
@@ -43,7 +41,7 @@ class TopProbability(HighestLogits):
         return {"probability": probability}
 
     @classmethod
-    def examples(cls) -> Mapping[str, TopProbability]:
+    def examples(cls) -> dict[str, TopProbability]:
         return {
             "one logit": cls(n=1),
             "fewer than the most": cls(n=7, rows=5),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,7 +26,6 @@ class TopTokens(HighestLogits):
     most: int = 16
 
     name = "top_tokens"
-    template = ("urdir.templates", "speculation/top_tokens.ptx.j2")
 
     @property
     def params(self) -> tuple[Param, ...]:
@@ -51,7 +49,7 @@ class TopTokens(HighestLogits):
         return {"tokens": tokens, "values": values, "numbers": numbers}
 
     @classmethod
-    def examples(cls) -> Mapping[str, TopTokens]:
+    def examples(cls) -> dict[str, TopTokens]:
         return {
             "one logit": cls(n=1, most=2),
             "fewer than the most": cls(n=7, rows=5),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -44,7 +44,6 @@ class Gemm(LinearSpec):
     prologues = ()
     epilogues = tuple(kind for kind in EPILOGUES if kind not in (Gated, Residual))
     name = "gemm"
-    template = ("urdir.templates", "linear/products/gemm.ptx.j2")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -73,7 +72,7 @@ class Gemm(LinearSpec):
         return Tolerance(rtol=1e-3)
 
     @classmethod
-    def examples(cls) -> Mapping[str, Gemm]:
+    def examples(cls) -> dict[str, Gemm]:
         return dict(_examples(cls))
 
 

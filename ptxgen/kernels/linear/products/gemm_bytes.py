@@ -107,7 +107,6 @@ class GemmBytes(PackedProduct):
 
     operands: ClassVar[ByteOperands | E4m3Operands] = ByteOperands()
     name = "gemm_bytes"
-    template = ("urdir.templates", "linear/products/gemm_bytes.ptx.j2")
     epilogues = (*EPILOGUES, PackedVectors)
 
     def __post_init__(self) -> None:

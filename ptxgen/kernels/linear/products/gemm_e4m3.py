@@ -3,7 +3,7 @@ cores."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from urdir.ptxgen.kernels.linear.epilogue.activation import Gated
@@ -23,9 +23,10 @@ class GemmE4m3(GemmBytes):
 
     operands = E4m3Operands()
     name = "gemm_e4m3"
+    template = GemmBytes.template
 
     @classmethod
-    def examples(cls) -> Mapping[str, GemmE4m3]:
+    def examples(cls) -> dict[str, GemmE4m3]:
         return dict(_examples(cls))
 
 

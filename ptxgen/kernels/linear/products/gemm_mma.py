@@ -106,7 +106,6 @@ class GemmMma(PackedProduct):
     #: Whether it multiplies numbers of eight bits.
     of_bytes = False
     name = "gemm_mma"
-    template = ("urdir.templates", "linear/products/gemm_mma.ptx.j2")
 
     @property
     def targets(self) -> tuple[str, ...]:

@@ -34,6 +34,7 @@ class GemmMmaBytes(GemmMma):
     operands: ClassVar[ByteOperands | E4m3Operands] = ByteOperands()
     of_bytes = True
     name = "gemm_mma_bytes"
+    template = GemmMma.template
     epilogues = GemmBytes.epilogues
 
     @classmethod

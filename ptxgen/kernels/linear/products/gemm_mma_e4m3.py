@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from urdir.ptxgen.kernels.linear.epilogue.activation import Gated
@@ -22,13 +22,14 @@ class GemmMmaE4m3(GemmMmaBytes):
 
     operands = E4m3Operands()
     name = "gemm_mma_e4m3"
+    template = GemmMmaBytes.template
 
     @property
     def targets(self) -> tuple[str, ...]:
         return since(89)
 
     @classmethod
-    def examples(cls) -> Mapping[str, GemmMmaE4m3]:
+    def examples(cls) -> dict[str, GemmMmaE4m3]:
         return dict(_examples(cls))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -54,7 +54,6 @@ class GemmSmall(TiledSpec):
     prologues = (PackedInput, BegunNorm, Normed)
     epilogues = (*LinearSpec.epilogues, BeginNorm, PackedOutput)
     name = "gemm_small"
-    template = ("urdir.templates", "linear/products/gemm_small.ptx.j2")
 
     def __post_init__(self) -> None:
         if not takes(self.formats, self.cols):
@@ -123,7 +122,7 @@ class GemmSmall(TiledSpec):
         return Tolerance(rtol=(3e-4 if self.steps.f else 1.5e-4) + packing, atol=5e-4)
 
     @classmethod
-    def examples(cls) -> Mapping[str, GemmSmall]:
+    def examples(cls) -> dict[str, GemmSmall]:
         return gemm_small_examples(cls)
 
 

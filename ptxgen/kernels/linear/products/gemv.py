@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -68,7 +67,6 @@ class Gemv(TiledSpec):
         *(Continued, Send, RouterParts),
     )
     name = "gemv"
-    template = ("urdir.templates", "linear/products/gemv.ptx.j2")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -130,5 +128,5 @@ class Gemv(TiledSpec):
         return Tolerance(rtol=5e-6 if smaller else 2e-6, atol=2e-6)
 
     @classmethod
-    def examples(cls) -> Mapping[str, Gemv]:
+    def examples(cls) -> dict[str, Gemv]:
         return gemv_examples(cls)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -99,7 +99,6 @@ class GemvF32(LinearSpec):
     resident: int = 0
 
     name = "gemv_f32"
-    template = ("urdir.templates", "linear/products/gemv_f32.ptx.j2")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -142,7 +141,7 @@ class GemvF32(LinearSpec):
         return Tolerance(rtol=5e-6 if self.steps.f or self.steps.has(Bounded) else 2e-6, atol=2e-6)
 
     @classmethod
-    def examples(cls) -> Mapping[str, GemvF32]:
+    def examples(cls) -> dict[str, GemvF32]:
         return gemv_f32_examples(cls)
 
 

@@ -36,11 +36,10 @@ class DeferredAdd(Prologue):
 
     def params(self, product: Product) -> tuple[Param, ...]:
         row = ("batch", "cols")
-        scale = (Param("stream_scale", "f32", (1,), Access.IN),) if self.scaled else ()
-        return (
+        return Param.given(
             Param("before", "f32", row, Access.IN),
             *self.weights,
-            *scale,
+            self.scaled and Param("stream_scale", "f32", (1,), Access.IN),
             Param("stream", "f32", row, Access.OUT),
         )
 
