@@ -101,7 +101,9 @@ def _take_factors(at: Lowering, norm: Norm) -> bool:
     assert isinstance(router, Route)
     assert isinstance(experts, Experts)
     layer = RouterLayer.of(at, router)
-    if not _finds_factors(router, layer, at.norm(norm.of)) or experts.room is not None:
+    if not _finds_factors(router, layer, at.norm(norm.of)):
+        return False
+    if experts.room is not None or experts.is_ordered:
         return False
     packs = GroupedGemm(at, rows).packs(MixtureLayer.of(at, experts))
     return packs and _makes_many_logits(at, layer, rows)
@@ -189,6 +191,8 @@ def products_choose(at: Lowering, of: Route) -> bool:
     if at.takes_gemm(of.x.rows) or not isinstance(experts, Experts):
         return False
     if experts.x is not of.x or experts.room is not None or experts.weigh_input:
+        return False
+    if experts.is_ordered:  # what brings x into their orders needs the choice
         return False
     if of.x.rows == 1:
         return of.selection.is_plain

@@ -41,7 +41,8 @@ def through_cache(at: Lowering, of: Experts, call: MixtureCall, cache: ExpertCac
     of its cache, of more with the streamed ones, where the chosen experts are gathered. Of many
     pairs it is as it was: all experts are streamed."""
     rows, used = of.x.rows, of.selection.used
-    if rows == 1 and used <= cache.slots and cache.reader is None:
+    looks_up = used <= cache.slots and cache.reader is None and not of.is_ordered
+    if rows == 1 and looks_up:
         return replace(call, mixture=_held(call.mixture, of, cache, state=cache.state))
     gathers = at.takes_gemm(rows) or rows * used > min(cache.slots, MAX_HELD)
     if gathers and (

@@ -23,8 +23,8 @@ from urdir.ptxgen.spec import Access, Array, Param
 
 @dataclass(frozen=True)
 class ExpertsUp(ExpertsSpec):
-    """y[b, s] = W x[b], then the steps, with the matrix W of the expert that row b has in slot s;
-    `Gated` is f(W x) * (U x).
+    """y[b, s] = W x[b], ``by_pair`` W x[b, s], then the steps, with the matrix W of the expert that
+    row b has in slot s; `Gated` is f(W x) * (U x).
 
     With a ``selection`` x is that of its router, too: it is read before the wait, unless logits
     come in parts, from the launch that makes x.
@@ -44,7 +44,9 @@ class ExpertsUp(ExpertsSpec):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.in_turn and (self.used > 1 or self.steps.has(Weighted) or self.held):
+        if self.in_turn and (
+            self.by_pair or self.used > 1 or self.steps.has(Weighted) or self.held
+        ):
             raise PtxgenError("experts_up: experts in turn are one a row, without weights or slots")
         if self.selection is not None and (self.in_turn or self.steps.has(Weighted)):
             raise PtxgenError(
@@ -74,7 +76,7 @@ class ExpertsUp(ExpertsSpec):
             *self.weight_params,
             *(() if self.in_turn else self.row_experts.params),
             *self.params_of(Weighted),
-            Param("x", "f32", ("batch", "cols"), Access.IN),
+            Param("x", "f32", self.x_shape, Access.IN),
             *self.params_of(Normed, Bias),
             Param("y", "f32", ("batch", "used", "rows"), Access.OUT),
         )
@@ -85,7 +87,8 @@ class ExpertsUp(ExpertsSpec):
         if not self.in_turn:
             experts = self.row_experts.chosen(inputs)["expert"]
         places, matrices, held = found(self, inputs, experts)
-        products = [np.einsum("bsrc,bc->bsr", m[places], x) for m in matrices]
+        x = x.reshape(self.batch, -1, self.cols)  # of each pair, or one for all of a row's
+        products = [np.einsum("bsrc,bsc->bsr", m[places], x) for m in matrices]
         y = np.stack([product.reshape(-1, self.rows) for product in products])
         y = y if self.steps.gated else y[0]
         y = ended(self, y, experts.reshape(-1), np.arange(self.pairs), inputs, self.epilogue)
