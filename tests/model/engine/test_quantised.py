@@ -116,6 +116,17 @@ def test_experts_with_orders_in_host_memory(
         np.testing.assert_array_equal(found, wanted)
 
 
+@pytest.mark.parametrize("split", ["tensors", "layers"])
+def test_experts_with_orders_on_two_devices(data: Path, tmp_path: Path, split: str) -> None:
+    source = wide_floats(data / "safetensors" / "qwen3moe-bf16", tmp_path / "wide", layers=2)
+    path, floats = quantised(source, ORDERED_EXPERTS["gptq"], tmp_path)
+    exact, two = {"exact": True, "kv_dtype": "f32"}, {"gpus": 2, "split": split}
+    for tokens in ([*range(5, 205, 10)], [5, 300]):
+        wanted = _last_logits(floats, "emulator", tokens, **exact)
+        found = _last_logits(path, "emulator", tokens, **exact, **two)
+        assert relative_rms(found, wanted) < 1e-5
+
+
 def test_prompts_of_fp8_matrices_are_multiplied_as_fp8(
     data: Path, tmp_path: Path, device: Device, device_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -363,16 +363,16 @@ ORDERED_EXPERTS: Mapping[str, Kind] = {
 }
 
 
-def wide_floats(source: Path, folder: Path, width: int = 256) -> Path:
-    """A folder of floats like ``source``, one layer of that width, with random weights."""
+def wide_floats(source: Path, folder: Path, width: int = 256, layers: int = 1) -> Path:
+    """A folder of floats like ``source``, some layers of that width, with random weights."""
     config = json.loads((source / "config.json").read_text())
-    config |= {"num_hidden_layers": 1, "hidden_size": width, "intermediate_size": width}
+    config |= {"num_hidden_layers": layers, "hidden_size": width, "intermediate_size": width}
     sizes = {128: width, 192: width}  # heads are as wide as they were
     if (inner := config.get("moe_intermediate_size")) is not None:
         config["moe_intermediate_size"] = sizes[inner] = width
     rng, tensors = np.random.default_rng(1), {}
     for name, tensor in read_folder(source).items():
-        if ".layers.1." in name:
+        if layers == 1 and ".layers.1." in name:
             continue
         shape = [sizes.get(size, size) for size in tensor.shape]
         if "self_attn" in name:
