@@ -209,8 +209,8 @@ def mixture(
 
 
 def _unordered(of: Linear) -> Linear:
-    """Raises UnsupportedError for columns in an order of their own: folders have none in routers, and
-    none in last matrices of experts, once rows of the first ones are in their order."""
+    """Raises UnsupportedError for columns in an order of their own: folders have none in routers,
+    and none in last matrices of experts, as rows of the first ones are put in their order."""
     if of.order is not None:
         raise UnsupportedError(
             f"tensor '{of.matrix.name}' has columns in an order of its own ('{of.order.name}')"
