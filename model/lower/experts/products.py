@@ -68,10 +68,11 @@ class MixtureCall:
 
     @property
     def takes_norm(self) -> bool:
-        """Whether the first launches take the norm, if there is one: those that bring x into orders
-        of columns take a factor alone."""
-        factor = self.norm is None or self.norm.norm.is_factor
-        return factor or not any(of.is_ordered for of in mixture_products(self.mixture))
+        """Whether the first launches take the norm, if there is one: not all of those that bring x
+        into orders of columns do."""
+        cols = self.mixture.up.cols
+        takes = self.norm is None or ReorderExperts.can_norm(self.norm.norm, cols)
+        return takes or not any(of.is_ordered for of in mixture_products(self.mixture))
 
     def after_norm(self, at: Lowering, rows: int) -> MixtureCall:
         """The same after a launch of its own for the norm, if there is one."""

@@ -50,7 +50,7 @@ class SharedRead(ExpertProducts):
 
     def append(self, call: MixtureCall) -> None:
         """See `append_experts`."""
-        if call.norm is not None and not call.norm.norm.is_factor:
+        if call.norm is not None and not (call.norm.norm.is_factor and call.takes_norm):
             call = call.after_norm(self.at, self.rows)
         mixture = call.mixture
 

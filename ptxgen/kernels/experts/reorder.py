@@ -14,6 +14,8 @@ from urdir.ptxgen.kernels.pairs import random_choice
 from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, Tolerance, ceil_div
 
 CTA_THREADS = 128
+#: Columns of a row that is normalised, at most: 32 KiB.
+MOST_NORMED = 8192
 #: Columns of a thread: those of a vector load.
 THREAD_COLS = 4
 
@@ -21,7 +23,7 @@ THREAD_COLS = 4
 @dataclass(frozen=True)
 class ReorderExperts(KernelSpec):
     """y[r, s, c] = v[r, order[e, c]] with e = expert[r, s], v the rows of x (rows, cols) f32, or
-    with a ``norm``, one that `is_factor`, the normalised rows, with its ``weight`` (cols,) f32.
+    with a ``norm`` (`can_norm`) the normalised rows, with its ``weight`` (cols,) f32.
     order (experts, cols) f32: column numbers; one of ``cols`` or more gives a zero. The vectors of
     expert numbers from ``experts`` on, those of padding rows, stay as they are.
 
@@ -47,8 +49,13 @@ class ReorderExperts(KernelSpec):
             raise PtxgenError(
                 f"{self.name}: {self.used} of {self.experts} experts for {self.rows} rows"
             )
-        if self.norm is not None and not self.norm.is_factor:
+        if self.norm is not None and not self.can_norm(self.norm, self.cols):
             raise PtxgenError(f"{self.name}: {self.norm} must be a launch of its own")
+
+    @staticmethod
+    def can_norm(norm: Norm, cols: int) -> bool:
+        """Whether a CTA computes it, of a row in its shared memory."""
+        return norm.is_factor and cols <= MOST_NORMED
 
     @property
     def params(self) -> tuple[Param, ...]:
@@ -101,6 +108,7 @@ class ReorderExperts(KernelSpec):
             "smallest": cls(1, 1, 1, 4),
             "one row": cls(1, 7, 3, 516, rms),
             "rows": cls(5, 6, 2, 1028),
+            "rms of 8192": cls(1, 3, 2, 8192, rms),
             "rms": cls(3, 5, 4, 1284, rms),
             "rms without weight": cls(2, 3, 1, 96, Norm("rms", 0.1, weight=False)),
         }
