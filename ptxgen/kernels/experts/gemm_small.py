@@ -122,10 +122,6 @@ class ExpertsGemmSmall(ExpertsProduct):
             raise PtxgenError(f"{self.name}: {self.pairs} pairs of {self.rows} rows are too many")
 
     @property
-    def has_pairs(self) -> bool:
-        return self.down or self.by_pair
-
-    @property
     def slots(self) -> int:
         """Products of a row in y."""
         return self.used * self.splits
@@ -161,11 +157,12 @@ class ExpertsGemmSmall(ExpertsProduct):
 
     @property
     def params(self) -> tuple[Param, ...]:
+        of_pairs = ("used",) if self.down or self.by_pair else ()
         return (
             *self.weight_params,
             *self.row_experts.params,
             *(self.params_of(Weighted) if self.selection is None else ()),
-            Param("x", "f32", self.x_shape, Access.IN),
+            Param("x", "f32", ("batch", *of_pairs, "cols"), Access.IN),
             *self.params_of(Normed, Bias),
             Param("y", "f32", ("batch", "slots", "rows"), Access.OUT),
         )
@@ -190,7 +187,7 @@ class ExpertsGemmSmall(ExpertsProduct):
         experts, of = inputs["expert"].reshape(-1), Reference(self, self.parts[0], inputs, {})
         pairs = np.arange(self.pairs)
         x = multiplied(inputs["x"], of).reshape(-1, self.cols)[
-            pairs if self.has_pairs else pairs // self.used
+            pairs if self.down or self.by_pair else pairs // self.used
         ]
         matrices = matrices_of(self, inputs)
         y = np.empty((self.pairs, self.splits, self.rows), np.float32)

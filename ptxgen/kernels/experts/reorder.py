@@ -76,14 +76,14 @@ class ReorderExperts(KernelSpec):
 
     @property
     def tolerance(self) -> Tolerance:
-        """Bit for bit, but for the sum of a norm."""
+        """Bit for bit; the sum of a norm is rounded."""
         return Tolerance(rtol=0 if self.norm is None else 1e-5)
 
     def reference(self, **inputs: Any) -> dict[str, Array]:
         x, order = inputs["x"], inputs["order"].astype(np.int64)
         if self.norm is not None:
             x = self.norm(x, inputs.get("weight"))
-        x = np.append(x, np.zeros((self.rows, 1)), axis=1)  # for columns that there are not
+        x = np.append(x, np.zeros((self.rows, 1)), axis=1)  # for columns beyond
         order = np.minimum(order[inputs["expert"]], self.cols)
         y = np.take_along_axis(x[:, None], order, axis=2)
         return {"y": y.astype(np.float32)}

@@ -90,16 +90,6 @@ class ExpertsProduct(Product):
         return self.batch * self.used
 
     @property
-    def has_pairs(self) -> bool:
-        """Whether x has a vector for each pair."""
-        return self.by_pair
-
-    @property
-    def x_shape(self) -> tuple[str | int, ...]:
-        """The shape of x."""
-        return ("batch", *(("used",) if self.has_pairs else ()), "cols")
-
-    @property
     def weight_params(self) -> tuple[Param, ...]:
         """The matrices."""
         if self.held is not None:

@@ -44,9 +44,7 @@ class ExpertsUp(ExpertsSpec):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.in_turn and (
-            self.by_pair or self.used > 1 or self.steps.has(Weighted) or self.held
-        ):
+        if self.in_turn and (self.used > 1 or self.steps.has(Weighted) or self.held):
             raise PtxgenError("experts_up: experts in turn are one a row, without weights or slots")
         if self.selection is not None and (self.in_turn or self.steps.has(Weighted)):
             raise PtxgenError(
@@ -76,18 +74,17 @@ class ExpertsUp(ExpertsSpec):
             *self.weight_params,
             *(() if self.in_turn else self.row_experts.params),
             *self.params_of(Weighted),
-            Param("x", "f32", self.x_shape, Access.IN),
+            Param("x", "f32", ("batch", *("used",) * self.by_pair, "cols"), Access.IN),
             *self.params_of(Normed, Bias),
             Param("y", "f32", ("batch", "used", "rows"), Access.OUT),
         )
 
     def reference(self, **inputs: Any) -> dict[str, Array]:
-        x = multiplied(inputs["x"], Reference(self, self.parts[0], inputs, {}))
-        experts = np.arange(self.batch)[:, None] % self.experts
-        if not self.in_turn:
-            experts = self.row_experts.chosen(inputs)["expert"]
+        of = Reference(self, self.parts[0], inputs, {})
+        x = multiplied(inputs["x"], of).reshape(self.batch, -1, self.cols)
+        turns = np.arange(self.batch)[:, None] % self.experts
+        experts = turns if self.in_turn else self.row_experts.chosen(inputs)["expert"]
         places, matrices, held = found(self, inputs, experts)
-        x = x.reshape(self.batch, -1, self.cols)  # of each pair, or one for all of a row's
         products = [np.einsum("bsrc,bsc->bsr", m[places], x) for m in matrices]
         y = np.stack([product.reshape(-1, self.rows) for product in products])
         y = y if self.steps.gated else y[0]
