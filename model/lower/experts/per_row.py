@@ -89,8 +89,9 @@ class PerRow(ExpertProducts):
 
     def _append_up(self, label: str, call: MixtureCall, product: Product, y: Slice) -> None:
         mixture, matrix = call.mixture, product.matrix
-        norm = None if product.is_ordered else call.norm
-        x = self.vectors(label, call, product)
+        ordered = product.is_ordered and call.selection is not None
+        norm = call.norm if ordered or not product.is_ordered else None
+        x = call.x if ordered else self.vectors(label, call, product)
         steps = (*([Normed(norm.norm)] if norm is not None else []), *product.epilogue)
         kernel = self._fitted(
             ExpertsUp,
@@ -104,7 +105,8 @@ class PerRow(ExpertProducts):
             logit_parts=call.logit_parts,
             held=None if mixture.cache is None else replace(mixture.cache, tells=True),
             has_shared=mixture.shared is not None,
-            by_pair=product.is_ordered,
+            by_pair=product.is_ordered and not ordered,
+            ordered=ordered,
         )
         weight = self.work["expert weight"] if product.weighted else None
         norms = {} if norm is None else without_none(norm=norm.weight, norm_bias=norm.bias)
@@ -116,6 +118,7 @@ class PerRow(ExpertProducts):
             x=x,
             y=y,
             **without_none(weight=weight, state=mixture.state),
+            **without_none(order=matrix.order if ordered else None),
             **norms,
             **product.arguments,
         )

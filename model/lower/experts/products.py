@@ -72,7 +72,10 @@ class MixtureCall:
         into orders of columns do."""
         cols = self.mixture.up.cols
         takes = self.norm is None or ReorderExperts.can_norm(self.norm.norm, cols)
-        return takes or not any(of.is_ordered for of in mixture_products(self.mixture))
+        reordered = self.selection is None and any(
+            of.is_ordered for of in mixture_products(self.mixture)
+        )
+        return takes or not reordered
 
     def after_norm(self, at: Lowering, rows: int) -> MixtureCall:
         """The same after a launch of its own for the norm, if there is one."""

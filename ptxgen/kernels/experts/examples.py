@@ -67,6 +67,15 @@ def up_examples(cls: type[S]) -> dict[str, S]:
             *(q4_k, 128, 8, 16, 512, rms, Gated()),
             **{"batch": 2, "activations": "i16", "selection": Selection(128, 8)},
         ),
+        "chooses, ordered": cls.of(
+            *(FORMATS["W4G128"], 40, 3, 16, 1408, rms, Gated()),
+            **{"activations": "i16", "selection": Selection(40, 3), "ordered": True, "sms": 8},
+        ),
+        "chooses, ordered, slots": cls.of(
+            *(q8, 128, 8, 48, 544, layer, Bias(), Gated(oai)),
+            **{"selection": Selection(128, 8), "held": Held(128, 8, 40, tells=True), "sms": 20},
+            ordered=True,
+        ),
         "chooses, layer norm": cls.of(
             *(q8, 33, 4, 16, 544, layer, Bias(), Gated(oai)),
             selection=Selection(33, 4, "softmax_selected"),

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.kernels.experts.ordered import ORDER, in_orders, random_orders
 from urdir.ptxgen.kernels.norm import Norm
 from urdir.ptxgen.kernels.pairs import random_choice
 from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, Tolerance, ceil_div
@@ -64,7 +65,7 @@ class ReorderExperts(KernelSpec):
         return (
             Param("x", "f32", ("rows", "cols"), Access.IN),
             Param("expert", "u32", ("rows", "used"), Access.IN),
-            Param("order", "f32", ("experts", "cols"), Access.IN),
+            *ORDER,
             *weight,
             Param("y", "f32", ("rows", "used", "cols"), Access.OUT),
         )
@@ -80,23 +81,17 @@ class ReorderExperts(KernelSpec):
         return Tolerance(rtol=0 if self.norm is None else 1e-5)
 
     def reference(self, **inputs: Any) -> dict[str, Array]:
-        x, order = inputs["x"], inputs["order"].astype(np.int64)
+        x = inputs["x"]
         if self.norm is not None:
             x = self.norm(x, inputs.get("weight"))
-        x = np.append(x, np.zeros((self.rows, 1)), axis=1)  # for columns beyond
-        order = np.minimum(order[inputs["expert"]], self.cols)
-        y = np.take_along_axis(x[:, None], order, axis=2)
-        return {"y": y.astype(np.float32)}
+        return {"y": in_orders(x[:, None], inputs["expert"], inputs).astype(np.float32)}
 
     def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
         """Any orders, of several columns the last number beyond them."""
-        orders = np.array([rng.permutation(self.cols) for _ in range(self.experts)], np.float32)
-        if self.cols > THREAD_COLS:
-            orders[:, -1] = self.cols
         inputs = {
             "x": rng.standard_normal((self.rows, self.cols)).astype(np.float32),
             "expert": random_choice(rng, self.rows, self.experts, self.used),
-            "order": orders,
+            "order": random_orders(self.experts, self.cols, rng),
             "weight": rng.standard_normal(self.cols).astype(np.float32),
         }
         return {p.name: inputs[p.name] for p in self.params if p.name in inputs}

@@ -10,6 +10,7 @@ import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.experts.held import Held
+from urdir.ptxgen.kernels.experts.ordered import random_orders
 from urdir.ptxgen.kernels.experts.parts import LogitParts
 from urdir.ptxgen.kernels.experts.row_experts import RowExperts
 from urdir.ptxgen.kernels.experts.selection import Selection
@@ -112,6 +113,8 @@ class ExpertsProduct(Product):
             if p.dtype == "u8" and p.name not in inputs:
                 layout = shared_layout(self) if p.name.startswith("shared_") else self.layout
                 inputs[p.name] = random_weights(layout, rng, 0.5 / self.cols**0.5)
+            elif p.name == "order":
+                inputs[p.name] = random_orders(self.experts, self.cols, rng)
         inputs |= self.row_experts.make_inputs(rng)
         for p in given:
             if p.name not in inputs:

@@ -10,6 +10,7 @@ import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.experts.examples import up_examples
+from urdir.ptxgen.kernels.experts.ordered import ORDER, check_order, in_orders
 from urdir.ptxgen.kernels.experts.reference import ended, found
 from urdir.ptxgen.kernels.experts.tiled import ExpertsSpec
 from urdir.ptxgen.kernels.linear.epilogue.activation import Activated, Gated
@@ -31,11 +32,15 @@ class ExpertsUp(ExpertsSpec):
 
     Results of padding rows are left as they are.
 
+    ``ordered``: columns of an expert's matrices are those of x in its ``order``; numbers of columns
+    beyond x are of zeros.
+
     ``in_turn``: there is no ``expert``, row b has number b % experts: heads with matrices of their
     own.
     """
 
     in_turn: bool = False
+    ordered: bool = False
 
     prologues = (Normed,)
     epilogues = (Weighted, Bias, Gated, Activated)
@@ -44,12 +49,7 @@ class ExpertsUp(ExpertsSpec):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.in_turn and (self.used > 1 or self.steps.has(Weighted) or self.held):
-            raise PtxgenError("experts_up: experts in turn are one a row, without weights or slots")
-        if self.selection is not None and (self.in_turn or self.steps.has(Weighted)):
-            raise PtxgenError(
-                "experts_up: experts in turn, and weighted input, are not chosen here"
-            )
+        _check(self)
 
     @property
     def tiles_left(self) -> int:
@@ -74,6 +74,7 @@ class ExpertsUp(ExpertsSpec):
             *self.weight_params,
             *(() if self.in_turn else self.row_experts.params),
             *self.params_of(Weighted),
+            *(ORDER if self.ordered else ()),
             Param("x", "f32", ("batch", *("used",) * self.by_pair, "cols"), Access.IN),
             *self.params_of(Normed, Bias),
             Param("y", "f32", ("batch", "used", "rows"), Access.OUT),
@@ -85,6 +86,7 @@ class ExpertsUp(ExpertsSpec):
         turns = np.arange(self.batch)[:, None] % self.experts
         experts = turns if self.in_turn else self.row_experts.chosen(inputs)["expert"]
         places, matrices, held = found(self, inputs, experts)
+        x = in_orders(x, experts, inputs)
         products = [np.einsum("bsrc,bsc->bsr", m[places], x) for m in matrices]
         y = np.stack([product.reshape(-1, self.rows) for product in products])
         y = y if self.steps.gated else y[0]
@@ -94,3 +96,12 @@ class ExpertsUp(ExpertsSpec):
     @classmethod
     def examples(cls) -> Mapping[str, ExpertsUp]:
         return up_examples(cls)
+
+
+def _check(of: ExpertsUp) -> None:
+    """Raise PtxgenError for experts in turn, or chosen here, with what these do not have."""
+    check_order(of)
+    if of.in_turn and (of.used > 1 or of.steps.has(Weighted) or of.held):
+        raise PtxgenError("experts_up: experts in turn are one a row, without weights or slots")
+    if of.selection is not None and (of.in_turn or of.steps.has(Weighted)):
+        raise PtxgenError("experts_up: experts in turn, and weighted input, are not chosen here")

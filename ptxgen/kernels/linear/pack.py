@@ -10,6 +10,7 @@ import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.activation import Activation
+from urdir.ptxgen.kernels.experts.ordered import in_orders, random_orders
 from urdir.ptxgen.kernels.norm import Norm
 from urdir.ptxgen.kernels.pairs import NO_PAIR
 from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, Tolerance, ceil_div
@@ -184,7 +185,9 @@ class Pack(KernelSpec):
             pair = inputs["pair"].astype(np.int64)
             found = pair != NO_PAIR
             gathered = np.zeros((self.places, self.cols))
-            gathered[found] = self._in_order(x[pair[found] // self.used], pair[found], inputs)
+            own = inputs["expert"][pair[found]] if self.orders else pair[found]
+            rows = x[pair[found] // self.used][:, None]
+            gathered[found] = in_orders(rows, own[:, None], inputs)[:, 0]
             if self.factors:
                 rows = pair[found] // self.used
                 gathered[found] *= inputs["next_norm"] * inputs["factor"][rows, None]
@@ -200,13 +203,6 @@ class Pack(KernelSpec):
             y[:, : made.shape[1]] = made
         return {"y": y} | ({"z": x.astype(np.float32)} if self.keeps else {})
 
-    def _in_order(self, x: Array, pair: Array, inputs: Mapping[str, Any]) -> Array:
-        if not self.orders:
-            return x
-        order = inputs["order"].astype(np.int64)[inputs["expert"][pair]]
-        x = np.append(x, np.zeros((len(x), 1)), axis=1)
-        return np.take_along_axis(x, np.minimum(order, self.cols), axis=1)
-
     def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
         """Rows of a layer norm have means other than 0. Pairs are in any order, each once, with
         places between them, and none in the first group if the others have room."""
@@ -218,8 +214,7 @@ class Pack(KernelSpec):
             pair[taken] = rng.permutation(self.pairs)
             inputs["pair"] = pair
         if self.orders:
-            orders = np.array([rng.permutation(self.cols) for _ in range(self.orders)], np.float32)
-            orders[:, -1] = self.cols
+            orders = random_orders(self.orders, self.cols, rng)
             inputs |= {
                 "order": orders,
                 "expert": rng.integers(0, self.orders, self.pairs, np.uint32),
