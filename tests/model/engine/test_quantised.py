@@ -103,14 +103,15 @@ def test_orders_of_experts_take_a_number_a_column(
 def test_experts_with_orders_in_host_memory(
     data: Path, tmp_path: Path, device_name: str, slots: int
 ) -> None:
-    """Streamed, or cached on the device: the same bits."""
+    """Streamed, or cached on the device: the same bits. With slots for less than a row's experts a
+    launch norms x and brings it into orders, which rounds elsewhere."""
     source = wide_floats(data / "safetensors" / "qwen3moe-bf16", tmp_path / "wide")
     path, _ = quantised(source, ORDERED_EXPERTS["gptq"], tmp_path)
     placement, tokens = Placement(host_experts=99, expert_slots=slots), [*range(5, 205, 10)]
     for exact in (True, False):
         wanted = _logits(path, device_name, exact=exact)
         found = _logits(path, device_name, exact=exact, placement=placement)
-        np.testing.assert_array_equal(found, wanted)
+        assert relative_rms(found, wanted) <= (0.0 if slots != 1 else 2e-6 if exact else 1e-3)
         wanted = _last_logits(path, device_name, tokens, exact=exact)
         found = _last_logits(path, device_name, tokens, exact=exact, placement=placement)
         np.testing.assert_array_equal(found, wanted)
