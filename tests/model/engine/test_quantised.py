@@ -111,10 +111,11 @@ def test_experts_with_orders_in_host_memory(
     for exact in (True, False):
         wanted = _logits(path, device_name, exact=exact)
         found = _logits(path, device_name, exact=exact, placement=placement)
-        assert relative_rms(found, wanted) <= (0.0 if slots != 1 else 2e-6 if exact else 1e-3)
+        most = 0.0 if slots != 1 else 2e-6 if exact else 1e-3
+        assert relative_rms(found, wanted) <= most
         wanted = _last_logits(path, device_name, tokens, exact=exact)
         found = _last_logits(path, device_name, tokens, exact=exact, placement=placement)
-        np.testing.assert_array_equal(found, wanted)
+        assert relative_rms(found, wanted) <= most
 
 
 @pytest.mark.parametrize("split", ["tensors", "layers"])
