@@ -94,6 +94,11 @@ def up_examples(cls: type[S]) -> dict[str, S]:
             *(q4_k, 300, 7, 16, 512, rms, Gated()),
             **{"batch": 2, "activations": "i16", "selection": Selection(300, 7)},
         ),
+        "chooses among many, ordered": cls.of(
+            *(FORMATS["W3G64"], 300, 7, 16, 640, rms, Gated()),
+            **{"batch": 2, "activations": "i16", "selection": Selection(300, 7)},
+            ordered=True,
+        ),
         "a shared expert": cls.of(
             *(q8, 20, 4, 48, 544, rms, Gated()),
             selection=Selection(20, 3),
