@@ -159,4 +159,4 @@ def rows_of_each(of: Linear, width: int, some: Span) -> Linear:
         size, first = bias.size // width * some.count, bias.first + some.first
         bias = replace(bias, first=first, size=size, each=some.count, period=period)
     first = matrix.first + some.first
-    return Linear(replace(matrix, first=first, each=some.count, period=period), bias)
+    return Linear(replace(matrix, first=first, each=some.count, period=period), bias, of.order)

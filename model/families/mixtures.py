@@ -139,7 +139,7 @@ def router(
         choice_bias == "optional" and file.has(choice_name, layer)
     )
     return Router(
-        file.linear("ffn_gate_inp", layer, experts, file.hidden, bias=bias),
+        _unordered(file.linear("ffn_gate_inp", layer, experts, file.hidden, bias=bias)),
         used_experts(file, layer),
         scores,
         file.vector(choice_name, layer, experts) if chooses else None,
@@ -198,7 +198,7 @@ def mixture(
     return Mixture(
         route,
         up,
-        file.linear(f"ffn_down{suffix}", layer, experts, hidden, width, bias=bias),
+        _unordered(file.linear(f"ffn_down{suffix}", layer, experts, hidden, width, bias=bias)),
         first,
         activation,
         weigh_input,
@@ -206,6 +206,16 @@ def mixture(
         shared_gate,
         latent,
     )
+
+
+def _unordered(of: Linear) -> Linear:
+    """Raises UnsupportedError for columns in an order of their own: folders have none in routers,
+    and none in last matrices of experts, as rows of the first ones are put in their order."""
+    if of.order is not None:
+        raise UnsupportedError(
+            f"tensor '{of.matrix.name}' has columns in an order of its own ('{of.order.name}')"
+        )
+    return of
 
 
 def limited(limit: float, clamp: Clamp) -> Activation:

@@ -276,10 +276,11 @@ class Reader:
         (rows,)."""
         has_bias = self._has_bias(name, bias)
         orders = [f"{of}.order" for of in (name, SHARED_ORDERS.get(name)) if of is not None]
+        order = (*shape[:-2], shape[-1]) if name.endswith("exps") else shape[-1:]
         return Linear(
             self.matrix(name, layer, *shape),
             self.vector(f"{name}.bias", layer, *shape[:-1]) if has_bias else None,
-            next((self.vector(of, layer, shape[-1]) for of in orders if self.has(of, layer)), None),
+            next((self.vector(of, layer, *order) for of in orders if self.has(of, layer)), None),
         )
 
     def _has_bias(self, name: str, bias: Presence) -> bool:

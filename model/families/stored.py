@@ -157,8 +157,9 @@ class LowRankTerm:
 
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """y = W x (+ bias). The columns of W are those of x in an ``order`` (cols,), if given; a
-    ``factor`` (1,) multiplies y (BitNet); ``low`` is added to W (Zamba 2)."""
+    """y = W x (+ bias). The columns of W are those of x in an ``order`` (cols,), if given, those of
+    experts in one each, (experts, cols); a ``factor`` (1,) multiplies y (BitNet); ``low`` is added
+    to W (Zamba 2)."""
 
     matrix: StoredMatrix
     bias: StoredVector | None = None

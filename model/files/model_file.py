@@ -9,10 +9,12 @@ from urdir.model.files.gguf import Tensor
 from urdir.model.files.metadata import Metadata
 
 #: Matrices that multiply the same x, and the name under which they share an order of columns: the
-#: vector ``<name>.order`` says which column of x each column of the stored matrix is.
+#: vector ``<name>.order`` (cols,) says which column of x each column of the stored matrix is; of
+#: experts (experts, cols).
 SHARED_ORDERS = {
     **dict.fromkeys(("attn_q", "attn_k", "attn_v"), "attn_qkv"),
     **dict.fromkeys(("ffn_gate", "ffn_up"), "ffn_gate_up"),
+    **dict.fromkeys(("ffn_gate_exps", "ffn_up_exps"), "ffn_gate_up_exps"),
 }
 
 

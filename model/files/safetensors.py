@@ -47,7 +47,6 @@ class StoredTensor:
     file: str  # name of the file, for messages
     order: NDArray[np.intp] | None = None  # of a matrix whose columns were brought into an order
     is_decoded: bool = False  # floats of a quantised matrix, whose rows are outputs in any family
-    in_place: ByteSource | None = None  # of packed integers: the weights as F16, in no such order
 
 
 def read_safetensors(path: Path) -> dict[str, StoredTensor]:

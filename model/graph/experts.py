@@ -69,7 +69,7 @@ class Experts(Op):
     the weights of ``routing``; ``weigh_input``: a weight multiplies x instead.
 
     Matrices have the rows of all experts, one after the other, and so have their biases; some may
-    have ``room`` for adapters.
+    have ``room`` for adapters. The columns of gate and up may be in orders, one of each expert.
     """
 
     word = "experts"
@@ -88,6 +88,12 @@ class Experts(Op):
         self._check(self.routing.width == count, f"{count} experts")
         self._check(self.x.width == self.up.cols, "the matrices have other columns")
         self._check(self.y.width == self.down.rows // count, "the matrices have other rows")
+        self._check(self.down.order is None, "the last matrix has an order of columns")
+
+    @property
+    def is_ordered(self) -> bool:
+        """Whether columns of gate or up are in orders of their own."""
+        return any(of is not None and of.order is not None for of in self.matrices)
 
     @property
     def matrices(self) -> tuple[Linear | None, ...]:
@@ -116,7 +122,10 @@ class Experts(Op):
     def _product(self, at: Evaluation, of: Linear, expert: int, x: Floats) -> Floats:
         rows = of.rows // self.selection.experts
         part = slice(expert * rows, (expert + 1) * rows)
-        y: Floats = at.matrix(of.matrix)[part] @ x
+        ordered = x
+        if of.order is not None:
+            ordered = x[at.vector(of.order).reshape(-1, len(x))[expert].astype(np.intp)]
+        y: Floats = at.matrix(of.matrix)[part] @ ordered
         if self.room is not None and self.room.has(of):
             y = y + at.adapted(of, expert, part, x)
         return y if of.bias is None else y + at.vector(of.bias)[part]

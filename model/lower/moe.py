@@ -22,7 +22,7 @@ from urdir.model.lower.adapters import SLOTS, rows_of_tensor
 from urdir.model.lower.chain import Chain
 from urdir.model.lower.early import may_start_next
 from urdir.model.lower.experts.adapters import ExpertAdapters, known_positions
-from urdir.model.lower.experts.cached import through_cache
+from urdir.model.lower.experts.cached import products_look_up, through_cache
 from urdir.model.lower.experts.grouped_gemm import GroupedGemm
 from urdir.model.lower.experts.layer import MixtureLayer, RouterLayer
 from urdir.model.lower.experts.per_row import PerRow
@@ -101,7 +101,9 @@ def _take_factors(at: Lowering, norm: Norm) -> bool:
     assert isinstance(router, Route)
     assert isinstance(experts, Experts)
     layer = RouterLayer.of(at, router)
-    if not _finds_factors(router, layer, at.norm(norm.of)) or experts.room is not None:
+    if not _finds_factors(router, layer, at.norm(norm.of)):
+        return False
+    if experts.room is not None or experts.is_ordered:
         return False
     packs = GroupedGemm(at, rows).packs(MixtureLayer.of(at, experts))
     return packs and _makes_many_logits(at, layer, rows)
@@ -190,11 +192,20 @@ def products_choose(at: Lowering, of: Route) -> bool:
         return False
     if experts.x is not of.x or experts.room is not None or experts.weigh_input:
         return False
+    if experts.is_ordered and not _brings_into_orders(at, experts):
+        return False
     if of.x.rows == 1:
         return of.selection.is_plain
     together = SharedRead(at, of.x.rows).pays(MixtureLayer.of(at, experts))
     most = MOST_CHOSEN_TOGETHER if together else MOST_CHOSEN
     return of.selection.is_plain and of.selection.experts <= most
+
+
+def _brings_into_orders(at: Lowering, of: Experts) -> bool:
+    """Whether products of one row bring x into the orders of their columns: else a launch does it,
+    which needs the choice, as those of a cache have it."""
+    cache = at.parts.weights.expert_caches.get(of.up.matrix)
+    return of.x.rows == 1 and (cache is None or products_look_up(of, cache))
 
 
 def _starts_next(at: Lowering, of: Route, norm: NormLayer | None) -> bool:

@@ -50,8 +50,9 @@ def biases(matrices: Sequence[Matrix]) -> tuple[Bias, ...]:
 
 
 def alike(gate: Matrix, up: Matrix) -> bool:
-    """Whether one launch can take both: same type and shape, both with a bias or none."""
-    return gate.layout == up.layout and (gate.bias is None) == (up.bias is None)
+    """Whether one launch can take both: same type, shape and x, both with a bias or none."""
+    same = (gate.layout, gate.order) == (up.layout, up.order)
+    return same and (gate.bias is None) == (up.bias is None)
 
 
 def packs(at: Lowering, rows: int, matrices: Sequence[Matrix]) -> bool:

@@ -72,7 +72,8 @@ class Matrix:
     ``is_partial`` it has some of the columns: its product is one of several ranks' addends.
     ``scales`` of its rows, where many vectors are multiplied with it as bytes (`eights`). Slots of
     a cache of experts get those that they lack from ``source``; ``held_bias`` is what they have of
-    the bias."""
+    the bias. Columns are those of x in an ``order`` (cols,), of experts in one each (experts, cols)
+    f32."""
 
     layout: Layout
     data: Slice
@@ -81,6 +82,7 @@ class Matrix:
     scales: Slice | None = None
     source: PinnedBuffer | None = None
     held_bias: Slice | None = None
+    order: Slice | None = None
 
     @property
     def format(self) -> Format:
@@ -297,12 +299,14 @@ class Weights(Owner):
     def matrix(self, of: Linear | StoredMatrix) -> Matrix:
         """A matrix of the description, with its bias."""
         stored, bias = (of.matrix, of.bias) if isinstance(of, Linear) else (of, None)
+        order = of.order if isinstance(of, Linear) else None
         return Matrix(
             self._layouts[stored],
             self._place(stored),
             None if bias is None else self.vector(bias),
             stored.columns is not None,
             self._arena.get(scales_name(stored)),
+            order=None if order is None else self.vector(order),
         )
 
     def adapted(self) -> Iterator[tuple[StoredMatrix, Slice, Slice]]:

@@ -16,7 +16,7 @@ from urdir.model.files.pretrained.config import family_of, is_class, read_config
 from urdir.model.files.pretrained.drafts import EAGLE3, is_draft, split_fields, take_token_map
 from urdir.model.files.pretrained.fields import shown
 from urdir.model.files.pretrained.places import find_places, first_experts, is_unused, stored_layers
-from urdir.model.files.pretrained.quantised.experts import without_orders
+from urdir.model.files.pretrained.quantised.experts import with_rows_in_order
 from urdir.model.files.pretrained.quantised.modules import merge_parts
 from urdir.model.files.pretrained.quantised.scheme import read_scheme
 from urdir.model.files.pretrained.sentences import dense_after_pooling, sentence_metadata
@@ -78,7 +78,7 @@ class SafetensorsModel(Owner):
             values["dense_2_feat_out"] = stored[dense["dense_2.weight"].parts[0]].shape[0]
         if read.tied or (read.tied is None and family.tied):
             found.pop("output.weight", None)
-        changed = without_orders(found, stored, self.path)
+        changed = with_rows_in_order(found, stored, self.path)
         self.tensors: dict[str, Tensor] = token_map | make_tensors(
             found, changed, values, quantize=quantize, path=self.path
         )

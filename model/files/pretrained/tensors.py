@@ -73,7 +73,7 @@ def make_tensors(
         tensors[name] = tensor = _tensor(name, parts, place.layout, keys, wanted, path)
         is_matrix = isinstance(tensor.data, RowBytes | FileBytes)
         if any(part.order is not None for part in parts):
-            order = _column_order(parts, path)
+            order = _column_order(name, parts, path)
             if is_matrix:
                 orders[name.removesuffix(".weight")] = order
             else:
@@ -89,14 +89,17 @@ def make_tensors(
     return tensors | {name: vector(name, order) for name, order in _shared(orders, tensors).items()}
 
 
-def _column_order(parts: tuple[StoredTensor, ...], path: Path) -> NDArray[np.intp]:
-    order = parts[0].order
-    if order is None or len(parts) > 1:
+def _column_order(name: str, parts: tuple[StoredTensor, ...], path: Path) -> NDArray[np.intp]:
+    """The order of a matrix's columns, (cols,), or those of experts, (experts, cols)."""
+    orders = [np.arange(of.shape[-1]) if of.order is None else of.order for of in parts]
+    if name.endswith("exps.weight"):
+        return np.stack(orders)
+    if len(parts) > 1:
         raise UnsupportedError(
             f"{path}: tensor '{parts[0].name}' has columns in an order of its own (desc_act), as a "
             "part of another tensor"
         )
-    return order
+    return orders[0]
 
 
 def _in_own_order(tensor: Tensor, order: NDArray[np.intp]) -> NDArray[np.float32]:

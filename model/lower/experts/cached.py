@@ -41,7 +41,8 @@ def through_cache(at: Lowering, of: Experts, call: MixtureCall, cache: ExpertCac
     of its cache, of more with the streamed ones, where the chosen experts are gathered. Of many
     pairs it is as it was: all experts are streamed."""
     rows, used = of.x.rows, of.selection.used
-    if rows == 1 and used <= cache.slots and cache.reader is None:
+    ordered = of.is_ordered and call.selection is None  # in a launch that needs the choice
+    if products_look_up(of, cache) and not ordered:
         return replace(call, mixture=_held(call.mixture, of, cache, state=cache.state))
     gathers = at.takes_gemm(rows) or rows * used > min(cache.slots, MAX_HELD)
     if gathers and (
@@ -71,6 +72,11 @@ def through_cache(at: Lowering, of: Experts, call: MixtureCall, cache: ExpertCac
     _append_fetch(at, call.label, cache, place, copies)
     held = _held(whole, of, cache, number=SLOT)
     return replace(call, mixture=held, selection=None, parted=None)
+
+
+def products_look_up(of: Experts, cache: ExpertCache) -> bool:
+    """Whether products look the experts of one row up themselves."""
+    return of.x.rows == 1 and of.selection.used <= cache.slots and cache.reader is None
 
 
 def append_settled(at: Lowering, first: int) -> None:

@@ -50,7 +50,7 @@ class GroupedGemm(ExpertProducts):
         plan.launch(group, f"{label}.group", expert=work[mixture.number], **grouped)
 
         def multiply(name: str, product: Product, to: Slice) -> None:
-            self._append_gemm(name, mixture, product, height, x, to)
+            self._append_gemm(name, mixture, product, height, self.vectors(name, call, product), to)
 
         self.append_activated(call, multiply)
         activated, out, down = (
@@ -82,7 +82,8 @@ class GroupedGemm(ExpertProducts):
         selection, matrix = mixture.selection, product.matrix
         rows = matrix.rows // selection.experts
         shape = (matrix.format, selection.experts, selection.used, rows, matrix.cols, self.rows)
-        kernel = _gemm(*shape, height, *product.epilogue, down=product.is_down)
+        ways = {"down": product.is_down, "by_pair": product.is_ordered}
+        kernel = _gemm(*shape, height, *product.epilogue, **ways)
         self.at.plan.launch(
             kernel,
             label,

@@ -99,11 +99,14 @@ class PackedExperts:
             places=group.places,
             weighted=weighted,
             factors=norm is not None,
+            orders=0 if mixture.up.order is None else tiles.experts,
         )
         vectors = _part(work["expert out"], pack, "y")
         weight = without_none(weight=work["expert weight"] if weighted else None)
         if norm is not None:
             weight |= without_none(next_norm=norm.weight, factor=work["router factor"])
+        if (order := mixture.up.order) is not None:
+            weight |= {"order": order, "expert": work["expert"]}
         self.plan.launch(pack, f"{label}.pack", x=x, pair=pair, y=vectors, **weight)
         return vectors
 

@@ -47,7 +47,7 @@ def _is_plain(at: Lowering, of: Route) -> bool:
     experts = readers[0] if len(readers) == 1 else None
     if not isinstance(experts, Experts) or experts.x is not of.x or experts.weigh_input:
         return False
-    if experts.room is not None:
+    if experts.room is not None or experts.is_ordered:
         return False
     plain = of.low is None and of.router.by_token is None and of.selection.is_plain
     count = of.selection.experts

@@ -40,7 +40,7 @@ class PerRow(ExpertProducts):
 
     def append(self, call: MixtureCall) -> None:
         """See `append_experts`."""
-        if call.adapters is not None:
+        if call.adapters is not None or not call.takes_norm:
             call = call.after_norm(self.at, self.rows)
 
         def multiply(label: str, product: Product, to: Slice) -> None:
@@ -88,7 +88,10 @@ class PerRow(ExpertProducts):
         )
 
     def _append_up(self, label: str, call: MixtureCall, product: Product, y: Slice) -> None:
-        norm, mixture, matrix = call.norm, call.mixture, product.matrix
+        mixture, matrix = call.mixture, product.matrix
+        ordered = product.is_ordered and call.selection is not None
+        norm = call.norm if ordered or not product.is_ordered else None
+        x = call.x if ordered else self.vectors(label, call, product)
         steps = (*([Normed(norm.norm)] if norm is not None else []), *product.epilogue)
         kernel = self._fitted(
             ExpertsUp,
@@ -102,6 +105,8 @@ class PerRow(ExpertProducts):
             logit_parts=call.logit_parts,
             held=None if mixture.cache is None else replace(mixture.cache, tells=True),
             has_shared=mixture.shared is not None,
+            by_pair=product.is_ordered and not ordered,
+            ordered=ordered,
         )
         weight = self.work["expert weight"] if product.weighted else None
         norms = {} if norm is None else without_none(norm=norm.weight, norm_bias=norm.bias)
@@ -110,9 +115,10 @@ class PerRow(ExpertProducts):
             label,
             **self.choice(call),
             **self.positions(call),
-            x=call.x,
+            x=x,
             y=y,
             **without_none(weight=weight, state=mixture.state),
+            **without_none(order=matrix.order if ordered else None),
             **norms,
             **product.arguments,
         )

@@ -17,6 +17,7 @@ from urdir.model.memory.weights import Matrix
 from urdir.ptxgen.kernels.activate import Activate
 from urdir.ptxgen.kernels.experts.combine import CombineExperts
 from urdir.ptxgen.kernels.experts.parts import LogitParts
+from urdir.ptxgen.kernels.experts.reorder import ReorderExperts
 from urdir.ptxgen.kernels.experts.selection import Selection
 from urdir.ptxgen.kernels.linear.epilogue.activation import Activated, Gated
 from urdir.ptxgen.kernels.linear.epilogue.weighted import Weighted
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 # One object for equal kernels, with its cached properties.
 _activate = lru_cache(maxsize=64)(Activate)
 _combine = lru_cache(maxsize=64)(CombineExperts)
+_reorder = lru_cache(maxsize=64)(ReorderExperts)
 _normalise = lru_cache(maxsize=64)(Normalise)
 
 
@@ -64,6 +66,17 @@ class MixtureCall:
         """In which parts the logits are; None: in none."""
         return None if self.parted is None else self.parted.parts
 
+    @property
+    def takes_norm(self) -> bool:
+        """Whether the first launches take the norm, if there is one: not all of those that bring x
+        into orders of columns do."""
+        cols = self.mixture.up.cols
+        takes = self.norm is None or ReorderExperts.can_norm(self.norm.norm, cols)
+        reordered = self.selection is None and any(
+            of.is_ordered for of in mixture_products(self.mixture)
+        )
+        return takes or not reordered
+
     def after_norm(self, at: Lowering, rows: int) -> MixtureCall:
         """The same after a launch of its own for the norm, if there is one."""
         if self.norm is None:
@@ -89,6 +102,11 @@ class Product:
     nonlinearity: Gated | Activated | None = None
     weighted: bool = False
     shared: tuple[Matrix, ...] = ()
+
+    @property
+    def is_ordered(self) -> bool:
+        """Whether columns are in orders of the experts."""
+        return self.matrix.order is not None
 
     @property
     def is_down(self) -> bool:
@@ -150,6 +168,25 @@ class ExpertProducts:
     def positions(self, call: MixtureCall) -> dict[str, Slice]:
         """Those of the rows, by which several know padding."""
         return {"position": call.position} if self.rows > 1 else {}
+
+    def vectors(self, label: str, call: MixtureCall, product: Product) -> Slice:
+        """What a first product multiplies: x, or where its columns are in orders, a vector for each
+        pair of a row and an expert, after a launch that makes these, and the norm."""
+        if not product.is_ordered:
+            return call.x
+        selection, norm, matrix = call.mixture.selection, call.norm, product.matrix
+        sizes = self.rows, selection.experts, selection.used, matrix.cols
+        kernel, made = _reorder(*sizes, norm and norm.norm), self.work["expert input"]
+        self.at.launch(
+            kernel,
+            f"{label}.reorder",
+            x=call.x,
+            expert=self.work["expert"],
+            order=matrix.order,
+            weight=None if norm is None else norm.weight,
+            y=made,
+        )
+        return made
 
     def append_activated(self, call: MixtureCall, multiply: Multiply) -> None:
         """``work["expert gate"]`` = f(gate x) * up x, without a gate f(up x), for each pair of a

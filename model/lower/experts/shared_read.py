@@ -50,12 +50,13 @@ class SharedRead(ExpertProducts):
 
     def append(self, call: MixtureCall) -> None:
         """See `append_experts`."""
-        if call.norm is not None and not call.norm.norm.is_factor:
+        if call.norm is not None and not (call.norm.norm.is_factor and call.takes_norm):
             call = call.after_norm(self.at, self.rows)
         mixture = call.mixture
 
         def multiply(label: str, product: Product, to: Slice) -> None:
-            self._append_small(label, call, product, call.x, call.norm, to)
+            norm = None if product.is_ordered else call.norm
+            self._append_small(label, call, product, self.vectors(label, call, product), norm, to)
 
         self.append_activated(call, multiply)
         activated, out = self.work["expert gate"], self.work["expert out"]
@@ -98,7 +99,7 @@ class SharedRead(ExpertProducts):
     ) -> ExpertsGemmSmall | None:
         """The kernel, if there is one; a norm that it does not take comes before it."""
         selection, matrix, down = mixture.selection, product.matrix, product.is_down
-        computes = norm is not None and not down and norm.norm.is_factor
+        computes = norm is not None and not (down or product.is_ordered) and norm.norm.is_factor
         return _small_fitted(
             *([Normed(norm.norm)] if norm is not None and computes else []),
             *product.epilogue,
@@ -114,6 +115,7 @@ class SharedRead(ExpertProducts):
             early=down,  # the products before it have waited for the router
             sms=self.at.limits.sms,
             selection=choice,
+            by_pair=product.is_ordered,
         )
 
 

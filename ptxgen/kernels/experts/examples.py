@@ -46,6 +46,14 @@ def up_examples(cls: type[S]) -> dict[str, S]:
         "integers": cls.of(FORMATS["W4G128"], 3, 2, 32, 384, rms, Gated(), activations="i16"),
         "codebook": cls.of(FORMATS["IQ2_S"], 3, 2, 32, 512, rms, Gated(), activations="i16"),
         "NF4": cls.of(FORMATS["NF4G64"], 3, 2, 32, 320, rms, Gated(), activations="i16"),
+        "of pairs": cls.of(
+            *(FORMATS["W3G64"], 3, 2, 32, 640, Gated()),
+            **{"batch": 3, "activations": "i16", "by_pair": True},
+        ),
+        "of pairs, slots": cls.of(
+            *(FORMATS["W4G128"], 7, 3, 16, 384, Weighted(), Bias()),
+            **{"held": Held(7, 3, 4), "by_pair": True},
+        ),
         "ungated relu2": cls.of(f16, 3, 2, 32, 70, Activated(Activation("relu2")), batch=2),
         "F32 gelu": cls.of(f32, 3, 2, 16, 37, Weighted(), Gated(Activation("gelu"))),
         "clamped passes": cls.of(
@@ -58,6 +66,15 @@ def up_examples(cls: type[S]) -> dict[str, S]:
         "chooses": cls.of(
             *(q4_k, 128, 8, 16, 512, rms, Gated()),
             **{"batch": 2, "activations": "i16", "selection": Selection(128, 8)},
+        ),
+        "chooses, ordered": cls.of(
+            *(FORMATS["W4G128"], 40, 3, 16, 1408, rms, Gated()),
+            **{"activations": "i16", "selection": Selection(40, 3), "ordered": True, "sms": 8},
+        ),
+        "chooses, ordered, slots": cls.of(
+            *(q8, 128, 8, 48, 544, layer, Bias(), Gated(oai)),
+            **{"selection": Selection(128, 8), "held": Held(128, 8, 40, tells=True), "sms": 20},
+            ordered=True,
         ),
         "chooses, layer norm": cls.of(
             *(q8, 33, 4, 16, 544, layer, Bias(), Gated(oai)),
@@ -76,6 +93,11 @@ def up_examples(cls: type[S]) -> dict[str, S]:
         "chooses among many": cls.of(
             *(q4_k, 300, 7, 16, 512, rms, Gated()),
             **{"batch": 2, "activations": "i16", "selection": Selection(300, 7)},
+        ),
+        "chooses among many, ordered": cls.of(
+            *(FORMATS["W3G64"], 300, 7, 16, 640, rms, Gated()),
+            **{"batch": 2, "activations": "i16", "selection": Selection(300, 7)},
+            ordered=True,
         ),
         "a shared expert": cls.of(
             *(q8, 20, 4, 48, 544, rms, Gated()),
@@ -206,6 +228,7 @@ def gemm_examples(cls: type[S]) -> dict[str, S]:
         "gated 128": cls.of(q4_k, 2, 2, 144, 256, 131, 128, Gated()),
         "relu2": cls.of(q6_k, 3, 2, 48, 256, 21, 16, Activated(f("relu2"))),
         "narrow": cls.of(q8, 9, 2, 48, 288, 12, 16, tile=CtaTile(16, 32, 4, 1, depth=4)),
+        "of pairs": cls.of(FORMATS["W8G32"], 3, 2, 48, 288, 37, 32, Gated(), by_pair=True),
     }
 
 
@@ -229,6 +252,7 @@ def gemm_small_examples(cls: type[S]) -> dict[str, S]:
         "parts": cls.of(q6_k, 3, 2, 48, 1024, 8, bias, weighted, **parts),
         "integers": cls.of(FORMATS["W4G128"], 5, 2, 48, 384, 3, rms, Gated(), sms=3),
         "codebook": cls.of(FORMATS["IQ3_S"], 4, 2, 48, 512, 3, rms, Gated(), sms=3, warps=12),
+        "of pairs": cls.of(FORMATS["W4G128"], 5, 3, 48, 384, 6, Gated(), sms=3, by_pair=True),
         "NVFP4": cls.of(FORMATS["NVFP4"], 4, 2, 48, 320, 3, rms, Gated(), sms=3, warps=8),
         "NF4": cls.of(FORMATS["NF4G64"], 4, 2, 48, 320, 3, rms, Gated(), sms=3, warps=8),
         "chooses": cls.of(

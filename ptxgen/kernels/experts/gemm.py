@@ -64,10 +64,10 @@ class ExpertsGemm(ExpertsProduct):
     expert.
 
     ``pair`` and ``tile_of`` are those of `GroupExperts` for ``batch`` rows, with tiles of
-    ``height``. Going up, x (batch, cols) has the rows' activations, and y (pairs, rows) is in the
-    order of ``pair``. ``down``: x (pairs, cols) is in the order of ``pair``, y (pairs, rows) in
-    that of rows and slots, and the epilogue is `DOWN`, else `UP`. Weights and activations are
-    rounded as in `Gemm`.
+    ``height``. Going up, x (batch, cols) has the rows' activations, or ``by_pair`` (pairs, cols)
+    those of pairs, and y (pairs, rows) is in the order of ``pair``. ``down``: x (pairs, cols) is in
+    the order of ``pair``, y (pairs, rows) in that of rows and slots, and the epilogue is `DOWN`,
+    else `UP`. Weights and activations are rounded as in `Gemm`.
     """
 
     height: int
@@ -103,7 +103,7 @@ class ExpertsGemm(ExpertsProduct):
     @property
     def x_rows(self) -> int:
         """Rows of x."""
-        return self.pairs if self.down else self.batch
+        return self.pairs if self.down or self.by_pair else self.batch
 
     @cached_property
     def cut(self) -> CtaTile:
@@ -154,7 +154,7 @@ class ExpertsGemm(ExpertsProduct):
 
     def reference(self, **inputs: Any) -> dict[str, Array]:
         x, pairs = inputs["x"].astype(np.float64), inputs["pair"].astype(np.int64)
-        source = np.arange(self.pairs) if self.down else pairs // self.used
+        source = np.arange(self.pairs) if self.down else pairs // (1 if self.by_pair else self.used)
         matrices, experts = matrices_of(self, inputs), np.zeros(self.pairs, np.int64)
         products = np.zeros((self.steps.pair, self.pairs, self.rows))
         for expert, first, count, _ in inputs["tile_of"].tolist():

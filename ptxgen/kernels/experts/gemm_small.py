@@ -64,10 +64,10 @@ class ExpertsGemmSmall(ExpertsProduct):
     its pairs: its tiles are read once for these. Bands of quartets are dealt out evenly over the
     CTAs, and those of a CTA over its warps.
 
-    Going up, x (batch, cols) has the rows' activations, y is (batch, used, rows), and the epilogue
-    is `UP`. ``down``: x (batch, used, cols) has the pairs', the epilogue is `DOWN`, and the columns
-    may be cut in ``splits``, each with a product of its own: y (batch, used * splits, rows), of
-    which the first has the bias. ``early``: as in `ExpertsDown`.
+    Going up, x (batch, cols) has the rows' activations, or ``by_pair`` those of pairs, y is (batch,
+    used, rows), and the epilogue is `UP`. ``down``: x (batch, used, cols) has the pairs', the
+    epilogue is `DOWN`, and the columns may be cut in ``splits``, each with a product of its own: y
+    (batch, used * splits, rows), of which the first has the bias. ``early``: as in `ExpertsDown`.
 
     ``warps`` of a CTA and ``stages`` of a ring are the most, in ``shared`` bytes; there are
     ``sms``.
@@ -155,7 +155,7 @@ class ExpertsGemmSmall(ExpertsProduct):
 
     @property
     def params(self) -> tuple[Param, ...]:
-        of_pairs = ("used",) if self.down else ()
+        of_pairs = ("used",) if self.down or self.by_pair else ()
         return (
             *self.weight_params,
             *self.row_experts.params,
@@ -185,7 +185,7 @@ class ExpertsGemmSmall(ExpertsProduct):
         experts, of = inputs["expert"].reshape(-1), Reference(self, self.parts[0], inputs, {})
         pairs = np.arange(self.pairs)
         x = multiplied(inputs["x"], of).reshape(-1, self.cols)[
-            pairs if self.down else pairs // self.used
+            pairs if self.down or self.by_pair else pairs // self.used
         ]
         matrices = matrices_of(self, inputs)
         y = np.empty((self.pairs, self.splits, self.rows), np.float32)

@@ -10,6 +10,7 @@ import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.experts.held import Held
+from urdir.ptxgen.kernels.experts.ordered import random_orders
 from urdir.ptxgen.kernels.experts.parts import LogitParts
 from urdir.ptxgen.kernels.experts.row_experts import RowExperts
 from urdir.ptxgen.kernels.experts.selection import Selection
@@ -27,7 +28,8 @@ class ExpertsProduct(Product):
     the steps of a ``prologue`` and an ``epilogue``. Biases are (experts, rows). Rows have the
     experts of `RowExperts` by the ``selection`` and the ``logit_parts``. The matrices may be
     ``held`` by a cache. ``has_shared``: the last of the ``used`` slots has one more expert, which
-    all rows have, with matrices of its own.
+    all rows have, with matrices of its own. ``by_pair``: of the first matrices, x (batch, used,
+    cols) has a vector for each pair of a row and a slot.
 
     Raises PtxgenError for matrices whose rows are not whole bands of tiles.
     """
@@ -44,6 +46,7 @@ class ExpertsProduct(Product):
     logit_parts: LogitParts | None = field(default=None, kw_only=True)
     held: Held | None = field(default=None, kw_only=True)
     has_shared: bool = field(default=False, kw_only=True)
+    by_pair: bool = field(default=False, kw_only=True)
 
     @cached_property
     def layout(self) -> Layout:
@@ -110,6 +113,8 @@ class ExpertsProduct(Product):
             if p.dtype == "u8" and p.name not in inputs:
                 layout = shared_layout(self) if p.name.startswith("shared_") else self.layout
                 inputs[p.name] = random_weights(layout, rng, 0.5 / self.cols**0.5)
+            elif p.name == "order":
+                inputs[p.name] = random_orders(self.experts, self.cols, rng)
         inputs |= self.row_experts.make_inputs(rng)
         for p in given:
             if p.name not in inputs:
@@ -121,9 +126,11 @@ class ExpertsProduct(Product):
 
 
 def check_experts(of: ExpertsProduct) -> None:
-    """Raise PtxgenError for a selection, or a cache, of others, and for a shared expert that the
-    kernel does not take."""
+    """Raise PtxgenError for a selection, or a cache, of others, for a shared expert that the kernel
+    does not take, and for vectors of pairs with a norm, or before their experts are chosen."""
     of.row_experts.check(of.name)
+    if of.by_pair and (of.prologue or of.selection is not None):
+        raise PtxgenError(f"{of.name}: vectors of pairs are normed, and experts chosen, before")
     if of.has_shared and (of.held is not None or of.steps.has(Bias)):
         raise PtxgenError(f"{of.name}: an expert that all rows have has no bias and no cache")
     if of.held is not None:

@@ -52,7 +52,7 @@ class ExpertsSpec(ExpertsProduct):
 
     # Read by the macros of linear kernels.
     alone = True
-    loads_late = starts_next = False
+    loads_late = starts_next = ordered = False
 
     @classmethod
     def of(cls, *fields: Any, **named: Any) -> Self:
@@ -136,6 +136,8 @@ def _check_ranks(of: ExpertsSpec) -> None:
 def _footprint(of: ExpertsSpec) -> Footprint:
     """What a CTA keeps in shared memory."""
     most_warps = next((warps for warps in EVEN_WARPS if of.blocks % warps == 0), WARPS)
+    # Before records there is x as it is, where it is brought into an order.
+    record_nbytes = max(of.record_nbytes, 4 * 32 * of.ordered)
     # Before activations there are each warp's sums of logits in parts.
     sums = 0 if of.logit_parts is None else 4 * of.experts * most_warps
     # Where biases or CTAs that choose need it, what slots have, at most, and what groups have.
@@ -146,7 +148,7 @@ def _footprint(of: ExpertsSpec) -> Footprint:
         tile=of.layout.tile_nbytes,
         sums=4 * TILE_ROWS,
         warp_squares=8 if of.steps.norm and not of.steps.norm.is_factor else 4,
-        activations=max(of.record_nbytes * TILE_UNITS * of.blocks, sums),
+        activations=max(record_nbytes * TILE_UNITS * of.blocks, sums),
         tables=choice + (entries_nbytes(of.formats) if of.activations == "i16" else 0),
         warps=most_warps,
     )

@@ -9,6 +9,7 @@ import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.experts.examples import up_examples
+from urdir.ptxgen.kernels.experts.ordered import ORDER, check_order, in_orders
 from urdir.ptxgen.kernels.experts.reference import ended, found
 from urdir.ptxgen.kernels.experts.tiled import ExpertsSpec
 from urdir.ptxgen.kernels.linear.epilogue.activation import Activated, Gated
@@ -22,19 +23,23 @@ from urdir.ptxgen.spec import Access, Array, Param
 
 @dataclass(frozen=True)
 class ExpertsUp(ExpertsSpec):
-    """y[b, s] = W x[b], then the steps, with the matrix W of the expert that row b has in slot s;
-    `Gated` is f(W x) * (U x).
+    """y[b, s] = W x[b], ``by_pair`` W x[b, s], then the steps, with the matrix W of the expert that
+    row b has in slot s; `Gated` is f(W x) * (U x).
 
     With a ``selection`` x is that of its router, too: it is read before the wait, unless logits
     come in parts, from the launch that makes x.
 
     Results of padding rows are left as they are.
 
+    ``ordered``: columns of an expert's matrices are those of x in its ``order``; numbers of columns
+    beyond x are of zeros.
+
     ``in_turn``: there is no ``expert``, row b has number b % experts: heads with matrices of their
     own.
     """
 
     in_turn: bool = False
+    ordered: bool = False
 
     prologues = (Normed,)
     epilogues = (Weighted, Bias, Gated, Activated)
@@ -42,10 +47,7 @@ class ExpertsUp(ExpertsSpec):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.in_turn and (self.used > 1 or self.steps.has(Weighted) or self.held):
-            raise PtxgenError("experts_up: experts in turn are one a row, without weights or slots")
-        if self.selection is not None and (self.in_turn or self.steps.has(Weighted)):
-            raise PtxgenError("experts_up: neither experts in turn nor weighted input are chosen")
+        _check(self)
 
     @property
     def tiles_left(self) -> int:
@@ -70,18 +72,20 @@ class ExpertsUp(ExpertsSpec):
             *self.weight_params,
             *(() if self.in_turn else self.row_experts.params),
             *self.params_of(Weighted),
-            Param("x", "f32", ("batch", "cols"), Access.IN),
+            *(ORDER if self.ordered else ()),
+            Param("x", "f32", ("batch", *("used",) * self.by_pair, "cols"), Access.IN),
             *self.params_of(Normed, Bias),
             Param("y", "f32", ("batch", "used", "rows"), Access.OUT),
         )
 
     def reference(self, **inputs: Any) -> dict[str, Array]:
-        x = multiplied(inputs["x"], Reference(self, self.parts[0], inputs, {}))
-        experts = np.arange(self.batch)[:, None] % self.experts
-        if not self.in_turn:
-            experts = self.row_experts.chosen(inputs)["expert"]
+        of = Reference(self, self.parts[0], inputs, {})
+        x = multiplied(inputs["x"], of).reshape(self.batch, -1, self.cols)
+        turns = np.arange(self.batch)[:, None] % self.experts
+        experts = turns if self.in_turn else self.row_experts.chosen(inputs)["expert"]
         places, matrices, held = found(self, inputs, experts)
-        products = [np.einsum("bsrc,bc->bsr", m[places], x) for m in matrices]
+        x = in_orders(x, experts, inputs)
+        products = [np.einsum("bsrc,bsc->bsr", m[places], x) for m in matrices]
         y = np.stack([product.reshape(-1, self.rows) for product in products])
         y = y if self.steps.gated else y[0]
         y = ended(self, y, experts.reshape(-1), np.arange(self.pairs), inputs, self.epilogue)
@@ -90,3 +94,12 @@ class ExpertsUp(ExpertsSpec):
     @classmethod
     def examples(cls) -> dict[str, ExpertsUp]:
         return up_examples(cls)
+
+
+def _check(of: ExpertsUp) -> None:
+    """Raise PtxgenError for experts in turn, or chosen here, with what these do not have."""
+    check_order(of)
+    if of.in_turn and (of.used > 1 or of.steps.has(Weighted) or of.held):
+        raise PtxgenError("experts_up: experts in turn are one a row, without weights or slots")
+    if of.selection is not None and (of.in_turn or of.steps.has(Weighted)):
+        raise PtxgenError("experts_up: experts in turn, and weighted input, are not chosen here")

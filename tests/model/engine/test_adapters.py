@@ -12,7 +12,7 @@ import gguf
 import numpy as np
 import pytest
 
-from tests.model.files.quantised_folders import KINDS, OWN_ORDERS, quantised
+from tests.model.files.quantised_folders import KINDS, OWN_ORDERS, gptq, of_input, quantised
 from urdir.driver.operation import Launch
 from urdir.model.engine import budget
 from urdir.model.engine.adapters import Adapters
@@ -352,6 +352,35 @@ def test_experts_and_routers(
     assert relative_rms(found, wanted) < (2e-6 if exact else 5e-3)
 
 
+@pytest.mark.parametrize("tokens", [1, 12])
+def test_experts_whose_first_matrices_have_orders(
+    data: Path, tmp_path: Path, device_name: str, tokens: int
+) -> None:
+    """A is multiplied with x as it is. The last matrices have one group, and no order."""
+    kind = gptq(4, 64, shuffled=True, each=True, seed=of_input)
+    folders = quantised(data / "safetensors/qwen3moe-bf16", kind, tmp_path)
+    random, matrices = np.random.default_rng(6), {}
+    with SafetensorsModel(folders[0]) as model:
+        assert "blk.1.ffn_gate_up_exps.order" in model.tensors
+        for name in ("gate", "up", "down"):
+            experts, rows, cols = model.tensors[f"blk.1.ffn_{name}_exps.weight"].shape
+            a = random.standard_normal((experts, 4, cols), np.float32) / cols**0.5
+            b = random.standard_normal((experts, rows, 4), np.float32)
+            matrices[f"blk.1.ffn_{name}_exps.weight"] = a, b
+    file, found = write_gguf(tmp_path / "a.gguf", matrices, arch="qwen3moe"), []
+    for folder in folders:
+        with Engine.open(
+            folder,
+            device=device_name,
+            context=16,
+            exact=True,
+            kv_dtype="f32",
+            adapters=[(file, 1.0)],
+        ) as opened:
+            found.append(np.stack(list(logits_after(opened.session, TOKENS[:tokens]))))
+    assert relative_rms(*found) < 1e-5
+
+
 def _tokens(engine: Engine, adapters: Any) -> tuple[list[int], int]:
     request = Request(prompt=tuple(TOKENS), settings=GREEDY, limit=6, adapters=adapters)
     generation = Generation(engine.session, None, request)
@@ -611,9 +640,7 @@ class TestFiles:
     def test_experts_with_columns_in_orders_are_refused(self, data: Path, tmp_path: Path) -> None:
         folder, _ = quantised(data / "safetensors/qwen3moe-bf16", OWN_ORDERS, tmp_path)
         pair = np.ones((2, 4, 8), np.float32), np.ones((2, 8, 4), np.float32)
-        with pytest.warns(UserWarning, match="become F16"):
-            model = SafetensorsModel(folder)
-        with model:
+        with SafetensorsModel(folder) as model:
             for kind in ("up", "down"):
                 matrices = {f"blk.1.ffn_{kind}_exps.weight": pair}
                 file = write_gguf(tmp_path / kind, matrices, arch="qwen3moe")

@@ -8,11 +8,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.model.files.quantised_folders import KINDS, OWN_ORDERS, quantised, wide_floats
+from tests.model.files.quantised_folders import (
+    KINDS,
+    ORDERED_EXPERTS,
+    gptq,
+    quantised,
+    wide_floats,
+)
 from urdir.driver import Device
 from urdir.model.engine.engine import Engine
 from urdir.model.engine.logits import logits_after
 from urdir.model.engine.realizar import EagerSteps
+from urdir.model.families.placement import Placement
 from urdir.model.verify.conformance import relative_rms
 from urdir.ptxgen.kernels.linear.bytes_choice import multiplies_e4m3
 
@@ -56,15 +63,70 @@ def test_logits_are_those_of_the_same_weights_as_floats(
     assert relative_rms(_logits(path, device_name), wanted) < 2e-2
 
 
-def test_experts_with_orders_of_their_own(data: Path, tmp_path: Path, device_name: str) -> None:
-    """Gate and up are rounded to F16."""
-    path, floats = quantised(data / "safetensors" / "qwen3moe-bf16", OWN_ORDERS, tmp_path)
+@pytest.mark.parametrize("name", ORDERED_EXPERTS)
+@pytest.mark.turns(2)
+def test_experts_with_orders_of_their_own(
+    data: Path, tmp_path: Path, device_name: str, name: str
+) -> None:
+    """One token after another and a prompt, in both arithmetics. Of eight bits two sums of f32,
+    with quants and with zero points, are larger than what is left of them."""
+    most = 3e-5 if "8 bits" in name else 1e-5
+    source = wide_floats(data / "safetensors" / "qwen3moe-bf16", tmp_path / "wide")
+    path, floats = quantised(source, ORDERED_EXPERTS[name], tmp_path)
     wanted = _logits(floats, device_name, exact=True)
-    with pytest.warns(UserWarning, match="desc_act"):
-        found = _logits(path, device_name, exact=True)
-    assert relative_rms(found, wanted) < 3e-4
-    with pytest.warns(UserWarning, match="desc_act"):
-        assert relative_rms(_logits(path, device_name), wanted) < 2e-2
+    assert relative_rms(_logits(path, device_name, exact=True), wanted) < most
+    assert relative_rms(_logits(path, device_name), wanted) < 2e-2
+    tokens, exact = [*range(5, 205, 10)], {"exact": True, "kv_dtype": "f32"}
+    wanted = _last_logits(floats, device_name, tokens, **exact)
+    assert relative_rms(_last_logits(path, device_name, tokens, **exact), wanted) < most
+    assert relative_rms(_last_logits(path, device_name, tokens), wanted) < 2e-2
+
+
+@pytest.mark.parametrize("name", ["gptq", "apart"])
+def test_orders_of_experts_take_a_number_a_column(
+    data: Path, tmp_path: Path, device_name: str, name: str
+) -> None:
+    """Beyond what weights without orders do."""
+    source = wide_floats(data / "safetensors" / "qwen3moe-bf16", tmp_path / "wide")
+    nbytes = []
+    for number, kind in enumerate((ORDERED_EXPERTS[name], gptq(4, 32))):
+        (folder := tmp_path / str(number)).mkdir()
+        path, _ = quantised(source, kind, folder)
+        with Engine.open(path, device=device_name, context=32, cache_folder=None) as engine:
+            nbytes.append(engine.weights.nbytes)
+    shared = name == "gptq"
+    vectors = (1 + 4) * 256 if shared else 3 * 256 + 2 * 4 * 256  # Q, K and V; gate and up
+    assert nbytes[0] - nbytes[1] == 4 * (vectors + 2 * 64)  # and the output's 128
+
+
+@pytest.mark.parametrize("slots", [0, 1, 2, 4])
+def test_experts_with_orders_in_host_memory(
+    data: Path, tmp_path: Path, device_name: str, slots: int
+) -> None:
+    """Streamed, or cached on the device: the same bits. With slots for less than a row's experts a
+    launch norms x and brings it into orders, which rounds elsewhere."""
+    source = wide_floats(data / "safetensors" / "qwen3moe-bf16", tmp_path / "wide")
+    path, _ = quantised(source, ORDERED_EXPERTS["gptq"], tmp_path)
+    placement, tokens = Placement(host_experts=99, expert_slots=slots), [*range(5, 205, 10)]
+    for exact in (True, False):
+        wanted = _logits(path, device_name, exact=exact)
+        found = _logits(path, device_name, exact=exact, placement=placement)
+        most = 0.0 if slots != 1 else 2e-6 if exact else 1e-3
+        assert relative_rms(found, wanted) <= most
+        wanted = _last_logits(path, device_name, tokens, exact=exact)
+        found = _last_logits(path, device_name, tokens, exact=exact, placement=placement)
+        assert relative_rms(found, wanted) <= most
+
+
+@pytest.mark.parametrize("split", ["tensors", "layers"])
+def test_experts_with_orders_on_two_devices(data: Path, tmp_path: Path, split: str) -> None:
+    source = wide_floats(data / "safetensors" / "qwen3moe-bf16", tmp_path / "wide", layers=2)
+    path, floats = quantised(source, ORDERED_EXPERTS["gptq"], tmp_path)
+    exact, two = {"exact": True, "kv_dtype": "f32"}, {"gpus": 2, "split": split}
+    for tokens in ([*range(5, 205, 10)], [5, 300]):
+        wanted = _last_logits(floats, "emulator", tokens, **exact)
+        found = _last_logits(path, "emulator", tokens, **exact, **two)
+        assert relative_rms(found, wanted) < 1e-5
 
 
 def test_prompts_of_fp8_matrices_are_multiplied_as_fp8(

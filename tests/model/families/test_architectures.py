@@ -392,6 +392,13 @@ def test_heads_of_latent_vectors_whose_columns_are_in_an_order_are_refused() -> 
         described("minicpm3", 1, keys, "blk.0.attn_kv_b.order")
 
 
+@pytest.mark.parametrize("name", ["ffn_gate_inp", "ffn_down_exps"])
+def test_orders_of_columns_that_no_launch_takes_are_refused(name: str) -> None:
+    keys = {"expert_count": 8, "expert_used_count": 2, "expert_feed_forward_length": 32}
+    with pytest.raises(UnsupportedError, match=rf"{name}\.weight' has columns in an order"):
+        described("qwen3moe", 1, keys, f"blk.0.{name}.order")
+
+
 def test_deepseek_ocr_is_deepseek_with_llama_s_attention() -> None:
     keys = {"expert_count": 8, "expert_used_count": 2, "expert_feed_forward_length": 32}
     keys |= {"expert_shared_count": 2, "leading_dense_block_count": 1}

@@ -5,7 +5,9 @@ definitions, and the weights that it stands for.
 from __future__ import annotations
 
 import json
+import re
 import shutil
+import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,10 +47,12 @@ def write_safetensors(path: Path, tensors: Mapping[str, Array]) -> None:
 @dataclass(frozen=True)
 class Kind:
     """``quantize`` (weights, rng) gives the tensors in place of ``weight`` by their own names, and
-    the weights that they stand for."""
+    the weights that they stand for. The rng of a matrix is one for all, or by what ``seed`` makes
+    of its name."""
 
     config: Mapping[str, Any]
     quantize: Callable[[Array, np.random.Generator], tuple[Stored, Array]]
+    seed: Callable[[str], int] | None = None
 
 
 def _compressed(form: str, **weights: Any) -> dict[str, Any]:
@@ -114,18 +118,26 @@ def _integers(
 
 
 def gptq(
-    bits: int, group: int, *, added: int = 1, shuffled: bool = False, each: bool = False
+    bits: int,
+    group: int,
+    *,
+    added: int = 1,
+    shuffled: bool = False,
+    each: bool = False,
+    symmetric: bool = False,
+    seed: Callable[[str], int] | None = None,
 ) -> Kind:
-    """``shuffled``: with columns in an order of activations, of ``each`` matrix or of those of as
-    many columns, as the order of the same input is."""
+    """``shuffled``: with columns in an order of activations, of ``each`` matrix (of those with a
+    ``seed`` alike) or of those of as many columns, as the order of the same input is."""
 
     def quantize(weights: Array, rng: np.random.Generator) -> tuple[Stored, Array]:
-        quants, scales, zeros, values = _integers(weights, bits, group, rng, None)
-        zeros = zeros + (zeros == 0) * added  # what is stored is not negative
-        of_group = np.arange(quants.shape[1]) // (quants.shape[1] // scales.shape[1])
+        zero, cols = 2 ** (bits - 1) if symmetric else None, weights.shape[1]
+        of_group = np.arange(cols) // (group or cols)
         if shuffled:
-            source = rng if each else np.random.default_rng(len(of_group))
+            source = rng if each else np.random.default_rng(cols)
             of_group = source.permutation(of_group)
+        quants, scales, zeros, values = _integers(weights, bits, group, rng, zero)
+        zeros = zeros + (zeros == 0) * added  # what is stored is not negative
         factors, offset = scales.astype(np.float32)[:, of_group], zeros[:, of_group]
         values = (factors * (quants - offset)).astype(np.float32)
         return {
@@ -136,8 +148,14 @@ def gptq(
         }, values
 
     form = {"checkpoint_format": "gptq" if added else "gptq_v2"}
-    fields = {"bits": bits, "group_size": group or -1, "desc_act": shuffled, "sym": False}
-    return Kind({"quant_method": "gptq", **form, **fields}, quantize)
+    fields = {"bits": bits, "group_size": group or -1, "desc_act": shuffled, "sym": symmetric}
+    return Kind({"quant_method": "gptq", **form, **fields}, quantize, seed)
+
+
+def of_input(name: str) -> int:
+    """A number for all matrices of a layer, or of an expert, that multiply the same x."""
+    alike = re.sub(r"(gate|up)_proj", "gate_up_proj", re.sub("[qkv]_proj", "qkv_proj", name))
+    return zlib.crc32(alike.encode())
 
 
 def awq(weights: Array, rng: np.random.Generator) -> tuple[Stored, Array]:
@@ -150,11 +168,20 @@ def awq(weights: Array, rng: np.random.Generator) -> tuple[Stored, Array]:
     return {"qweight": packed(quants.T), "qzeros": packed(zeros.T), "scales": scales.T}, values
 
 
-def packed_integers(bits: int, group: int, symmetric: bool, shuffled: bool = False) -> Kind:
-    """``shuffled``: with columns in an order of activations."""
+def packed_integers(
+    bits: int,
+    group: int,
+    symmetric: bool,
+    shuffled: bool = False,
+    seed: Callable[[str], int] | None = None,
+) -> Kind:
+    """``shuffled``: with columns in an order of activations, of those of as many columns or with a
+    ``seed`` alike."""
 
     def quantize(weights: Array, rng: np.random.Generator) -> tuple[Stored, Array]:
-        zero = 2 ** (bits - 1) if symmetric else None
+        zero, cols = 2 ** (bits - 1) if symmetric else None, weights.shape[1]
+        source = np.random.default_rng(cols) if seed is None else rng
+        of_group = source.permutation(np.arange(cols) // group) if shuffled else None
         quants, scales, zeros, values = _integers(weights, bits, group, rng, zero)
         stored = {
             "weight_packed": _bits_of(quants, bits),
@@ -163,9 +190,7 @@ def packed_integers(bits: int, group: int, symmetric: bool, shuffled: bool = Fal
         }
         if not symmetric:
             stored["weight_zero_point"] = np.ascontiguousarray(_bits_of(zeros.T, bits).T)
-        if shuffled:
-            cols = quants.shape[1]
-            of_group = np.random.default_rng(cols).permutation(np.arange(cols) // group)
+        if of_group is not None:
             stored["weight_g_idx"] = of_group.astype(np.int32)
             each = scales.astype(np.float32)[:, of_group]
             values = (each * (quants - zeros[:, of_group])).astype(np.float32)
@@ -173,7 +198,7 @@ def packed_integers(bits: int, group: int, symmetric: bool, shuffled: bool = Fal
 
     fields = {"num_bits": bits, "type": "int", "symmetric": symmetric}
     fields |= {"actorder": "group"} if shuffled else {}
-    return Kind(_compressed("pack-quantized", **fields), quantize)
+    return Kind(_compressed("pack-quantized", **fields), quantize, seed)
 
 
 def nvfp4(names: tuple[str, str], divides: bool) -> Callable[..., tuple[Stored, Array]]:
@@ -325,18 +350,29 @@ ONLINE = Kind(
     {"quant_method": "bitnet", "linear_class": "autobitlinear", "quantization_mode": "online"},
     bitnet_online,
 )
-#: Orders of experts differ.
+#: Orders of experts differ, and those of an expert's gate and up.
 OWN_ORDERS = gptq(4, 32, shuffled=True, each=True)
+#: Orders of experts differ; gate and up of an expert have one, as writers give them.
+ORDERED_EXPERTS: Mapping[str, Kind] = {
+    "gptq": gptq(4, 32, shuffled=True, each=True, seed=of_input),
+    "gptq, groups of 128": gptq(4, 128, shuffled=True, each=True, symmetric=True, seed=of_input),
+    "gptq, 8 bits": gptq(8, 32, shuffled=True, each=True, seed=of_input),
+    "gptq, 3 bits": gptq(3, 64, shuffled=True, each=True, symmetric=True, seed=of_input),
+    "compressed-tensors": packed_integers(4, 128, False, True, of_input),
+    "apart": OWN_ORDERS,
+}
 
 
-def wide_floats(source: Path, folder: Path, width: int = 256) -> Path:
-    """A folder of floats like ``source``, one layer of that width, with random weights."""
+def wide_floats(source: Path, folder: Path, width: int = 256, layers: int = 1) -> Path:
+    """A folder of floats like ``source``, some layers of that width, with random weights."""
     config = json.loads((source / "config.json").read_text())
-    config |= {"num_hidden_layers": 1, "hidden_size": width, "intermediate_size": width}
+    config |= {"num_hidden_layers": layers, "hidden_size": width, "intermediate_size": width}
     sizes = {128: width, 192: width}  # heads are as wide as they were
+    if (inner := config.get("moe_intermediate_size")) is not None:
+        config["moe_intermediate_size"] = sizes[inner] = width
     rng, tensors = np.random.default_rng(1), {}
     for name, tensor in read_folder(source).items():
-        if ".layers.1." in name:
+        if layers == 1 and ".layers.1." in name:
             continue
         shape = [sizes.get(size, size) for size in tensor.shape]
         if "self_attn" in name:
@@ -362,8 +398,9 @@ def quantised(source: Path, kind: Kind, folder: Path, seed: int = 0) -> tuple[Pa
         if "proj" not in name or values.ndim != 2:
             stored[name] = floats[name] = values
             continue
-        made, floats[name] = kind.quantize(values.astype(np.float32), rng)
-        stored |= {name.removesuffix("weight") + own: array for own, array in made.items()}
+        own = rng if kind.seed is None else np.random.default_rng(kind.seed(name))
+        made, floats[name] = kind.quantize(values.astype(np.float32), own)
+        stored |= {name.removesuffix("weight") + part: array for part, array in made.items()}
     made_folders = []
     config = json.loads((source / "config.json").read_text())
     for of, tensors, added in (

@@ -18,7 +18,7 @@ import pytest
 from tests.model.files.quantised_folders import (
     KINDS,
     ONLINE,
-    OWN_ORDERS,
+    ORDERED_EXPERTS,
     gptq,
     quantised,
     wide_floats,
@@ -134,43 +134,72 @@ def test_quantised_matrices_of_other_parts_are_left_alone(data: Path, tmp_path: 
         assert {*model.unused_tensors} == {*parts}
 
 
-def test_experts_with_orders_of_their_own(data: Path, tmp_path: Path) -> None:
-    """Gate and up are F16, their rows in the order of down's columns."""
-    path, floats = quantised(data / "safetensors" / "qwen3moe-bf16", OWN_ORDERS, tmp_path)
-    with pytest.warns(UserWarning, match=r"16 matrices of experts .* become F16: 0\.00 GB"):
-        model = SafetensorsModel(path)
-    found, wanted = {}, {}
-    with model, SafetensorsModel(floats) as plain:
+@pytest.mark.parametrize("name", ORDERED_EXPERTS)
+def test_experts_with_orders_of_their_own(data: Path, tmp_path: Path, name: str) -> None:
+    """No wider than stored; rows of gate and up are in the order of down's columns."""
+    source = wide_floats(data / "safetensors" / "qwen3moe-bf16", tmp_path / "wide")
+    path, floats = quantised(source, ORDERED_EXPERTS[name], tmp_path)
+    found, wanted, kept = {}, {}, 0
+    with SafetensorsModel(path) as model, SafetensorsModel(floats) as plain:
         configs = Config.of(model), Config.of(plain)
-        assert len({tuple(layer.mixtures) for of in configs for layer in of.layers[1:]}) == 1
-        assert not any("exps" in name for name in model.tensors if name.endswith(".order"))
+        assert {(of.router.experts, of.width) for c in configs for of in c.layers[0].mixtures} == {
+            (4, 256)
+        }
+        named = {of for of in model.tensors if "exps" in of and of.endswith(".order")}
+        own = ("gate", "up") if name == "apart" else ("gate_up",)
+        assert named == {f"blk.0.ffn_{kind}_exps.order" for kind in own}
         for kind in ("gate", "up", "down"):
-            tensor = model.tensors[f"blk.1.ffn_{kind}_exps.weight"]
-            assert tensor.type_name == ("W4G32" if kind == "down" else "F16")
+            tensor = model.tensors[f"blk.0.ffn_{kind}_exps.weight"]
             experts, rows, cols = tensor.shape
             layout = Layout(format_of(tensor.type_id), experts * rows, cols)
-            found[kind] = layout.unpack(layout.pack(tensor.data[:])).reshape(tensor.shape)
-            values = plain.tensors[f"blk.1.ffn_{kind}_exps.weight"].data[:]
+            weights = layout.unpack(layout.pack(tensor.data[:])).reshape(tensor.shape)
+            if kind != "down":
+                orders = _order(model, f"blk.0.ffn_{kind}_exps.weight", cols)
+                stored, weights = weights, np.empty_like(weights)
+                columns = np.broadcast_to(orders.reshape(experts, 1, cols), weights.shape)
+                np.put_along_axis(weights, columns, stored, axis=2)
+            found[kind], kept = weights, kept + len(tensor.data)
+            values = plain.tensors[f"blk.0.ffn_{kind}_exps.weight"].data[:]
             wanted[kind] = values.view(np.float32).reshape(tensor.shape)
             some = tensor.data[37 : 5 * 2 * cols + 1]
             assert bytes(some) == bytes(tensor.data[:])[37 : 5 * 2 * cols + 1]
-    orders = [read_folder(path)[f"{_MLP}.{n}.down_proj.g_idx"].data[:] for n in range(experts)]
-    for expert, raw in enumerate(orders):
+        kept += sum(len(model.tensors[of].data) for of in named)
+    stored_tensors = read_folder(path)
+    parts = [of for of in stored_tensors if of.startswith(_EXPERTS)]
+    assert kept <= MOST * sum(len(stored_tensors[of].data) for of in parts)
+    index = next(of.rpartition(".")[2] for of in parts if of.endswith("g_idx"))
+    for expert in range(experts):
+        raw = stored_tensors[f"{_EXPERTS}.{expert}.down_proj.{index}"].data[:]
         order = np.argsort(raw.view("<i4"), kind="stable")
-        np.testing.assert_allclose(
-            found["down"][expert], wanted["down"][expert][:, order], rtol=3e-7, atol=1e-9
-        )
+        near = {"rtol": 3e-7, "atol": 1e-8}
+        down = wanted["down"][expert][:, order]
+        np.testing.assert_allclose(found["down"][expert], down, **near)
         for kind in ("gate", "up"):
-            np.testing.assert_allclose(
-                found[kind][expert], wanted[kind][expert][order], rtol=2**-11, atol=1e-7
-            )
+            np.testing.assert_allclose(found[kind][expert], wanted[kind][expert][order], **near)
 
 
+def test_experts_of_which_some_have_an_order(data: Path, tmp_path: Path) -> None:
+    """Others have their columns as they are."""
+    source = wide_floats(data / "safetensors" / "qwen3moe-bf16", tmp_path / "wide")
+    path, _ = quantised(source, gptq(4, 32), tmp_path)
+    arrays, name = _arrays(path), f"{_EXPERTS}.2.up_proj.g_idx"
+    order = np.arange(256).reshape(8, 32).T.reshape(-1)  # column i, of group i % 8
+    arrays[name] = np.argsort(order, kind="stable").astype(np.int32) // 32
+    write_safetensors(path / "model.safetensors", arrays)
+    with SafetensorsModel(path) as model:
+        assert "blk.0.ffn_gate_exps.order" not in model.tensors
+        found = _order(model, "blk.0.ffn_up_exps.weight", 256).reshape(4, 256)
+    plain = np.arange(256)
+    np.testing.assert_array_equal(
+        found, [plain, plain, np.argsort(arrays[name], kind="stable"), plain]
+    )
+
+
+_EXPERTS = "model.layers.0.mlp.experts"
 _MLP = "model.layers.1.mlp.experts"
 
 
-def test_experts_with_orders_among_others_are_refused(data: Path, tmp_path: Path) -> None:
-    """One that is not packed has no order that could be changed."""
+def test_experts_with_orders_among_floats_are_refused(data: Path, tmp_path: Path) -> None:
     path = _folder(data, tmp_path, "gptq-order", "qwen3moe-bf16")
     arrays = _arrays(path)
     name = f"{_MLP}.1.up_proj"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -120,6 +121,13 @@ def bench(
     made.close()
 
 
+def in_columns(stored: Floats, columns: npt.NDArray[np.intp]) -> Floats:
+    """Matrices whose column ``columns[e, i]`` is column i of the stored ones."""
+    weights = np.empty_like(stored)
+    np.put_along_axis(weights, np.broadcast_to(columns[:, None], stored.shape), stored, axis=2)
+    return weights
+
+
 def through(weights: Floats, bias: Floats, expert: Floats, x: Floats) -> Floats:
     """Products (rows, used, out) of x (rows, used or 1, in) with the experts of each slot."""
     product: Floats = np.einsum(
@@ -147,13 +155,16 @@ def test_one_row_takes_three_launches(emulator: Device) -> None:
 
 
 @pytest.mark.parametrize(
-    ("rows", "many_logits", "together"),
+    ("rows", "many_logits", "together", "ordered"),
     [
-        (1, 99, False),
-        pytest.param(2, 99, False, marks=pytest.mark.full),
-        (2, 99, True),
-        pytest.param(11, 99, False, marks=pytest.mark.full),
-        pytest.param(11, 8, False, marks=pytest.mark.full),
+        (1, 99, False, False),
+        pytest.param(2, 99, False, False, marks=pytest.mark.full),
+        (2, 99, True, False),
+        pytest.param(11, 99, False, False, marks=pytest.mark.full),
+        pytest.param(11, 8, False, False, marks=pytest.mark.full),
+        (1, 99, False, True),
+        pytest.param(2, 99, True, True, marks=pytest.mark.full),
+        pytest.param(11, 99, False, True, marks=pytest.mark.full),
     ],
 )
 def test_layers_in_a_graph_read_nothing_too_early(
@@ -161,6 +172,7 @@ def test_layers_in_a_graph_read_nothing_too_early(
     rows: int,
     many_logits: int,
     together: bool,
+    ordered: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Two layers share all buffers. Replays give what launches one after the other give, and the
@@ -176,6 +188,9 @@ def test_layers_in_a_graph_read_nothing_too_early(
         gate, _, _ = made.experts(WIDTH, HIDDEN, bias=False)
         up, _, _ = made.experts(WIDTH, HIDDEN, bias=False)
         down, _, _ = made.experts(HIDDEN, WIDTH, bias=False)
+        if ordered:
+            gate, _ = made.orders(gate, EXPERTS)
+            up = replace(up, order=gate.order)
         chosen, silu = router_of(router, selection), Activation("silu")
         matrices = (gate, up, down)
         made.mixture(f"{number}", chosen, matrices, x, y, activation=silu, norm=norm)
@@ -307,14 +322,53 @@ def test_any_number_of_rows(
     check_mixture(bench, case, allowed)
 
 
-def check_mixture(bench: ExpertsBench, case: str, allowed: float) -> None:
-    """A router and its experts against numpy."""
+@every_mode
+@pytest.mark.turns(2)
+@pytest.mark.parametrize("case", ["qwen3", "llama 4", "layer norm"])
+@pytest.mark.parametrize("orders", ["one", "apart"])
+def test_columns_in_orders_of_the_experts(
+    bench: ExpertsBench, case: str, orders: str, allowed: float
+) -> None:
+    """Of an expert's gate and up together or of each; these are launched apart."""
+    check_mixture(bench, case, allowed, orders)
+    takes = [op.kernel.name for op in bench.plan if isinstance(op, Launch) and "order" in op.args]
+    if bench.rows == 1 and case == "qwen3":  # whose products choose for themselves
+        taken = "experts_up"
+    else:
+        packs = orders == "one" and "gemm_wgmma" in bench.kernels()
+        taken = "pack" if packs else "reorder_experts"
+    assert takes == [taken] * (1 if orders == "one" else 2)
+
+
+@pytest.mark.turns(3)
+@pytest.mark.parametrize(
+    ("rows", "exact", "together", "allowed"),
+    [
+        *((rows, False, together, 1e-3) for rows in (2, 5, 8) for together in (False, True)),
+        *((rows, False, False, 4e-3) for rows in (9, 16, 40)),
+        (40, True, False, 1e-5),
+    ],
+)
+def test_columns_in_orders_of_any_number_of_rows(bench: ExpertsBench, allowed: float) -> None:
+    check_mixture(bench, "qwen3", allowed, "one")
+
+
+def check_mixture(bench: ExpertsBench, case: str, allowed: float, orders: str = "") -> None:
+    """A router and its experts against numpy; columns of gate and up in ``orders``, "one" for
+    both or "apart"."""
     selection, kind, norm, router_type, bias, weigh_input = CASES[case]
     f = Activation(kind, limit=1.5 if kind == "swiglu_oai" else 0.0)  # type: ignore[arg-type]
     router, r, r_bias = bench.experts(1, HIDDEN, bias, fmt=router_type)
     gate, g, g_bias = bench.experts(WIDTH, HIDDEN, bias)
     up, u, u_bias = bench.experts(WIDTH, HIDDEN, bias)
     down, d, d_bias = bench.experts(HIDDEN, WIDTH, bias, fmt="Q5_0")
+    if orders:
+        gate, columns = bench.orders(gate, EXPERTS)
+        g = in_columns(g, columns)
+        up = replace(up, order=gate.order)
+        if orders == "apart":
+            up, columns = bench.orders(up, EXPERTS)
+        u = in_columns(u, columns)
     x, xs = bench.input(HIDDEN)
     y = bench.out(HIDDEN)
     layer, weights = bench.norm(norm, HIDDEN)
@@ -406,7 +460,7 @@ def test_gate_and_up_of_different_types(bench: ExpertsBench, allowed: float) -> 
     bench.compare(y, expected, 2 * allowed)
 
 
-@pytest.mark.parametrize("case", ["qwen3", "deepseek"])
+@pytest.mark.parametrize("case", ["qwen3", "deepseek", "ordered"])
 @pytest.mark.parametrize(
     ("rows", "exact", "together"),
     [(3, True, False), (3, False, False), (5, False, True), (12, True, False), (21, False, False)],
@@ -416,11 +470,15 @@ def test_padding_rows_have_no_experts(bench: ExpertsBench, case: str) -> None:
     selection = {
         "qwen3": Selection(EXPERTS, 2, normalised=True),
         "deepseek": Selection(EXPERTS, 2, "sigmoid", True, 2.5, groups=3, groups_used=2),
+        "ordered": Selection(EXPERTS, 3),
     }[case]
     router, _, _ = bench.experts(1, HIDDEN, bias=False, fmt="F32")
     gate, _, _ = bench.experts(WIDTH, HIDDEN, bias=True)
     up, _, _ = bench.experts(WIDTH, HIDDEN, bias=True)
     down, _, _ = bench.experts(HIDDEN, WIDTH, bias=True)
+    if case == "ordered":
+        gate, _ = bench.orders(gate, EXPERTS)
+        up = replace(up, order=gate.order)
     x, xs = bench.input(HIDDEN)
     y, silu = bench.out(HIDDEN), Activation("silu")
     bench.mixture("ffn", router_of(router, selection), (gate, up, down), x, y, activation=silu)
@@ -437,11 +495,16 @@ def test_padding_rows_have_no_experts(bench: ExpertsBench, case: str) -> None:
 @pytest.mark.parametrize(
     ("rows", "exact", "together"), [(3, False, False), (5, False, True), (12, True, False)]
 )
-def test_padding_rows_are_as_others_where_products_are_apart(bench: ExpertsBench) -> None:
+@pytest.mark.parametrize("ordered", [False, True])
+def test_padding_rows_are_as_others_where_products_are_apart(
+    bench: ExpertsBench, ordered: bool
+) -> None:
     """The activation, a launch of its own, reads the products of all rows."""
     router, _, _ = bench.experts(1, HIDDEN, bias=False, fmt="F32")
-    gate, _, _ = bench.experts(WIDTH, HIDDEN, bias=False, fmt="Q4_0")
+    gate, _, _ = bench.experts(WIDTH, HIDDEN, bias=False, fmt="Q8_0" if ordered else "Q4_0")
     up, _, _ = bench.experts(WIDTH, HIDDEN, bias=False)
+    if ordered:
+        gate, _ = bench.orders(gate, EXPERTS)
     down, _, _ = bench.experts(HIDDEN, WIDTH, bias=False)
     x, _ = bench.input(HIDDEN)
     y, silu, chosen = (

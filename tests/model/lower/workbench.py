@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -41,8 +42,8 @@ class MadeWeights:
         self.expert_caches: dict[Any, Any] = {}
 
     def matrix(self, of: Linear) -> Matrix:
-        bias = None if of.bias is None else self.known[of.bias]
-        return Matrix(*self.known[of.matrix], bias)
+        bias, order = (None if of is None else self.known[of] for of in (of.bias, of.order))
+        return Matrix(*self.known[of.matrix], bias, order=order)
 
     def vector(self, of: StoredVector) -> Slice:
         found: Slice = self.known[of]
@@ -121,6 +122,13 @@ class Workbench:
         self.weights.known[stored] = layout, self.place(packed)
         vector, values = self.vector(rows) if bias else (None, np.zeros(rows))
         return Linear(stored, vector), layout.unpack(packed).astype(np.float64), values
+
+    def orders(self, of: Linear, count: int = 1) -> tuple[Linear, npt.NDArray[np.intp]]:
+        """A matrix with columns in random orders, of each of ``count`` experts (count, cols)."""
+        columns = np.array([self.random.permutation(of.cols) for _ in range(count)])
+        stored = StoredVector.whole(f"vector {len(self.weights.known)}", count, of.cols)
+        self.weights.known[stored] = self.place(columns.astype(np.float32))
+        return replace(of, order=stored), columns
 
     def norm(self, norm: Norm, cols: int) -> tuple[Normalization, dict[str, Floats]]:
         """A norm with random weights, and these."""

@@ -21,7 +21,6 @@ from urdir.model.files.pretrained.quantised.blocks import (
 )
 from urdir.model.files.pretrained.quantised.parts import SCALES, Parts, Whole, floats, rows_of
 from urdir.model.files.pretrained.quantised.scheme import Scheme
-from urdir.model.files.pretrained.rows import RowBytes, rows_at_once
 from urdir.model.files.safetensors import StoredTensor
 
 #: AWQ: which of eight neighbouring numbers each four bits of a word are.
@@ -169,17 +168,7 @@ def _made(
         of_rows = (np.repeat(x[first:last], each, axis=1) for x in checked())
         return integer_blocks(fmt, bits, quants, *of_rows)
 
-    def weights(first: int, last: int) -> Bytes:
-        group_of = np.arange(cols) // (cols // groups)
-        if order is not None:
-            group_of[order] = group_of.copy()
-        scales, zeros = (x[first:last].astype(np.float32) for x in checked())
-        values = unpack_bits(packed(first, last), bits) - np.take(zeros, group_of, axis=1)
-        values *= np.take(scales, group_of, axis=1)
-        return values.astype(np.float16).view(np.uint8)
-
-    in_place = RowBytes(weights, rows, 2 * cols, rows_at_once(cols))
-    return replace(parts.make(fmt, (rows, cols), make), order=order, in_place=in_place)
+    return replace(parts.make(fmt, (rows, cols), make), order=order)
 
 
 def _zeros(stored: StoredTensor, bits: int, scheme: Scheme) -> NDArray[np.uint16]:
