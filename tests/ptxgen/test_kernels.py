@@ -75,7 +75,7 @@ def inputs_of(spec: KernelSpec) -> dict[str, Any]:
 # ---- the suite that anybody's kernel gets ----
 
 
-@pytest.mark.turns(24)
+@pytest.mark.turns(32)
 class TestCatalog(TextSuite):
     """Every kernel of the catalog; those on the GPU are in tests/gpu."""
 
@@ -88,7 +88,7 @@ class TestOnTheEmulator(EmulatorSuite):
 
     kernels = tuple(kernels().values())
 
-    @pytest.mark.turns(12, which=4)
+    @pytest.mark.turns(16, which=8)
     def test_it_agrees_with_its_reference(self, spec: KernelSpec, urdir_emulator: Device) -> None:
         super().test_it_agrees_with_its_reference(spec, urdir_emulator)
 

@@ -504,7 +504,7 @@ def check_sanitized(spec: KernelSpec, target: str) -> None:
         assert all(found.ok for found in check_kernel(device, spec))
 
 
-@pytest.mark.turns(24)
+@pytest.mark.turns(32)
 @pytest.mark.parametrize("spec", EXAMPLES)
 def test_no_false_alarm(spec: KernelSpec) -> None:
     """Without the sanitizer, test_kernels.py runs a twelfth of the others."""

@@ -104,11 +104,11 @@ def rounds_of(session: Session, request: Request, monkeypatch: pytest.MonkeyPatc
     "name",
     [
         "mtp-deepseek2-bigram",  # latent vectors, drafts that are accepted
-        "simple-small",
+        pytest.param("simple-small", marks=pytest.mark.full),  # test_plain_drafts.py
         pytest.param("eagle3-d2t", marks=pytest.mark.full),  # the demo's: test_demo_draft.py
         pytest.param("simple-small.pmin", marks=pytest.mark.full),
         pytest.param("gemma4assistant-e", marks=pytest.mark.full),
-        pytest.param("dflash-d2t", marks=pytest.mark.slow),
+        pytest.param("dflash-d2t", marks=pytest.mark.full),  # test_block_drafts.py
         pytest.param("dspark-anchor", marks=pytest.mark.full),  # logits: test_block_drafts.py
         pytest.param("dspark-bonus", marks=pytest.mark.full),
         pytest.param("dflash2-select", marks=pytest.mark.full),
@@ -261,7 +261,7 @@ def drafted_of(answers: list[Given]) -> tuple[int, int]:
     )
 
 
-@pytest.mark.turns(8, which=1)
+@pytest.mark.turns(8)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "seed", [0, *(pytest.param(seed, marks=pytest.mark.full) for seed in range(1, 29))]

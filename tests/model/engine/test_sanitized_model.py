@@ -47,7 +47,7 @@ def test_a_model_on_two_devices_has_no_race(data: Path, monkeypatch: pytest.Monk
     assert np.array_equal(sanitized_logits, logits)
 
 
-@pytest.mark.turns(2)
+@pytest.mark.turns(3, which=2)
 @pytest.mark.slow
 def test_a_model_has_no_race(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tokens and logits are those of the emulator without the sanitizer, bit for bit."""

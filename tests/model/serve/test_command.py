@@ -171,13 +171,17 @@ def test_flags(process: Callable[..., Process], tmp_path: Path) -> None:
     assert server.end()[0] == "0 drained closed 0\n"
 
 
-def test_without_the_extra_one_line_says_what_to_install() -> None:
-    script = "import sys; sys.modules['starlette'] = None; from urdir.model.cli import main; "
-    done = subprocess.run(
-        [sys.executable, "-c", script + "sys.exit(main(['serve']))"], capture_output=True, text=True
-    )
+@pytest.mark.parametrize(
+    ("extra", "missing", "flags"), [("serve", "starlette", []), ("ray", "ray", ["--ray"])]
+)
+def test_without_the_extra_one_line_says_what_to_install(
+    extra: str, missing: str, flags: list[str]
+) -> None:
+    script = f"import sys; sys.modules[{missing!r}] = None; from urdir.model.cli import main; "
+    script += f"sys.exit(main(['serve', *{flags}]))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
-    assert "pip install 'urdir[serve]'" in done.stderr
+    assert f"pip install 'urdir[{extra}]'" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -172,17 +172,6 @@ def test_what_flags_refuse(
     assert error in err
 
 
-def test_without_the_extra_one_line_says_what_to_install() -> None:
-    script = "import sys; sys.modules['ray'] = None; from urdir.model.cli import main; "
-    done = subprocess.run(
-        [sys.executable, "-c", script + "sys.exit(main(['serve', '--ray']))"],
-        capture_output=True,
-        text=True,
-    )
-    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
-    assert "pip install 'urdir[ray]'" in done.stderr
-
-
 def test_figures_say_whose_they_are() -> None:
     metrics, now = ServerMetrics(), Metrics(pages_total=99)
     metrics.say_whose("abc")
