@@ -17,12 +17,7 @@ from urdir.model.serve.limits import Limits
 from urdir.model.serve.ollama import named
 from urdir.model.serve.parameters import check_model
 from urdir.model.serve.refusals import refuse_unsupported
-from urdir.model.serve.request_fields import (
-    EMBEDDINGS,
-    OLLAMA_EMBED,
-    RERANK,
-    SCORE,
-)
+from urdir.model.serve.request_fields import EMBEDDINGS, OLLAMA_EMBED, RERANK, SCORE
 from urdir.model.serve.tokens import check_length
 
 Rows = npt.NDArray[np.float32]
