@@ -83,10 +83,8 @@ def times_of(device: Device, stream: Stream, ways: Sequence[Way]) -> Iterator[fl
     with ExitStack() as owners:
         pools: dict[str, list[Slice]] = {}
         for param in first.params:
-            count, stride = (
-                copies if param.name in weights else 1,
-                -(-sizes[param.name] // 512) * 512,
-            )
+            count = copies if param.name in weights else 1
+            stride = -(-sizes[param.name] // 512) * 512
             pool = owners.enter_context(device.allocate(stride * count, param.name))
             some = values(first, param).reshape(-1).view(np.uint8)
             for at in range(0, pool.nbytes, len(some)):

@@ -9,12 +9,7 @@ import numpy.typing as npt
 
 from urdir.driver.plan import Plan
 from urdir.model.engine.drafts import Draft, DraftStep
-from urdir.model.engine.speculation.draft import (
-    GIVEN,
-    PASSED_ON,
-    HeadLaunches,
-    append_drafts,
-)
+from urdir.model.engine.speculation.draft import GIVEN, PASSED_ON, HeadLaunches, append_drafts
 
 Values = npt.NDArray[np.float32]
 

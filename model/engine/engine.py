@@ -27,12 +27,7 @@ if TYPE_CHECKING:
     from urdir.model.engine.diffusion import DiffusionSettings
     from urdir.model.engine.encoding.encoder import Encoder, Floats
     from urdir.model.engine.generate import Generation
-    from urdir.model.engine.reply import (
-        AsyncReply,
-        Messages,
-        Reply,
-        ReplyStream,
-    )
+    from urdir.model.engine.reply import AsyncReply, Messages, Reply, ReplyStream
     from urdir.model.engine.requests.async_service import AnswersOnDemand
     from urdir.model.engine.requests.continuations import Continuation
     from urdir.model.engine.requests.request import Ending, Piece, Request

@@ -81,11 +81,9 @@ def ngram_memory(file: Reader, layer: int) -> NgramMemory:
     n, each, taps = (
         file.size(f"ple.{name}") for name in ("ngram_size", "heads_per_ngram", "conv_kernel")
     )
-    width, hidden, streams = (
-        file.size("embedding_length_per_layer_input"),
-        file.hidden,
-        STREAMS * file.hidden,
-    )
+    width = file.size("embedding_length_per_layer_input")
+    hidden = file.hidden
+    streams = STREAMS * file.hidden
     if not 2 <= taps <= 1 + MOST_BACK // n:
         raise UnsupportedError(
             f"{file.key('ple.conv_kernel')} is {taps}: supported are 2 or more taps, {n} tokens "

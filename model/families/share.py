@@ -130,10 +130,8 @@ class _Cutter:
 
     def _mixture(self, of: Mixture) -> Mixture:
         """Cut the inner values of every expert and of the shared FFN, if possible."""
-        shared, chunks = (
-            of.shared and self._dense(of.shared),
-            of.chunks and self._mixture(of.chunks),
-        )
+        shared = of.shared and self._dense(of.shared)
+        chunks = of.chunks and self._mixture(of.chunks)
         of = replace(of, shared=shared, chunks=chunks)
         inner = self.cut.inner(of.width, of.down)
         if inner is None:

@@ -79,10 +79,8 @@ def append_selected(at: Lowering, of: AttendLatent, attention: LayerAttention) -
     if rope is not None:
         layout, q = attention.layout, at.work["q"]
         if in_parts:
-            layout, q = (
-                KvLayout(1, 1, layout.max_len, layout.value_start, "f16"),
-                at.work["q rotated"],
-            )
+            layout = KvLayout(1, 1, layout.max_len, layout.value_start, "f16")
+            q = at.work["q rotated"]
         turn = PrepareTokens(of.mixer.heads, layout, rows.count, OwnToken(rope, appends=False))
         table = attention.constants["frequencies"]
         at.launch(turn, of.name("attention.q"), q=q, frequencies=table, position=rows.position)

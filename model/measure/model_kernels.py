@@ -82,10 +82,8 @@ def step_shapes(shapes: ShapeBuckets) -> tuple[StepShape, ...]:
     of a prompt's: what follows the layers is as in a decode step. The longest walk stands for all
     of as many rows: they have the same kernels.
     """
-    buckets, outputs = (
-        shapes.lengths,
-        (Output.GREEDY, Output.SAMPLE, Output.LOGPROBS, Output.LOGITS),
-    )
+    buckets = shapes.lengths
+    outputs = (Output.GREEDY, Output.SAMPLE, Output.LOGPROBS, Output.LOGITS)
     decode = (StepShape(1, keys, output) for output in outputs for keys in buckets)
     prompt = (
         StepShape(rows, keys, Output.GREEDY, prompt=rows, begins=begins, walk=walk)

@@ -14,13 +14,7 @@ import numpy as np
 
 from urdir.model.families.config import Config
 from urdir.model.families.placement import cached_mixtures, expert_matrices, units
-from urdir.model.families.stored import (
-    Linear,
-    Normalization,
-    Stored,
-    StoredMatrix,
-    StoredVector,
-)
+from urdir.model.families.stored import Linear, Normalization, Stored, StoredMatrix, StoredVector
 from urdir.model.memory.expert_cache import ExpertCache, expert_part_nbytes
 from urdir.model.memory.file_keys import matrices_key, model_key
 from urdir.model.memory.local_choices import drawn_choices, local_choices

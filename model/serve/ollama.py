@@ -21,12 +21,7 @@ from urdir.model.serve.json_response import iso_time
 from urdir.model.serve.limits import Limits
 from urdir.model.serve.logprobs import chat_logprobs
 from urdir.model.serve.messages import read_messages
-from urdir.model.serve.parameters import (
-    MOST_LOGPROBS,
-    check_model,
-    read_limit,
-    read_parameters,
-)
+from urdir.model.serve.parameters import MOST_LOGPROBS, check_model, read_limit, read_parameters
 from urdir.model.serve.refusals import refuse_unsupported
 from urdir.model.serve.request_fields import OLLAMA_CHAT, OLLAMA_GENERATE, OLLAMA_OPTIONS
 from urdir.model.serve.stream import LINES, Shape

@@ -6,12 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from urdir.model.engine.requests.request import Request
-from urdir.model.engine.sampling_settings import (
-    MOST_COUNT,
-    MOST_SEED,
-    SETTINGS,
-    SamplingSettings,
-)
+from urdir.model.engine.sampling_settings import MOST_COUNT, MOST_SEED, SETTINGS, SamplingSettings
 from urdir.model.serve.errors import unknown_model
 from urdir.model.serve.fields import Fields
 from urdir.model.serve.interface import ServedModel

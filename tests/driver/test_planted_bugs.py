@@ -70,10 +70,8 @@ def sanitized() -> Device:
 GIVE_BACK = "@%frees mbarrier.arrive.release.cta.shared::cta.b64 _, [%x_before+32];"
 PUBLISH = "fence.release.sync_restrict::shared::cta.cluster;"
 ARRIVE, WAIT = "barrier.cluster.arrive.relaxed.aligned;", "barrier.cluster.wait.acquire.aligned;"
-NORM, WIDE_NORM = (
-    Normalise(rows=3, cols=64, norm=Norm("rms", 1e-6)),
-    Normalise(rows=2, cols=257, norm=Norm("rms", 1e-5)),
-)
+NORM = Normalise(rows=3, cols=64, norm=Norm("rms", 1e-6))
+WIDE_NORM = Normalise(rows=2, cols=257, norm=Norm("rms", 1e-5))
 
 # Name -> kernel, edits, error, what its message says.
 BUGS: dict[str, tuple[Any, list[tuple[str, str]], type[Exception], str]] = {

@@ -29,12 +29,7 @@ from urdir.model.families.layers import (
 )
 from urdir.model.families.recurrent import Recurrent
 from urdir.model.families.rope import RopeConfig
-from urdir.model.families.stored import (
-    Linear,
-    Normalization,
-    StoredMatrix,
-    StoredVector,
-)
+from urdir.model.families.stored import Linear, Normalization, StoredMatrix, StoredVector
 from urdir.model.families.switch import Switch
 from urdir.ptxgen.kernels.activation import Activation
 from urdir.ptxgen.kernels.rotation import turns_table

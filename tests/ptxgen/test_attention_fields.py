@@ -281,10 +281,8 @@ def test_a_ring_is_a_whole_cache_bit_for_bit(
     device: Device, kind: str, pages: tuple[int, int], end: int
 ) -> None:
     """The last rows before ``end``, in a ring of 64 that has room for their windows and no more."""
-    whole, ring = (
-        KvLayout(1, 1, 208, 32, "f16"),
-        KvLayout(1, 1, 208, 32, "f16", *pages, capacity=64),
-    )
+    whole = KvLayout(1, 1, 208, 32, "f16")
+    ring = KvLayout(1, 1, 208, 32, "f16", *pages, capacity=64)
     rows = 15
     spec = made(kind, 2, whole, rows, Scores(window=50))
     positions = list(range(end - rows, end))

@@ -666,10 +666,8 @@ def test_which_warps_hold_tiles() -> None:
     """The first tile is loaded before the wait; not where a warp has fewer tiles than slots, of
     which one would never be written, nor where activations come first."""
     held = i16(Q8_0, 32, 4096, groups=1, tiles_each=2, stages=2)
-    uneven, alone = (
-        i16(Q8_0, 48, 9 * 256, split=8, groups=1, tiles_each=3, stages=4, shared=160_000),
-        i16(Q8_0, 32, 4096, groups=1, tiles_each=2, stages=2, alone=True),
-    )
+    uneven = i16(Q8_0, 48, 9 * 256, split=8, groups=1, tiles_each=3, stages=4, shared=160_000)
+    alone = i16(Q8_0, 32, 4096, groups=1, tiles_each=2, stages=2, alone=True)
     assert uneven.cut.ring.slots > 3
     for spec, wanted in ((held, True), (uneven, False), (alone, False)):
         before, _ = spec.ptx("sm_90").split("griddepcontrol.wait")

@@ -26,12 +26,7 @@ from urdir.ptxgen.kernels.linear.prologue.norm import Normed, begun
 from urdir.ptxgen.kernels.linear.prologue.sum import NormedAdd
 from urdir.ptxgen.kernels.linear.spec import MAX_BATCH
 from urdir.ptxgen.kernels.norm import Norm
-from urdir.ptxgen.ptx.architecture import (
-    ARCHITECTURES,
-    CLUSTERS_SINCE,
-    PORTABLE_CLUSTER,
-    number_of,
-)
+from urdir.ptxgen.ptx.architecture import ARCHITECTURES, CLUSTERS_SINCE, PORTABLE_CLUSTER, number_of
 from urdir.ptxgen.tools.assemble import assemble, is_available
 from urdir.ptxgen.tools.gpus import GPUS, Gpu
 from urdir.ptxgen.weights.formats import FORMATS, Format

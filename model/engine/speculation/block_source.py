@@ -5,10 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
-from urdir.model.engine.speculation.draft import (
-    GIVEN,
-    TokenRows,
-)
+from urdir.model.engine.speculation.draft import GIVEN, TokenRows
 from urdir.model.engine.speculation.draft_dflash import Block
 from urdir.model.engine.speculation.draft_rest import DraftRest
 from urdir.model.engine.speculation.markov_tokens import append_confidence, append_markov_sum

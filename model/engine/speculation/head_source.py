@@ -5,13 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
-from urdir.model.engine.speculation.draft import (
-    EMBEDDED,
-    GIVEN,
-    PASSED_ON,
-    HeadLaunches,
-    TokenRows,
-)
+from urdir.model.engine.speculation.draft import EMBEDDED, GIVEN, PASSED_ON, HeadLaunches, TokenRows
 from urdir.model.engine.speculation.draft_rest import DraftRest
 from urdir.model.engine.speculation.model_source import BEFORE, PLACES, ModelSource
 from urdir.model.engine.speculation.source import Pieces

@@ -24,10 +24,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from urdir.model.engine.speculation.draft import (
-    DraftLaunches,
-    DraftParts,
-)
+from urdir.model.engine.speculation.draft import DraftLaunches, DraftParts
 from urdir.model.engine.speculation.draft_rest import DraftRest
 from urdir.model.engine.speculation.source import Pieces
 from urdir.model.lower.parts import LayerParts, StepParts

@@ -121,10 +121,8 @@ def _encoder(
         after = named("attn_output_norm", index)
         first = Block((Branch(mixer(index)),))
         if file.anywhere("attn_norm_2.weight"):
-            first, after = (
-                replace(first, post_norm=after, sums_stream=True),
-                named("attn_norm_2", index),
-            )
+            first = replace(first, post_norm=after, sums_stream=True)
+            after = named("attn_norm_2", index)
         blocks = first, Block((Branch(network(index)),), stream_norm=after)
         return LayerConfig(blocks, output_norm=named("layer_output_norm", index))
 

@@ -41,10 +41,8 @@ def cohere2moe(file: Reader) -> Description:
     """Command A+."""
     is_rms = file.optional("attention.layer_norm_rms_epsilon", float, 0.0) != 0.0
     norm = rms_norm(file) if is_rms else layer_norm(file)
-    window, windowed = (
-        file.size("attention.sliding_window"),
-        windowed_layers(file, 4, full_first=True),
-    )
+    window = file.size("attention.sliding_window")
+    windowed = windowed_layers(file, 4, full_first=True)
     rope, leading = shared_rope(file, "interleaved"), leading_dense(file)
     scores, normalize, scale = scoring(file, "sigmoid"), weights_norm(file), weights_scale(file)
     count = file.count("expert_shared_count")

@@ -114,10 +114,8 @@ def _attention(file: Reader, layer: int, ratio: int) -> Attention:
             f"{file.key('attention.head_count_kv')} is {keys}, with keys of {dim} and values of "
             f"{value_dim}: one head of a multiple of 8 values, which is key and value, is supported"
         )
-    groups, rank = (
-        file.size("attention.output_group_count"),
-        file.size("attention.output_lora_rank"),
-    )
+    groups = file.size("attention.output_group_count")
+    rank = file.size("attention.output_lora_rank")
     if count % groups:
         raise ConfigError(
             f"{count} heads in {groups} groups ({file.key('attention.output_group_count')})"

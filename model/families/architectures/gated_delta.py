@@ -35,13 +35,7 @@ from urdir.model.families.mixtures import (
     shared_width,
 )
 from urdir.model.families.nextn import NextnKind
-from urdir.model.families.parts import (
-    head_dims,
-    heads,
-    qkv,
-    required_head_norms,
-    rms_norm,
-)
+from urdir.model.families.parts import head_dims, heads, qkv, required_head_norms, rms_norm
 from urdir.model.families.reader import Reader
 from urdir.model.families.recurrent import Recurrence, convolution
 from urdir.model.families.rope import RopeConfig, with_sections

@@ -21,12 +21,7 @@ from urdir.model.families.feed_forward import Dense, Mixture
 from urdir.model.families.hyper import with_streams
 from urdir.model.families.kimi_delta import heads_of_all, kimi_decoder, kimi_delta, low_rank
 from urdir.model.families.latent import latent_attention
-from urdir.model.families.mixtures import (
-    leading_dense,
-    limited,
-    plain_dense,
-    scoring,
-)
+from urdir.model.families.mixtures import leading_dense, limited, plain_dense, scoring
 from urdir.model.families.reader import Reader
 from urdir.model.families.recurrent import KimiDelta
 from urdir.model.families.scored_experts import scored_experts

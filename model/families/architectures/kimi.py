@@ -66,11 +66,9 @@ def bailingmoe3(file: Reader) -> Description:
     refused), rope.dimension_sections, expert_shared_feed_forward_length, expert_weights_norm,
     swiglu_clamp_exp and swiglu_clamp_shexp (of the dense layers, too).
     """
-    heads, rank, dim = (
-        heads_of_all(file),
-        file.count("attention.q_lora_rank"),
-        latent_head_dims(file)[0],
-    )
+    heads = heads_of_all(file)
+    rank = file.count("attention.q_lora_rank")
+    dim = latent_head_dims(file)[0]
     floor = file.required("kda.gate_lower_bound", float)
     if not file.optional("kda.safe_gate", bool, True) or floor >= 0.0:
         raise UnsupportedError(

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from urdir.model.families.attention import Attention
-from urdir.model.families.dense import shared_rope
+from urdir.model.families.dense import rms_decoder, shared_rope
 from urdir.model.families.description import Description
 from urdir.model.families.feed_forward import Mixture
 from urdir.model.families.layers import Network
@@ -28,14 +28,7 @@ from urdir.model.families.mixtures import (
     scoring,
     unless_dense,
 )
-from urdir.model.families.parts import (
-    attention,
-    head_dims,
-    model,
-    required_head_norms,
-    rms_norm,
-    sequential,
-)
+from urdir.model.families.parts import attention, head_dims, required_head_norms, rms_norm
 from urdir.model.families.reader import Reader
 from urdir.model.families.recurrent import ShortConv, convolution
 from urdir.model.families.windows import optional_window
@@ -66,14 +59,11 @@ def _decoder(file: Reader, network: Callable[[int], Network], window: int = 0) -
         norms = required_head_norms(file, index, norm, key_dim)
         return attention(file, index, rope, qk_norm=norms, window=window, output_bias="absent")
 
-    return model(
+    return rms_decoder(
         file,
-        lambda index: sequential(
-            attends(index) if kv_heads[index] else _short_conv(file, index),
-            network(index),
-            (file.norm("attn_norm", index, norm), file.norm("ffn_norm", index, norm)),
-        ),
-        file.norm("token_embd_norm", None, norm),
+        lambda index: attends(index) if kv_heads[index] else _short_conv(file, index),
+        network,
+        output_norm="token_embd_norm",
     )
 
 

@@ -20,13 +20,7 @@ from urdir.model.families.dense import rms_decoder, shared_rope
 from urdir.model.families.description import Description
 from urdir.model.families.feed_forward import Dense, Mixture
 from urdir.model.families.mixtures import optional_mixture
-from urdir.model.families.parts import (
-    attention,
-    dense,
-    head_dims,
-    head_norms,
-    rms_norm,
-)
+from urdir.model.families.parts import attention, dense, head_dims, head_norms, rms_norm
 from urdir.model.families.reader import Reader
 from urdir.ptxgen.kernels.rotation import RopeStyle
 

@@ -40,10 +40,8 @@ def mimo2(file: Reader) -> Description:
     """MiMo-V2 (arXiv 2601.02780): value heads are narrower or wider than key heads; attention sinks
     in some layers. Layers without a router are dense, and so are MTP heads, whatever they store."""
     windowed, window = flagged_layers(file), file.size("attention.sliding_window")
-    full, value_scale = (
-        shared_rope(file, "half"),
-        file.optional("attention.value_scale", float, 0.0),
-    )
+    full = shared_rope(file, "half")
+    value_scale = file.optional("attention.value_scale", float, 0.0)
     local = windowed_rope(file, full, head_dims(file)[0], scaled=False, base=1e4)
 
     def sinks(index: int) -> dict[str, Any]:

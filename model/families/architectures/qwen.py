@@ -9,20 +9,9 @@ llama.cpp: `src/models/` qwen.cpp, qwen2vl.cpp, qwen3vl.cpp.
 from __future__ import annotations
 
 from urdir.model.families.attention import Attention
-from urdir.model.families.dense import (
-    decoder,
-    mixer,
-    plain_decoder,
-    rms_decoder,
-    shared_rope,
-)
+from urdir.model.families.dense import decoder, mixer, plain_decoder, rms_decoder, shared_rope
 from urdir.model.families.description import Description
-from urdir.model.families.parts import (
-    attention,
-    dense,
-    head_dims,
-    heads,
-)
+from urdir.model.families.parts import attention, dense, head_dims, heads
 from urdir.model.families.reader import Reader
 from urdir.model.families.rope import with_sections
 from urdir.ptxgen.kernels.norm import Norm

@@ -22,12 +22,7 @@ from urdir.model.families.dense import (
 )
 from urdir.model.families.description import Description
 from urdir.model.families.mixtures import EXPERTS, has_experts, optional_mixture
-from urdir.model.families.parts import (
-    RELU2,
-    SILU,
-    dense,
-    head_dims,
-)
+from urdir.model.families.parts import RELU2, SILU, dense, head_dims
 from urdir.model.families.reader import Reader
 from urdir.model.families.rope import RopeConfig, with_sections
 from urdir.ptxgen.kernels.activation import Activation

@@ -29,14 +29,7 @@ from urdir.model.families.mixtures import (
     weights_scale,
 )
 from urdir.model.families.nextn import NextnKind
-from urdir.model.families.parts import (
-    RELU2,
-    attention,
-    dense,
-    model,
-    rms_norm,
-    sequential,
-)
+from urdir.model.families.parts import RELU2, attention, dense, model, rms_norm, sequential
 from urdir.model.families.reader import Reader
 from urdir.model.families.recurrent import Recurrence, convolution
 from urdir.ptxgen.kernels.norm import Norm

@@ -13,12 +13,7 @@ from dataclasses import replace
 from urdir.model.families.dense import plain_decoder, shared_rope
 from urdir.model.families.description import Description
 from urdir.model.families.layers import Block, Branch, LayerConfig, Network
-from urdir.model.families.parts import (
-    attention,
-    dense,
-    model,
-    rms_norm,
-)
+from urdir.model.families.parts import attention, dense, model, rms_norm
 from urdir.model.families.reader import Reader
 
 

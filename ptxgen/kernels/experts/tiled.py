@@ -9,19 +9,9 @@ from typing import Any, Self
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.experts.spec import ExpertsProduct, check_experts
-from urdir.ptxgen.kernels.linear.cut import (
-    WARPS,
-    Cut,
-    CutOptions,
-    Footprint,
-    cut_launch,
-)
+from urdir.ptxgen.kernels.linear.cut import WARPS, Cut, CutOptions, Footprint, cut_launch
 from urdir.ptxgen.kernels.linear.epilogue.bias import Bias
-from urdir.ptxgen.kernels.linear.products.gemv_room import (
-    LEAST_WARPS,
-    RECORD_NBYTES,
-    Activations,
-)
+from urdir.ptxgen.kernels.linear.products.gemv_room import LEAST_WARPS, RECORD_NBYTES, Activations
 from urdir.ptxgen.kernels.linear.steps import check_steps
 from urdir.ptxgen.spec import LaunchShape, Tolerance, ceil_div
 from urdir.ptxgen.weights.grids import SharedGrids, entries_nbytes

@@ -11,12 +11,7 @@ import pytest
 
 from urdir.driver.device import Device
 from urdir.model.engine.batch import Batch, Output, Segment, ShapeBuckets
-from urdir.model.engine.budget import (
-    RESERVE_BYTES,
-    MemoryPlan,
-    SessionBudget,
-    check_context,
-)
+from urdir.model.engine.budget import RESERVE_BYTES, MemoryPlan, SessionBudget, check_context
 from urdir.model.engine.draft_pair import file_pair
 from urdir.model.engine.fitting import Place, fitting_settings
 from urdir.model.engine.session import Session

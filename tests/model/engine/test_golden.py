@@ -193,10 +193,8 @@ def test_rows_that_read_experts_together(
         for sequence in range(count):
             alone.append(logits_of(engine.session, tokens[: sequence + 1]))
     np.testing.assert_array_equal(results[0], results[1])
-    error, difference = (
-        relative_rms(results[0], wanted[:count]),
-        relative_rms(results[0], np.stack(alone)),
-    )
+    error = relative_rms(results[0], wanted[:count])
+    difference = relative_rms(results[0], np.stack(alone))
     print(f"{name} on {device_name}, {count} together: {error:.2e}, alone: {difference:.2e}")
     assert error <= max(2e-3, 1.1 * LLAMA_CPP_ERROR[name][0])
     assert difference <= 5e-4

@@ -8,13 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.model.files.quantised_folders import (
-    KINDS,
-    ORDERED_EXPERTS,
-    gptq,
-    quantised,
-    wide_floats,
-)
+from tests.model.files.quantised_folders import KINDS, ORDERED_EXPERTS, gptq, quantised, wide_floats
 from urdir.driver import Device
 from urdir.model.engine.engine import Engine
 from urdir.model.engine.logits import logits_after

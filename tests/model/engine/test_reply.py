@@ -16,12 +16,7 @@ import pytest
 
 from urdir.driver.explainer import explain
 from urdir.driver.plan import Plan
-from urdir.model.engine.answer_options import (
-    ChatOptions,
-    check_options,
-    make_request,
-    token_ids,
-)
+from urdir.model.engine.answer_options import ChatOptions, check_options, make_request, token_ids
 from urdir.model.engine.engine import Engine
 from urdir.model.engine.generate import Generation, Statistics
 from urdir.model.engine.reply import AsyncReply, ChatPrompt, Reply, ReplyStream, _name_of

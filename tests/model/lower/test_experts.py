@@ -507,11 +507,9 @@ def test_padding_rows_are_as_others_where_products_are_apart(
         gate, _ = bench.orders(gate, EXPERTS)
     down, _, _ = bench.experts(HIDDEN, WIDTH, bias=False)
     x, _ = bench.input(HIDDEN)
-    y, silu, chosen = (
-        bench.out(HIDDEN),
-        Activation("silu"),
-        router_of(router, Selection(EXPERTS, 2)),
-    )
+    y = bench.out(HIDDEN)
+    silu = Activation("silu")
+    chosen = router_of(router, Selection(EXPERTS, 2))
     bench.mixture("ffn", chosen, (gate, up, down), x, y, activation=silu)
     bench.position.upload(np.full(bench.rows, IDLE, np.uint32))
     bench.run()

@@ -21,14 +21,7 @@ import httpx
 import openai
 import pytest
 
-from tests.model.serve.apart import (
-    ASKED,
-    Apart,
-    ask_and_drop,
-    figure,
-    server,
-    start,
-)
+from tests.model.serve.apart import ASKED, Apart, ask_and_drop, figure, server, start
 from tests.patience import PATIENCE, in_some_try, wait_for
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")

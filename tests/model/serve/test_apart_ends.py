@@ -23,14 +23,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.model.serve.apart import (
-    ASKED,
-    Apart,
-    figure,
-    is_open,
-    server,
-    start,
-)
+from tests.model.serve.apart import ASKED, Apart, figure, is_open, server, start
 from tests.patience import PATIENCE, wait_for
 from urdir.model import demo_model
 from urdir.model.measure.http_events import HttpServer, ServerError

@@ -24,13 +24,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from urdir.model.errors import SafetensorsError, UnsupportedError
-from urdir.model.files.pretrained.quantised import (
-    bitsandbytes,
-    e2m1,
-    e4m3,
-    integers,
-    ternary,
-)
+from urdir.model.files.pretrained.quantised import bitsandbytes, e2m1, e4m3, integers, ternary
 from urdir.model.files.pretrained.quantised.parts import Parts
 from urdir.model.files.pretrained.quantised.scheme import Scheme
 from urdir.model.files.safetensors import StoredTensor

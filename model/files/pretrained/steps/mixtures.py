@@ -302,10 +302,8 @@ def compressed_blocks(fields: Fields, found: Found) -> None:
         if networks != ["hash_moe"] * of_tokens + ["moe"] * (layers - of_tokens):
             raise fields.refused("mlp_layer_types", "hash_moe layers, then moe layers")
     found["hash_layer_count"] = min(layers, of_tokens)
-    turning, share = (
-        fields.take("qk_rope_head_dim", int),
-        fields.given("partial_rotary_factor", float, 0.125),
-    )
+    turning = fields.take("qk_rope_head_dim", int)
+    share = fields.given("partial_rotary_factor", float, 0.125)
     if not 0.0 < share <= 1.0:
         raise fields.wrong("partial_rotary_factor", share)
     dim = number(found, "attention.key_length")

@@ -7,13 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from urdir.model.files.pretrained.family import Family
-from urdir.model.files.pretrained.layouts import (
-    Floats,
-    Keys,
-    Layout,
-    halves,
-    turned_experts,
-)
+from urdir.model.files.pretrained.layouts import Floats, Keys, Layout, halves, turned_experts
 from urdir.model.files.pretrained.steps.common import square_root
 from urdir.model.files.pretrained.steps.mixtures import (
     cohere_experts,

@@ -7,12 +7,7 @@ from functools import cached_property
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.linear.cut import Cut, cut_launch, even_tiles
-from urdir.ptxgen.kernels.linear.epilogue.activation import (
-    Activated,
-    Bounded,
-    Gated,
-    SigmoidScaled,
-)
+from urdir.ptxgen.kernels.linear.epilogue.activation import Activated, Bounded, Gated, SigmoidScaled
 from urdir.ptxgen.kernels.linear.epilogue.adapted import Adapted
 from urdir.ptxgen.kernels.linear.epilogue.bias import Bias
 from urdir.ptxgen.kernels.linear.epilogue.router import RouterParts
@@ -33,11 +28,7 @@ from urdir.ptxgen.kernels.linear.products.tiled import TiledSpec
 from urdir.ptxgen.kernels.linear.prologue.gate import Gate
 from urdir.ptxgen.kernels.linear.prologue.norm import Normed
 from urdir.ptxgen.kernels.linear.prologue.own import OwnVectors
-from urdir.ptxgen.kernels.linear.prologue.sum import (
-    DeferredAdd,
-    NormedAdd,
-    RankAdd,
-)
+from urdir.ptxgen.kernels.linear.prologue.sum import DeferredAdd, NormedAdd, RankAdd
 from urdir.ptxgen.kernels.linear.spec import EPILOGUES
 from urdir.ptxgen.spec import Tolerance
 from urdir.ptxgen.weights.grids import SharedGrids

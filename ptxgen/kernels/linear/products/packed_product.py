@@ -13,24 +13,13 @@ from urdir.ptxgen.kernels.linear.epilogue.heads import Heads
 from urdir.ptxgen.kernels.linear.epilogue.norm import BeginNorm
 from urdir.ptxgen.kernels.linear.epilogue.pack import PackedVectors
 from urdir.ptxgen.kernels.linear.epilogue.weighted import Weighted
-from urdir.ptxgen.kernels.linear.packed_parts import (
-    Mixture,
-    PackedCut,
-    PackedPart,
-)
+from urdir.ptxgen.kernels.linear.packed_parts import Mixture, PackedCut, PackedPart
 from urdir.ptxgen.kernels.linear.products.packed_memory import PackedMemory
 from urdir.ptxgen.kernels.linear.products.packed_operands import HalfOperands, Operands
 from urdir.ptxgen.kernels.linear.products.packed_tiling import PackedTiling
 from urdir.ptxgen.kernels.linear.reference import completed, multiply
 from urdir.ptxgen.kernels.linear.spec import EPILOGUES
-from urdir.ptxgen.kernels.linear.steps import (
-    Epilogue,
-    Part,
-    Product,
-    Prologue,
-    check_steps,
-    stored,
-)
+from urdir.ptxgen.kernels.linear.steps import Epilogue, Part, Product, Prologue, check_steps, stored
 from urdir.ptxgen.spec import Access, Array, Param, Tolerance
 from urdir.ptxgen.weights.formats import Format
 from urdir.ptxgen.weights.grids import SharedGrids

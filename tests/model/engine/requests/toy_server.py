@@ -277,10 +277,8 @@ class Server:
         self.storage.check()
         self.check_answers()
         scheduler = self.scheduler
-        running, waiting = (
-            list(scheduler.tasks.running),
-            [t.number for t in scheduler.tasks.waiting],
-        )
+        running = list(scheduler.tasks.running)
+        waiting = [t.number for t in scheduler.tasks.waiting]
         assert running + waiting == sorted(running + waiting) == sorted(scheduler.tasks.by_number)
         slots = [task.slot for task in scheduler.tasks.running.values()]
         assert sorted(slots + scheduler.tasks.free_slots) == list(range(self.storage.slots))
