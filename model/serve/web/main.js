@@ -119,6 +119,7 @@ async function write(within, node, isBegun, shown, signal) {
     first ||= performance.now();
     shown.add(delta);
   });
+  if (!finish) return "cut off: the connection ended"; // as a proxy's may
   const tokens = usage?.completion_tokens ?? 0;
   node.used = usage?.total_tokens ?? 0;
   const seconds = (performance.now() - first) / 1000;

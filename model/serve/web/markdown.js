@@ -210,6 +210,7 @@ function list(lines, i, parent, depth) {
       box.type = "checkbox";
       box.disabled = true;
       box.toggleAttribute("checked", task[1] !== " ");
+      box.setAttribute("aria-label", task[1] === " " ? "To do" : "Done");
       inner[0] = inner[0].slice(4);
       item.className = "task";
     }

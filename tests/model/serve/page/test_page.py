@@ -214,6 +214,15 @@ def test_an_error_of_a_proxy(page: Browser, server: Any) -> None:
     assert page.run("document.getElementById('input').value") == "Hi"
 
 
+def test_a_stream_that_a_proxy_ends_early(page: Browser, server: Any) -> None:
+    """Its text stays, with a note."""
+    events = 'data: {"choices": [{"index": 0, "delta": {"content": "2 plus"}}]}\\n\\n'
+    page.run(f"(() => {{ window.fetch = async () => new Response('{events}') }})()")
+    page.type("#input", "Hi" + ENTER)
+    assert page.answer() == "2 plus"
+    page.wait_for(lambda: page.texts(".note") == ["cut off: the connection ended"])
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("size", [(360, 640), (1280, 800)])
 def test_it_fits_every_screen(

@@ -94,6 +94,9 @@ def test_lists_hold_blocks_tasks_and_more_lists(page: Browser) -> None:
     assert ["pre", "int x;"] in shown
     assert [text for tag, text in shown if tag == "li"][1:] == ["bdone", "done", "c"]
     assert tags.count("input") == 2
+    assert page.run("(() => { const d = element('div'); markdown('- [x] a\\n- [ ] b', d);"
+                    "return [...d.querySelectorAll('input')].map((e) => e.ariaLabel); })()"
+                    ) == ["Done", "To do"]  # fmt: skip
 
 
 def test_fences_lose_no_text(page: Browser) -> None:
