@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -254,6 +255,7 @@ def drafts(args: argparse.Namespace) -> DraftSettings | None:
     """Draft settings from --draft-max, --draft-min, --draft-p-min and --spec-ngram-size-n, for what
     `draft` says; None for no drafts."""
     if (source := draft(args)) is None:
+        _say_undrafted(args)
         return None
     from urdir.model.engine.options import MODEL_DRAFTS
     from urdir.model.memory.draft_settings import DraftSettings
@@ -272,6 +274,23 @@ def drafts(args: argparse.Namespace) -> DraftSettings | None:
         tokens=args.draft_vocab,
         p_min=args.draft_p_min,
     )
+
+
+def _say_undrafted(args: argparse.Namespace) -> None:
+    """Say on stderr which flags of drafts have no effect, as nothing is drafted."""
+    from urdir.model.memory.draft_settings import DraftSettings
+
+    usual = DraftSettings()
+    flags = {
+        "--draft-max": (args.draft_max, None),
+        "--draft-min": (args.draft_min, usual.least),
+        "--draft-p-min": (args.draft_p_min, usual.p_min),
+        "--draft-vocab": (args.draft_vocab, usual.tokens),
+        "--spec-ngram-size-n": (args.spec_ngram, usual.longest),
+    }
+    for flag, (given, default) in flags.items():
+        if given != default:
+            print(f"urdir: {flag} changes nothing without -md or --spec-type", file=sys.stderr)
 
 
 def chunk(args: argparse.Namespace) -> int | None:

@@ -62,14 +62,18 @@ def given_system(args: argparse.Namespace) -> str | None:
 
 def given_template(args: argparse.Namespace) -> str | None:
     """The chat template that replaces the file's; None for the file's."""
-    if args.chat_template_file is not None:
-        return read_text("--chat-template-file", args.chat_template_file)
-    if args.chat_template is None:
+    file, given = args.chat_template_file, args.chat_template
+    if file is None and given is None:
         return None
-    from urdir.model.text.named_templates import template_text
+    from urdir.model.text.named_templates import is_template, template_text
 
+    if file is not None:
+        text = read_text("--chat-template-file", file)
+        if not is_template(text):
+            raise UsageError(f"--chat-template-file {file}: no Jinja template, without {{{{ or {{%")
+        return text
     try:
-        return template_text(args.chat_template)
+        return template_text(given)
     except SettingsError as exc:
         raise UsageError(
             f"--chat-template: {exc}; --chat-template-file FILE reads one of your own"

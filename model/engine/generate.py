@@ -99,12 +99,14 @@ class Generation:
 
     def pieces(self) -> Generator[Piece, None, None]:
         """What becomes known together: tokens and the text that they complete. Closing it ends the
-        answer.
+        answer. A second iteration answers again.
 
         Raises ContextFullError when the prompt does not fit, ModelError while another answer is
         open, DriverError.
         """
         start = time.perf_counter()
+        self.statistics = Statistics.of(self.request)
+        self.tokens.clear()
         with closing(self._turned()) as pieces:
             for piece in pieces:
                 self.statistics.note(piece, time.perf_counter() - start)

@@ -69,6 +69,9 @@ class Gguf(Owner):
         self.metadata = _with_usual_names(first.metadata)
         self.tensors = join(parts)
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {str(self.path)!r}, {len(self.tensors)} tensors>"
+
     def close(self) -> None:
         """Drop the tensors and metadata; the file is closed once no tensor of it exists."""
         self.tensors = {}

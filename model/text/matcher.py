@@ -5,6 +5,7 @@ Untrusted constraints cost this process neither time nor memory (`constraint_wor
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 import json
 import re
@@ -27,6 +28,8 @@ from urdir.model.text.tokenizer import Tokenizer
 
 Mask = NDArray[np.uint32]
 
+#: The version of llguidance that the extra `serve` asks for. An older one refuses end tokens.
+_OLDEST = (1, 9)
 # In forced text a mask has every token that fits, not only the library's choice, which would need
 # our tokeniser at every step.
 _OPTIONS = '%llguidance {"no_forcing": true}\n'
@@ -122,6 +125,17 @@ class Matcher:
         return error
 
 
+def _check_library() -> None:
+    """Raise ModelError if llguidance is missing, or older than the extra asks for."""
+    wanted = "constrained output needs llguidance{}: pip install 'urdir[serve]'"
+    if importlib.util.find_spec("llguidance") is None:
+        raise ModelError(wanted.format(""))
+    found = importlib.metadata.version("llguidance")
+    if tuple(map(int, re.findall(r"\d+", found)[:2])) < _OLDEST:
+        oldest = ".".join(map(str, _OLDEST))
+        raise ModelError(wanted.format(f" {oldest} or newer, and {found} is installed"))
+
+
 class ConstraintCompiler(Owner):
     """Compiles constraints for one tokeniser and caches recent ones. Thread-safe.
 
@@ -131,8 +145,7 @@ class ConstraintCompiler(Owner):
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         """Raises ModelError if llguidance is missing or the vocabulary has no end id."""
-        if importlib.util.find_spec("llguidance") is None:
-            raise ModelError("constrained output needs llguidance: pip install 'urdir[serve]'")
+        _check_library()
         if not tokenizer.end_ids:
             raise ModelError(
                 "constrained output needs an end-of-sequence token, which the vocabulary lacks"

@@ -66,8 +66,9 @@ def named_template(name: str) -> str:
     if name not in template_names():
         near = get_close_matches(name, template_names(), 5, 0.5)
         near += [other for other in template_names() if other.startswith(name) and name]
+        which = "near it" if near else "there are"
         raise SettingsError(
-            f"no chat template has the name {one_line(name)!r}: "
+            f"no chat template has the name {one_line(name)!r}; {which}: "
             + ", ".join(dict.fromkeys(near or template_names()))
         )
     return (_FOLDER / f"{_ALIASES.get(name, name)}.jinja").read_text(encoding="utf-8")
@@ -75,7 +76,12 @@ def named_template(name: str) -> str:
 
 def template_text(given: str) -> str:
     """``given`` if it is a Jinja template, else the template of that name, or SettingsError."""
-    return given if "{{" in given or "{%" in given else named_template(given)
+    return given if is_template(given) else named_template(given)
+
+
+def is_template(text: str) -> bool:
+    """Whether a text is a Jinja template, which names of templates are not."""
+    return "{{" in text or "{%" in text
 
 
 def fitting_template(metadata: Metadata, special: Collection[str]) -> str | None:

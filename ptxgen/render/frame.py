@@ -37,7 +37,8 @@ def render(spec: Kernel, target: Target) -> str:
         raise
     except jinja2.TemplateSyntaxError as exc:
         where = f"{exc.name or spec.template[1]} line {exc.lineno}"  # perhaps of a macro file
-        raise PtxgenError(f"template {where}, kernel {spec.name}: {exc}") from exc
+        hint = "; '{%' begins a tag: a vector is { %a, %b }" if "unknown tag" in str(exc) else ""
+        raise PtxgenError(f"template {where}, kernel {spec.name}: {exc}{hint}") from exc
     except Exception as exc:
         kind = "" if isinstance(exc, jinja2.TemplateError) else f"{type(exc).__name__}: "
         where = _failing_line(spec, exc)

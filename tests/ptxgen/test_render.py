@@ -69,6 +69,7 @@ TEMPLATES = {
     "far_constant.ptx.j2": '{% import "urdir_test_templates/_half.j2" as h %}{{ h.half(1) }}',
     "_half.j2": "{% macro half(of) %}\n{{ f32(of + '') }}{% endmacro %}",
     "broken.ptx.j2": "ret;\n{% if %}",
+    "vector.ptx.j2": "st.global.v2.f32 [%y], {%a, %b};",
     "importer.ptx.j2": '{% import "urdir_test_templates/broken.ptx.j2" as b %}',
 }
 
@@ -199,6 +200,7 @@ def test_a_spec_may_need_a_newer_architecture():
         ("constant.ptx.j2", r"constant.ptx.j2 line 3, kernel scale: error: required argument"),
         ("far_constant.ptx.j2", r"/_half.j2 line 2, kernel scale: TypeError: unsupported operand"),
         ("broken.ptx.j2", r"broken.ptx.j2 line 2, kernel scale"),
+        ("vector.ptx.j2", r"line 1, kernel scale: .* 'a'.*; '{%' begins a tag: a vector is { %a"),
         ("importer.ptx.j2", r"broken.ptx.j2 line 2, kernel scale"),
         ("absent.ptx.j2", r"no template 'absent.ptx.j2' in package 'urdir_test_templates'"),
     ],

@@ -180,6 +180,19 @@ def test_a_tolerance_covers_a_sum_added_in_order(dtype, terms):
         assert bound < 60 * error  # and not much more than that
 
 
+@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+def test_a_rounded_output_and_its_rounded_reference_may_lie_on_either_side_of_a_tie(dtype):
+    name = np.dtype(dtype).name.replace("float", "f")
+    below = np.random.default_rng(1).uniform(1, 2, 1000).astype(dtype).astype(np.float64)
+    ties = (below + np.nextafter(below.astype(dtype), dtype(2)).astype(np.float64)) / 2
+    off = 1e-9 * ties
+    outputs, expected = ((ties + by).astype(dtype).astype(np.float64) for by in (-off, off))
+    error = np.abs(outputs - expected) / np.abs(expected)
+    bound = Tolerance(rtol=2e-9).rounded_to(name).rtol
+    assert error.max() <= bound < 2.01 * error.max()
+    assert (error > bound / 2).any()  # one rounding would not do
+
+
 def test_a_tolerance_finds_a_missing_term():
     x = np.random.default_rng(0).standard_normal((400, 4096))
     exact = x.sum(axis=1)

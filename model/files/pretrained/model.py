@@ -107,6 +107,9 @@ class SafetensorsModel(Owner):
         """general.architecture, as GGUF names it."""
         return self.metadata.require("general.architecture", str)
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {str(self.path)!r}, {len(self.tensors)} tensors>"
+
     def close(self) -> None:
         """Drop the tensors and metadata; files are closed once no tensor of them exists."""
         self.tensors = {}

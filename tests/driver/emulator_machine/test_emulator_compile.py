@@ -28,6 +28,8 @@ def refuse(machine: Any, code: str) -> CompileError:
         ("ld.global.sometimes.u32 %a, [%l];", "ld has no form"),
         ("shfl.bfly.b32 %a, %b, 1, 31;", "shfl has no form"),
         ("mov.u32 %h, %a;", "%h has 16 bits, 32 are needed"),
+        ("add.u16 %h, %h, %a;", "%a has 32 bits, the instruction's type 16"),
+        ("add.u16 %a, %h, %h;", "%a has 32 bits, the instruction's type 16"),
         ("add.f32 %f, %f, %p;", "%p has"),
         ("setp.eq.u32 %a, %a, %b;", "%a is not a predicate"),
         ("setp.lo.s32 %p, %a, %b;", ".lo does not compare .s32"),

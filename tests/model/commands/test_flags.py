@@ -11,6 +11,7 @@ import pytest
 
 from urdir.model import demo_model
 from urdir.model.cli import build_parser
+from urdir.model.commands import options
 from urdir.model.commands.flags import (
     NOTHING,
     PERHAPS,
@@ -84,6 +85,26 @@ def flags_of(command: str, kind: type) -> Iterator[tuple[str, Flag]]:
 def test_no_flag_is_in_the_table_twice(command: str) -> None:
     names = [name for name, _ in flags_of(command, object)]
     assert len(names) == len(set(names)) > 60
+
+
+@pytest.mark.parametrize(
+    ("given", "flags"),
+    [
+        ((), ()),
+        (("--draft", "3", "--draft-min", "1"), ("--draft-max", "--draft-min")),
+        (("--spec-ngram-size-n", "3", "--draft-p-min", "0.5"),
+         ("--draft-p-min", "--spec-ngram-size-n")),
+        (("--spec-type", "ngram", "--draft", "3"), ()),
+        (("--spec-type", "none", "--draft-vocab", "9"), ("--draft-vocab",)),
+    ],
+)  # fmt: skip
+def test_flags_of_drafts_without_drafts_are_named(
+    given: tuple[str, ...], flags: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = options.drafts(build_parser("run").parse(["run", *given]))
+    assert (found is not None) == ("ngram" in given)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == [f"urdir: {flag} changes nothing without -md or --spec-type" for flag in flags]
 
 
 def test_every_flag_is_of_some_command() -> None:

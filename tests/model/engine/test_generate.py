@@ -221,6 +221,16 @@ def test_leaving_early_waits_for_nothing_else(session: Session, singly: list[int
         assert len(made.tokens) >= count
 
 
+def test_a_second_iteration_is_another_answer(session: Session) -> None:
+    made = generation(session)
+    first = [choice.token for piece in made.pieces() for choice in piece.choices]
+    assert made.tokens == first
+    assert made.statistics.generated_tokens == len(first) > 0
+    second = [choice.token for piece in made.pieces() for choice in piece.choices]
+    assert second == made.tokens == first
+    assert made.statistics.generated_tokens == len(first)
+
+
 @pytest.mark.parametrize("goes_on", [True, False])
 def test_an_answer_ends_in_one_line_after_its_engine(
     data: Path, caplog: pytest.LogCaptureFixture, goes_on: bool

@@ -44,6 +44,7 @@ def test_agrees_with_the_gguf_package(reference_file: Callable[[str], Path], nam
             assert ours.type_name == tensor.tensor_type.name
             assert ours.data[:].tobytes() == tensor.data.tobytes()
             assert not ours.data[:].flags.writeable
+        assert repr(gguf) == f"<Gguf {str(path)!r}, {len(expected.tensors)} tensors>"
         for key, value in gguf.metadata.items():
             assert _contents(value) == expected.fields[key].contents()
 

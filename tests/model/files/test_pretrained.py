@@ -100,6 +100,8 @@ def test_experts_become_one_tensor(data: Path) -> None:
     folder = data / "safetensors" / "qwen3moe-bf16"
     stored = read_folder(folder)
     with SafetensorsModel(folder) as model:
+        tensors = f"{len(model.tensors)} tensors"
+        assert repr(model) == f"<SafetensorsModel {str(folder)!r}, {tensors}>"
         assert model.architecture == "qwen3moe"
         for ours, theirs in (("ffn_gate", "gate"), ("ffn_up", "up"), ("ffn_down", "down")):
             expected = np.stack(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import random
 import sys
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -280,3 +282,14 @@ def test_without_the_library(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPat
     monkeypatch.setitem(sys.modules, "llguidance", None)
     with pytest.raises(ModelError, match=r"pip install 'urdir\[serve\]'"):
         ConstraintCompiler(tokenizer)
+
+
+@pytest.mark.parametrize("version", ["0.7.30", "1.8.4"])
+def test_an_older_library(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, version: str
+) -> None:
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: version)
+    with pytest.raises(ModelError, match=rf"llguidance 1\.9 or newer, and {version} is installed"):
+        ConstraintCompiler(tokenizer)
+    pyproject = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())
+    assert "llguidance>=1.9" in pyproject["project"]["optional-dependencies"]["serve"]

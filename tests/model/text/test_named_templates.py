@@ -157,19 +157,27 @@ def test_a_file_without_a_template(vocab_file: Callable[[str], Path], empty: str
 
 
 def test_names_that_are_none(demo_file: Path, cli: Cli) -> None:
-    with pytest.raises(SettingsError, match=r"'mistral': .*mistral-v3"):
+    with pytest.raises(SettingsError, match=r"'mistral'; near it: .*mistral-v3"):
         named_template("mistral")
-    with pytest.raises(SettingsError, match=r"bailing, .*zephyr"):
+    with pytest.raises(SettingsError, match=r"; there are: bailing, .*zephyr"):
         named_template("../../demo-q4_k_m")
-    with pytest.raises(SettingsError, match=r"'chatm': chatml"):
+    with pytest.raises(SettingsError, match=r"'chatm'; near it: chatml"):
         Engine.open(device="emulator", chat_template="chatm")
     for command in ("run", "chat", "serve"):
         code, out, err = cli(command, "-m", "demo", "--chat-template", "lama3")
         assert (code, out) == (2, "")
         (line,) = err.splitlines()
-        assert "'lama3': llama3" in line
+        assert "'lama3'; near it: llama3" in line
         assert "--chat-template-file FILE" in line
         assert f"(see urdir {command} --help)" in line
+
+
+def test_a_file_without_jinja_is_no_template(cli: Cli, tmp_path: Path) -> None:
+    file = tmp_path / "prompt.txt"
+    file.write_text("What is 2 plus 3?")
+    code, out, err = cli("run", "-m", "demo", "--chat-template-file", file, "-p", "x")
+    assert (code, out) == (2, "")
+    assert f"--chat-template-file {file}: no Jinja template" in err
 
 
 def test_a_name_on_the_command_line() -> None:
