@@ -101,7 +101,7 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()  # thousands of tests, which every collection would look through
     gc.enable()
-    gc.set_threshold(1_000_000, 1 << 30, 1 << 30)  # older objects: see `pytest_runtest_teardown`
+    gc.set_threshold(200_000, 1 << 30, 1 << 30)  # older objects: see `pytest_runtest_teardown`
 
 
 #: How many tests have ended in this process, and its CPU time at the last look at frozen objects.

@@ -114,10 +114,8 @@ def _finish_half(x: Array, kind: str, finish: str) -> Array:
 
 
 def half_add(a: Array, b: Array, kind: str, finish: str) -> Array:
-    """Sum of f16 or bf16 bits: exact in float64, except bf16 with distant exponents, rounded to
-    odd."""
-    x, y = half_to_f64(a, kind), half_to_f64(b, kind)
-    return _finish_half(to_odd(x, y, x + y), kind, finish)
+    """Sum of f16 or bf16 bits: exact in float64, except bf16 with distant exponents."""
+    return _half_sum(half_to_f64(a, kind), half_to_f64(b, kind), kind, finish)
 
 
 def half_sub(a: Array, b: Array, kind: str, finish: str) -> Array:
@@ -132,8 +130,18 @@ def half_mul(a: Array, b: Array, kind: str, finish: str) -> Array:
 
 def half_fma(a: Array, b: Array, c: Array, kind: str, finish: str) -> Array:
     """a * b + c of f16 or bf16 bits, rounded once."""
-    product, z = half_to_f64(a, kind) * half_to_f64(b, kind), half_to_f64(c, kind)
-    return _finish_half(to_odd(product, z, product + z), kind, finish)
+    product = half_to_f64(a, kind) * half_to_f64(b, kind)
+    return _half_sum(product, half_to_f64(c, kind), kind, finish)
+
+
+def _half_sum(x: Array, y: Array, kind: str, finish: str) -> Array:
+    """x + y, rounded once: y of f16 or bf16, x of them or an exact product.
+
+    A finite f16 sum that is inexact in float64 has an x of less than 2**-30 of y: it rounds to y,
+    and no midpoint of two f16 is near. One of bf16, with more exponents, is rounded to odd.
+    """
+    total = x + y
+    return _finish_half(total if kind == "f16" else to_odd(x, y, total), kind, finish)
 
 
 def _half_extreme(name: str, nan: bool) -> Callable[[Array, Array, str, str], Array]:
