@@ -198,8 +198,8 @@ def mixture(
     for of in (up, first):
         if of is not None and of.order is not None and of.cols % 32:
             raise UnsupportedError(
-                f"tensor '{of.matrix.name}' has {of.cols} columns in orders of their own: supported "
-                "are multiples of 32"
+                f"tensor '{of.matrix.name}' has {of.cols} columns in orders of their own: "
+                "supported are multiples of 32"
             )
     return Mixture(
         route,
