@@ -195,6 +195,12 @@ def mixture(
         shape = (experts, width, hidden)
         first = file.linear(f"ffn_gate{suffix}", layer, *shape, bias=bias) if has_gate else None
         up = file.linear(f"ffn_up{suffix}", layer, *shape, bias=bias)
+    for of in (up, first):
+        if of is not None and of.order is not None and of.cols % 32:
+            raise UnsupportedError(
+                f"tensor '{of.matrix.name}' has {of.cols} columns in orders of their own: "
+                "supported are multiples of 32"
+            )
     return Mixture(
         route,
         up,

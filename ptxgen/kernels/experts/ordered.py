@@ -1,28 +1,16 @@
-"""Columns of experts in orders of their own, of products that choose the experts themselves."""
+"""Columns of experts in orders of their own: which column of x each is."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.spec import Access, Array, Param
-
-if TYPE_CHECKING:
-    from urdir.ptxgen.kernels.experts.up import ExpertsUp
 
 #: Which column of x each column of an expert's matrices is; from ``cols`` on, zeros.
 ORDER = (Param("order", "f32", ("experts", "cols"), Access.IN),)
-
-
-def check_order(of: ExpertsUp) -> None:
-    """Raise PtxgenError for a product that does not bring x into orders."""
-    if of.ordered and (of.selection is None or of.logit_parts is not None or of.has_shared):
-        raise PtxgenError(f"{of.name}: x is brought into orders after a choice by logits alone")
-    if of.ordered and of.cols % 32:
-        raise PtxgenError(f"{of.name}: orders of {of.cols} columns: a multiple of 32")
 
 
 def in_orders(x: Array, experts: Array, inputs: Mapping[str, Any]) -> Array:

@@ -9,7 +9,7 @@ import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.experts.examples import up_examples
-from urdir.ptxgen.kernels.experts.ordered import ORDER, check_order, in_orders
+from urdir.ptxgen.kernels.experts.ordered import ORDER, in_orders
 from urdir.ptxgen.kernels.experts.reference import ended, found
 from urdir.ptxgen.kernels.experts.tiled import ExpertsSpec
 from urdir.ptxgen.kernels.linear.epilogue.activation import Activated, Gated
@@ -97,8 +97,12 @@ class ExpertsUp(ExpertsSpec):
 
 
 def _check(of: ExpertsUp) -> None:
-    """Raise PtxgenError for experts in turn, or chosen here, with what these do not have."""
-    check_order(of)
+    """Raise PtxgenError for experts in turn, chosen here, or with orders, with what these do not
+    have."""
+    if of.ordered and (of.selection is None or of.logit_parts is not None or of.has_shared):
+        raise PtxgenError("experts_up: x is brought into orders after a choice by logits alone")
+    if of.ordered and of.cols % 32:
+        raise PtxgenError(f"experts_up: orders of {of.cols} columns: a multiple of 32")
     if of.in_turn and (of.used > 1 or of.steps.has(Weighted) or of.held):
         raise PtxgenError("experts_up: experts in turn are one a row, without weights or slots")
     if of.selection is not None and (of.in_turn or of.steps.has(Weighted)):

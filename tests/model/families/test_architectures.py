@@ -399,6 +399,13 @@ def test_orders_of_columns_that_no_launch_takes_are_refused(name: str) -> None:
         described("qwen3moe", 1, keys, f"blk.0.{name}.order")
 
 
+def test_orders_of_experts_of_odd_columns_are_refused() -> None:
+    keys = {"expert_count": 8, "expert_used_count": 2, "expert_feed_forward_length": 32}
+    keys |= {"embedding_length": 72}
+    with pytest.raises(UnsupportedError, match=r"ffn_up_exps.* has 72 columns in orders"):
+        described("qwen3moe", 1, keys, "blk.0.ffn_up_exps.order")
+
+
 def test_deepseek_ocr_is_deepseek_with_llama_s_attention() -> None:
     keys = {"expert_count": 8, "expert_used_count": 2, "expert_feed_forward_length": 32}
     keys |= {"expert_shared_count": 2, "leading_dense_block_count": 1}
