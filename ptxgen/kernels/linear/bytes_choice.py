@@ -19,6 +19,8 @@ from urdir.ptxgen.kernels.linear.packed_parts import BANDS
 from urdir.ptxgen.kernels.linear.products.gemm_bytes import BytesCut, GemmBytes
 from urdir.ptxgen.spec import ceil_div
 from urdir.ptxgen.target import Target
+from urdir.ptxgen.weights import eights
+from urdir.ptxgen.weights.formats import Format
 from urdir.ptxgen.weights.packed import GROUP
 
 #: The targets whose products they are. Others have mma.sync (`mma_choice`): of signed bytes from
@@ -34,6 +36,8 @@ LEAST_ROWS = 449
 #: 26,700 / 27,334, 29,720 / 29,236, 31,684 / 32,432, 42,036 / 35,475, 51,816 / 39,430 (an H200,
 #: 2026-11-30).
 LEAST_FLOATS = 137
+#: The same of floats with a scale for each 128 columns.
+LEAST_BLOCKS = 137
 #: Row groups of a CTA, and vectors, or all there are: registers allow as many.
 ROW_GROUPS, VECTORS = 2, (64, 96, 128, 160, 192, 208)
 #: CTAs that share activations, and that divide the columns.
@@ -52,9 +56,17 @@ def multiplies_bytes(target: str) -> bool:
     return target in TARGETS or Target.parse(target).portable in mma_choice.TARGETS
 
 
-def multiplies_e4m3(target: str) -> bool:
-    """Whether it has products of E4M3 numbers."""
-    return target in TARGETS or Target.parse(target).portable in MMA_E4M3
+def multiplies_e4m3(target: str, fmt: Format) -> bool:
+    """Whether it has products of E4M3 numbers of such weights."""
+    by_mma = fmt.of_rows and Target.parse(target).portable in MMA_E4M3
+    return eights.are_e4m3(fmt) and (target in TARGETS or by_mma)
+
+
+def least_rows(fmt: Format) -> int:
+    """From how many rows of activations on weights of the type are multiplied in 8 bits."""
+    if not eights.are_e4m3(fmt):
+        return LEAST_ROWS
+    return LEAST_FLOATS if fmt.of_rows else LEAST_BLOCKS
 
 
 @lru_cache(maxsize=256)
