@@ -33,6 +33,7 @@ from urdir.ptxgen.kernels.linear.products.packed_product import PackedProduct
 from urdir.ptxgen.kernels.linear.steps import in_order
 from urdir.ptxgen.spec import Param, ceil_div
 from urdir.ptxgen.weights import eights
+from urdir.ptxgen.weights.e4m3 import to_e4m3
 from urdir.ptxgen.weights.formats import FORMATS, Format, random_blocks
 from urdir.ptxgen.weights.layout import Layout
 
@@ -124,6 +125,8 @@ def values(way: Way, param: Param) -> Any:
             scales = eights.row_scales(few, packed)
             return np.repeat(scales.mean(axis=1), part.layout.bands * 16).astype(np.float32)
     noise = rng.standard_normal(1 << 20)
+    if param.name == "x" and param.dtype == "u8":
+        return to_e4m3(100 * noise)
     return (32 * noise if param.dtype == "s8" else noise).astype(param.numpy_dtype)
 
 

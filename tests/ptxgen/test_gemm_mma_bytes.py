@@ -199,7 +199,7 @@ def test_the_target_decides_what_multiplies_e4m3(target: str, wanted: str) -> No
 
 def test_what_is_refused() -> None:
     for name in ("Q8_0", "E4M3G128"):
-        with pytest.raises(PtxgenError, match="for E4M3 weights with a scale a row$"):
+        with pytest.raises(PtxgenError, match=r"for E4M3 weights with a scale a row$"):
             GemmMmaE4m3(FORMATS[name], 64, 128, 8, MmaBytesCut(1, 8))
     with pytest.raises(PtxgenError, match="for quantised weights"):
         GemmMmaBytes(FORMATS["F16"], 64, 64, 8, MmaBytesCut(1, 8))
