@@ -13,12 +13,16 @@ from urdir.driver import Device, run_kernel
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.linear.bytes_choice import any_cut, choose_bytes
 from urdir.ptxgen.kernels.linear.epilogue.activation import Gated
+from urdir.ptxgen.kernels.linear.epilogue.adapted import Adapted
+from urdir.ptxgen.kernels.linear.epilogue.bias import Bias
+from urdir.ptxgen.kernels.linear.epilogue.pack import PackedVectors
 from urdir.ptxgen.kernels.linear.epilogue.residual import Residual
 from urdir.ptxgen.kernels.linear.epilogue.weighted import Weighted
 from urdir.ptxgen.kernels.linear.pack_bytes import PackBytes
 from urdir.ptxgen.kernels.linear.products.gemm_bytes import BytesCut, GemmBytes
 from urdir.ptxgen.kernels.linear.products.gemm_e4m3 import GemmE4m3
 from urdir.ptxgen.kernels.row_scales import RowScales
+from urdir.ptxgen.tools.assemble import assemble, is_available
 from urdir.ptxgen.weights import eights
 from urdir.ptxgen.weights.e4m3 import e4m3
 from urdir.ptxgen.weights.formats import FORMATS, Format, random_blocks
@@ -201,6 +205,22 @@ def test_every_type_has_a_cut_that_fits(fmt: Format, vectors: int) -> None:
         chosen = choose_bytes(given, 132)
         assert replace(chosen, cut=given.cut) == given
         assert chosen.grids.end <= 227 << 10
+
+
+@pytest.mark.skipif(not is_available(), reason="needs nvJitLink")
+@pytest.mark.parametrize("vectors", [137, 200, 2048])
+def test_scales_of_columns_do_not_spill(vectors: int) -> None:
+    """Of what an 8B model launches: scales of columns take more registers than those of rows."""
+    fmt, adapted = FORMATS["E4M3G128"], Adapted(2, 8, places=(0, 1), count=2)
+    for rows, cols, steps, others in (
+        (4096, 4096, (Bias(),), ((fmt, 1024), (fmt, 1024))),
+        (4096, 14336, (Residual(),), ()),
+        (14336, 4096, (adapted, Gated(), PackedVectors()), ()),
+    ):
+        given = GemmE4m3.of(fmt, rows, cols, vectors, any_cut(vectors), *steps, others=others)
+        chosen = choose_bytes(given, 132)
+        made = assemble(chosen.ptx("sm_90a"), "sm_90a").entries[chosen.name]
+        assert not made.spills, f"{chosen.cut}: {made}"
 
 
 def test_what_is_refused() -> None:
