@@ -43,7 +43,7 @@ def _examples(cls: type[GemmE4m3]) -> Iterator[tuple[str, GemmE4m3]]:
     yield "two matrices", cls(fmt, 192, 256, 12, paired, others=((fmt, 33),))
     yield "cluster", cls.of(fmt, 70, 1280, 40, BytesCut(1, 32, 2, 2, cluster=2), Residual())
     yield "shared activations", cls(fmt, 250, 1280, 75, BytesCut(1, 32, 2, 3, sharers=2))
-    yield "a block", cls(blocks, 8, 128, 1, small)
+    yield "a block", cls(blocks, 70, 128, 13, small)
     yield "blocks", cls.of(blocks, 70, 640, 5, small, Bias())
     yield "blocks, large tile", cls(blocks, 200, 768, 300, BytesCut(2, 192, 2, 4, sets=2))
     packed = cls.of(blocks, 96, 512, 30, paired, Gated(), PackedVectors())
