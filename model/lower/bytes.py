@@ -55,7 +55,8 @@ def append_bytes(at: Lowering, chain: Chain, matrices: Sequence[Matrix], packs: 
         by_mma = _gemm_mma_e4m3 if of_floats else _gemm_mma_bytes
         kernel = by_mma(*shape, any_bytes_cut(chain.rows), *steps, others=shapes)
         kernel = choose_mma(kernel, at.limits)
-    launch: dict[str, Slice | None] = _packed_bytes(at, chain, first)
+    element: Literal["s8", "e4m3"] = "e4m3" if of_floats else "s8"
+    launch: dict[str, Slice | None] = _packed_bytes(at, chain, first.cols, element)
     for number, (matrix, y) in enumerate(zip((first, *others), chain.results, strict=True)):
         n = str(number or "")
         launch[f"weights{n}"] = matrix.data
@@ -73,11 +74,10 @@ def append_bytes(at: Lowering, chain: Chain, matrices: Sequence[Matrix], packs: 
     at.launch(kernel, chain.label, **launch)
 
 
-def _packed_bytes(at: Lowering, chain: Chain, matrix: Matrix) -> dict[str, Slice | None]:
-    """Append the quantisation of the vectors of products with such matrices to bytes with
-    scales."""
-    fmt, of_slices = matrix.format, eights.has_slices(matrix.format)
-    element: Literal["s8", "e4m3"] = "e4m3" if eights.are_e4m3(fmt) else "s8"
+def _packed_bytes(
+    at: Lowering, chain: Chain, cols: int, element: Literal["s8", "e4m3"]
+) -> dict[str, Slice | None]:
+    """Append the quantisation of a product's vectors to bytes with scales."""
     norm, label, source = chain.norm, f"{chain.label}.pack", at.place(chain.x)
     packed = norm is None and chain.x in at.packed
     if packed:
@@ -87,10 +87,8 @@ def _packed_bytes(at: Lowering, chain: Chain, matrix: Matrix) -> dict[str, Slice
     elif norm is not None:
         label = f"{chain.label}.norm"
     layer = None if norm is None else at.norm(norm.of)
-    kernel = _pack_bytes(chain.rows, matrix.cols, layer and layer.norm, packed, element, of_slices)
+    kernel = _pack_bytes(chain.rows, cols, layer and layer.norm, packed, element)
     made = {"y": at.work["packed bytes"], "scales": at.work["packed scales"]}
-    made |= {"ratios": at.work["packed ratios"]} if of_slices else {}
     weights = {} if layer is None else {"weight": layer.weight, "bias": layer.bias}
     at.launch(kernel, label, x=source, **made, **weights)
-    ratios = {"x_ratios": made["ratios"]} if of_slices else {}
-    return {"x": made["y"], "x_scales": made["scales"], **ratios}
+    return {"x": made["y"], "x_scales": made["scales"]}

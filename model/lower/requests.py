@@ -20,7 +20,6 @@ from urdir.ptxgen.kernels.linear.pack_bytes import PackBytes
 from urdir.ptxgen.kernels.linear.prologue.norm import Normed
 from urdir.ptxgen.kernels.linear.spec import MAX_BATCH
 from urdir.ptxgen.kernels.linear.steps import Step
-from urdir.ptxgen.weights import eights
 from urdir.ptxgen.weights.halves import Halves
 from urdir.ptxgen.weights.layout import TILE_COLS
 from urdir.ptxgen.weights.packed_few import Order
@@ -67,8 +66,7 @@ def takes_bytes(at: Lowering, rows: int, matrices: Sequence[Matrix]) -> bool:
         is_stored = of.scales is not None or takes_e4m3(at, of)
         return is_stored and rows >= bytes_choice.least_rows(of.format)
 
-    alike = len({eights.has_slices(of.format) for of in matrices}) == 1
-    return alike and all(map(takes, matrices))
+    return all(map(takes, matrices))
 
 
 def takes_halves(at: Lowering, rows: int, matrices: Sequence[Matrix]) -> bool:

@@ -37,8 +37,6 @@ TILE_SLICES = TILE_COLS // SLICE
 DEPTH = 15
 #: The least scale of a row, whose inverse is finite.
 LEAST = 2.0**-100
-#: The least scale of a slice of activations, of the largest of its vector.
-SLICE_RANGE = np.float32(2.0**-30)
 #: The most columns: this many products of bytes are within 31 bits.
 MOST_COLS = (2**31 - 1) // MOST**2
 
@@ -49,11 +47,6 @@ Floats = npt.NDArray[np.float32]
 def can_be_bytes(fmt: Format) -> bool:
     """Whether kernels make bytes of weights of this type: of quants with factors."""
     return fmt.arithmetic == "integers"
-
-
-def has_slices(fmt: Format) -> bool:
-    """Whether E4M3 weights have a scale for each slice of a row; so have activations then."""
-    return are_e4m3(fmt) and not fmt.of_rows
 
 
 def are_e4m3(fmt: Format) -> bool:
@@ -163,31 +156,6 @@ def pack_e4m3(x: npt.NDArray[Any]) -> tuple[npt.NDArray[np.uint8], Floats]:
     numbers = e4m3.to_e4m3(x * inverse[:, None])
     placed = place_bytes(numbers.view(np.int8)).view(np.uint8)
     return placed, largest * np.float32(1 / e4m3.MOST)
-
-
-def pack_e4m3_slices(
-    x: npt.NDArray[Any],
-) -> tuple[npt.NDArray[np.uint8], Floats, Floats]:
-    """Activations (vectors, cols) f32 -> E4M3 numbers of `bytes_shape`, a scale of each slice of a
-    vector, (slices, vectors), and the scale of the slice before over it (of the first one 1).
-
-    A slice's largest number is its largest magnitude, or 2^-30 of the vector's, or `LEAST`, so that
-    ratios are finite where values are.
-    """
-    vectors, slices = len(x), bytes_shape(*x.shape)[0]
-    padded = np.zeros((vectors, slices, SLICE), np.float32)
-    padded.reshape(vectors, -1)[:, : x.shape[1]] = x
-    own = np.abs(padded).max(axis=2)
-    with np.errstate(invalid="ignore", over="ignore"):
-        least = np.maximum(own.max(axis=1, keepdims=True) * SLICE_RANGE, np.float32(LEAST))
-        largest = np.maximum(own, least)
-        inverse = np.float32(e4m3.MOST) / largest
-        before = np.concatenate([largest[:, :1], largest[:, :-1]], axis=1)
-        numbers = e4m3.to_e4m3(np.nan_to_num(padded * inverse[..., None], nan=0.0))
-        ratios, scales = before / largest, largest * np.float32(1 / e4m3.MOST)
-    flat = numbers.reshape(vectors, -1)[:, : x.shape[1]]
-    placed = place_bytes(flat.view(np.int8)).view(np.uint8)
-    return placed, np.ascontiguousarray(scales.T), np.ascontiguousarray(ratios.T)
 
 
 def place_bytes(x: Bytes) -> Bytes:

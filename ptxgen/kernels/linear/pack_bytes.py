@@ -14,14 +14,7 @@ from urdir.ptxgen.kernels.norm import Norm
 from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, Tolerance, ceil_div
 from urdir.ptxgen.target import since
 from urdir.ptxgen.weights import e4m3
-from urdir.ptxgen.weights.eights import (
-    MOST,
-    TILE_SLICES,
-    bytes_shape,
-    pack_bytes,
-    pack_e4m3,
-    pack_e4m3_slices,
-)
+from urdir.ptxgen.weights.eights import MOST, bytes_shape, pack_bytes, pack_e4m3
 from urdir.ptxgen.weights.layout import TILE_COLS
 from urdir.ptxgen.weights.packed import GROUP, pack, packed_shape, unpack
 
@@ -33,9 +26,6 @@ class PackBytes(KernelSpec):
     rows, with its ``weight`` and ``bias`` (cols,) f32. ``packed``, without a norm: x is f16 as
     products of f16 take it (`packed`).
 
-    ``of_slices``, of E4M3 numbers: each slice of 128 columns has a scale of its own, ``scales`` are
-    (slices, vectors), and ``ratios`` the scale of the slice before over each, of the first one 1.
-
     A vector with an infinity or a NaN gets a scale that is one, so that no product of it is finite.
     Raises PtxgenError for more columns than a CTA holds (`can_pack`).
     """
@@ -45,7 +35,6 @@ class PackBytes(KernelSpec):
     norm: Norm | None = None
     packed: bool = False
     element: Literal["s8", "e4m3"] = "s8"
-    of_slices: bool = False
 
     name = "pack_bytes"
     template = ("urdir.templates", "linear/pack_bytes.ptx.j2")
@@ -58,8 +47,6 @@ class PackBytes(KernelSpec):
                 "four"
             )
 
-        if self.of_slices and self.element != "e4m3":
-            raise PtxgenError("pack_bytes: scales of slices are of E4M3 numbers")
         if self.norm and self.packed:
             raise PtxgenError("pack_bytes: no norm of what is packed")
 
@@ -84,15 +71,9 @@ class PackBytes(KernelSpec):
             (norm and norm.weight, Param("weight", "f32", ("cols",), Access.IN)),
             (norm and norm.bias, Param("bias", "f32", ("cols",), Access.IN)),
             (True, Param("y", self.stored, bytes_shape(self.rows, self.cols), Access.OUT)),
-            (True, Param("scales", "f32", self.scales_shape, Access.OUT)),
-            (self.of_slices, Param("ratios", "f32", self.scales_shape, Access.OUT)),
+            (True, Param("scales", "f32", ("launched",), Access.OUT)),
         )
         return tuple(param for present, param in given if present)
-
-    @property
-    def scales_shape(self) -> tuple[int, ...]:
-        """The shape of y's scales."""
-        return (TILE_SLICES * self.tiles, self.launched) if self.of_slices else (self.launched,)
 
     @property
     def stored(self) -> str:
@@ -159,9 +140,6 @@ class PackBytes(KernelSpec):
         x = unpack(inputs["x"], self.rows, self.cols) if self.packed else inputs["x"]
         if self.norm is not None:
             x = self.norm(x, inputs.get("weight"), inputs.get("bias"))
-        if self.of_slices:
-            whole = np.pad(x, ((0, self.launched - self.rows), (0, 0)))
-            return dict(zip(("y", "scales", "ratios"), pack_e4m3_slices(whole), strict=True))
         y, scales = pack_bytes(x) if self.element == "s8" else pack_e4m3(x)
         return {"y": y, "scales": np.pad(scales, (0, self.launched - self.rows))}
 
@@ -190,10 +168,6 @@ class PackBytes(KernelSpec):
             "packed E4M3": cls(9, 288, packed=True, element="e4m3"),
             "rms E4M3": cls(8, 512, rms, element="e4m3"),
             "packed, two runs a thread": cls(11, 8704, packed=True),
-            "slices": cls(9, 260, element="e4m3", of_slices=True),
-            "slices, two runs a thread": cls(11, 8704, None, True, "e4m3", True),
-            "slices of 8448 columns": cls(3, 8448, element="e4m3", of_slices=True),
-            "slices after a norm": cls(9, 640, rms, element="e4m3", of_slices=True),
             "rms": cls(8, 256, rms),
             "rms of odd rows": cls(11, 1284, rms),
             "rms without weight": cls(3, 20, Norm("rms", 0.1, weight=False)),

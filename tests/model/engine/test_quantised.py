@@ -92,8 +92,8 @@ def test_rounded_activations_are_off_as_their_scheme_says(
     name: str, device: Device, device_name: str, pytestconfig: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At most 1.3 times as far from the logits of the weights alone as activations that are rounded
-    as the configuration says; ours are rounded where a scale is of a row, by token, or of 128
-    columns, by token and these."""
+    as the configuration says; ours are rounded where a weight scale is of a row or of 128
+    columns, by token."""
     folder = pytestconfig.getoption("--references") / name
     with np.load(folder / "golden.npz") as file:
         tokens, rows = file["tokens"].tolist(), [length - 1 for length in LENGTHS]

@@ -121,19 +121,13 @@ class GemmBytes(PackedProduct):
                 f"clusters of {self.cut}"
             )
 
-    @cached_property
-    def of_slices(self) -> bool:
-        """Whether x and weights have a scale for each 128 columns, a slice."""
-        return self.operands.has_slices(self)
-
     @property
     def targets(self) -> tuple[str, ...]:
         return ("sm_90a",)
 
     @cached_property
     def memory(self) -> PackedMemory:
-        ratios = 4 * self.cut.vectors if self.of_slices else 0
-        return PackedMemory(self.cut, self.parts, ratios_nbytes=ratios)
+        return PackedMemory(self.cut, self.parts)
 
     @property
     def launch_shape(self) -> LaunchShape:

@@ -17,11 +17,11 @@ from urdir.ptxgen.weights.formats import FORMATS
 
 @dataclass(frozen=True)
 class GemmE4m3(GemmBytes):
-    """As `GemmBytes`, of weights that are E4M3 numbers, multiplied as they are, and activations
-    that are (`PackBytes`), with a scale a row and a vector, or both for each 128 columns. Sums are
-    f32, over all columns: see `E4m3Operands`.
+    """As `GemmBytes`, of weights that are E4M3 numbers with a scale a row or for each 128 columns,
+    multiplied as they are, and activations that are (`PackBytes`). Sums are f32, over all columns:
+    see `E4m3Operands`.
 
-    With scales of columns a sum is in units of the latest ones: before the next 128 columns it is
+    With scales of columns a sum is in units of the latest one: before the next 128 columns it is
     multiplied with the ratio of the two, as by Horner's rule, so that it needs no second register.
     """
 
@@ -48,7 +48,7 @@ def _examples(cls: type[GemmE4m3]) -> Iterator[tuple[str, GemmE4m3]]:
     yield "blocks, large tile", cls(blocks, 200, 768, 300, BytesCut(2, 192, 2, 4, sets=2))
     packed = cls.of(blocks, 96, 512, 30, paired, Gated(), PackedVectors())
     yield "blocks, gated", packed
-    yield "blocks, two", cls(blocks, 192, 384, 12, paired, others=((blocks, 70),))
+    yield "blocks and rows", cls(blocks, 192, 256, 12, paired, others=((fmt, 33), (blocks, 70)))
     shared = BytesCut(2, 48, 2, 3, sharers=2, sets=2)
     yield "blocks, shared activations", cls(blocks, 250, 640, 75, shared)
     cluster = BytesCut(1, 32, 2, 2, sets=2, cluster=2)

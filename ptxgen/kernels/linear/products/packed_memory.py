@@ -18,7 +18,6 @@ class PackedMemory:
     other. If CTAs take turns, sums stay in registers, a stage of weights is of one row group,
     which has every ``row_groups``-th, and full barriers of weights for the second row group follow.
     Then come ``pairs_nbytes`` or ``factors_nbytes``, and ``adapted_nbytes`` of a `SharedAdapted`.
-    A stage of activations ends with ``ratios_nbytes`` of ratios of their scales.
     """
 
     cut: PackedCut
@@ -27,7 +26,6 @@ class PackedMemory:
     pairs_nbytes: int = 0
     factors_nbytes: int = 0
     adapted_nbytes: int = 0
-    ratios_nbytes: int = 0
 
     @property
     def stage_bands(self) -> int:
@@ -48,11 +46,6 @@ class PackedMemory:
     def x_slots(self) -> int:
         """Stages of activations of all splits."""
         return self.cut.splits * self.cut.x_stages
-
-    @property
-    def x_nbytes(self) -> int:
-        """Bytes of a stage of activations."""
-        return self.cut.x_nbytes + self.ratios_nbytes
 
     @property
     def slots(self) -> int:
@@ -77,7 +70,7 @@ class PackedMemory:
     @property
     def barriers_at(self) -> int:
         """Where barriers begin, 8 bytes each."""
-        rings = self.x_at + self.x_slots * self.x_nbytes
+        rings = self.x_at + self.x_slots * self.cut.x_nbytes
         return rings if self.cut.takes_turns else max(rings, self.cut.splits * self.split_nbytes)
 
     @property

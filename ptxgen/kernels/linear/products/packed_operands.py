@@ -94,11 +94,6 @@ class ByteOperands:
     #: Whether the numbers are floats.
     are_floats = False
 
-    @staticmethod
-    def has_slices(product: Product) -> bool:
-        """None has scales of slices."""
-        return False
-
     def check(self, product: Product) -> None:
         if not all(map(eights.can_be_bytes, product.formats)):
             raise PtxgenError(f"{product.name}: for quantised weights")
@@ -140,8 +135,8 @@ class ByteOperands:
 
 @dataclass(frozen=True, slots=True)
 class E4m3Operands:
-    """E4M3 numbers: x with a scale a vector, weights that are stored as such with a scale a row.
-    Or, if the kernel takes it (``of_slices``), both with one for each 128 columns. Sums are f32.
+    """E4M3 numbers: x with a scale a vector, weights that are stored as such with a scale a row, or
+    if the kernel takes it (``of_slices``) one for each 128 columns of a row. Sums are f32.
 
     Hopper's tensor cores align the products of 32 columns with the sum so far and keep 14 bits of
     it (DeepSeek-V3, arXiv 2412.19437, section 3.3.2): each 32 columns may lose 2^-13 of a sum.
@@ -153,49 +148,25 @@ class E4m3Operands:
     are_floats: ClassVar[bool] = True
 
     def check(self, product: Product) -> None:
-        alike = len({eights.has_slices(fmt) for fmt in product.formats}) == 1
-        fits = self.of_slices or not self.has_slices(product)
-        if not (alike and fits and all(map(eights.are_e4m3, product.formats))):
-            parts = ", or all for each 128 columns" if self.of_slices else ""
+        if not all(eights.are_e4m3(f) and (f.of_rows or self.of_slices) for f in product.formats):
+            parts = " or for each 128 columns" if self.of_slices else ""
             raise PtxgenError(f"{product.name}: for E4M3 weights with a scale a row{parts}")
 
-    @staticmethod
-    def has_slices(product: Product) -> bool:
-        """Whether x and weights have a scale for each 128 columns."""
-        return eights.has_slices(product.formats[0])
-
     def x_params(self, product: Product) -> list[Param]:
-        x, scales = _scaled_x(product, "u8")
-        if not self.has_slices(product):
-            return [x, scales]
-        slices = eights.bytes_shape(product.batch, product.cols)[0]
-        shape = (slices, *scales.shape)
-        return [
-            x,
-            Param("x_scales", "f32", shape, Access.IN),
-            Param("x_ratios", "f32", shape, Access.IN),
-        ]
+        return _scaled_x(product, "u8")
 
     def weight_params(self, product: Product, part: Part) -> list[Param]:
         return _stored(product, part)
 
     def make_inputs(self, product: Product, rng: np.random.Generator) -> dict[str, Any]:
-        if self.has_slices(product):
-            inputs = _random_slices(product, rng)
-        else:
-            inputs = _random_x(product, eights.pack_e4m3, rng)
+        inputs = _random_x(product, eights.pack_e4m3, rng)
         for part in product.parts:
             for name in product.weights_of(part):
                 inputs[name] = random_weights(part.layout, rng)
         return inputs
 
     def vectors(self, product: Product, inputs: dict[str, Any]) -> Array:
-        numbers = e4m3()[_placed(product, inputs).view(np.uint8)]
-        if not self.has_slices(product):
-            return _scaled(numbers, inputs)
-        scales = inputs["x_scales"].T[: product.batch].astype(np.float64)
-        scaled: Array = numbers * scales.repeat(eights.SLICE, axis=1)[:, : product.cols]
-        return scaled
+        return _scaled(e4m3()[_placed(product, inputs).view(np.uint8)], inputs)
 
     def matrices(self, product: Product, part: Part, inputs: dict[str, Any]) -> list[Array]:
         return unpacked(product, part, inputs)
@@ -231,17 +202,6 @@ def _random_x(
     """Standard normal vectors, packed, and their scales."""
     x, scales = pack_x(rng.standard_normal((product.batch, product.cols)))
     return {"x": x, "x_scales": np.pad(scales, (0, -product.batch % GROUP))}
-
-
-def _random_slices(product: Product, rng: np.random.Generator) -> dict[str, Any]:
-    """Vectors whose slices are of unlike size, packed, and the scales and ratios of slices."""
-    groups = ceil_div(product.batch, GROUP) * GROUP
-    x = np.zeros((groups, product.cols))
-    x[: product.batch] = rng.standard_normal((product.batch, product.cols))
-    sizes = np.exp(rng.standard_normal((groups, ceil_div(product.cols, eights.SLICE))))
-    x *= sizes.repeat(eights.SLICE, axis=1)[:, : product.cols]
-    numbers, scales, ratios = eights.pack_e4m3_slices(x)
-    return {"x": numbers, "x_scales": scales, "x_ratios": ratios}
 
 
 def _placed(product: Product, inputs: dict[str, Any]) -> Array:
