@@ -36,8 +36,8 @@ LEAST_ROWS = 449
 #: 26,700 / 27,334, 29,720 / 29,236, 31,684 / 32,432, 42,036 / 35,475, 51,816 / 39,430 (an H200,
 #: 2026-11-30).
 LEAST_FLOATS = 137
-#: The same of floats with a scale for each 128 columns. An 8B model, as they are / in f16, tokens/s:
-#: prompts of 144, 512, 2,048 tokens 27,126 / 24,948 (26,743 in another call), 48,219 / 41,038,
+#: The same of floats with a scale for each 128 columns. An 8B model, as they are / in f16,
+#: tokens/s: prompts of 144, 512, 2,048 tokens 27,126 / 24,948 (or 26,743), 48,219 / 41,038,
 #: 62,644 / 46,332; us of the matrices of a layer, 256 rows 149 / 187 (an H200, 2026-11-30). Rows
 #: between are not measured: of 192 f16 may be as fast.
 LEAST_BLOCKS = 249
