@@ -1,6 +1,6 @@
 """Times of products on a GPU, for each way to cut them, beside the estimates that choose one.
 
-    PYTHONPATH=.src python tests/product_cuts.py f16|bytes TYPE [vectors ...]
+    PYTHONPATH=.src python tests/product_cuts.py f16|bytes|e4m3 TYPE [vectors ...]
 
 Prints microseconds and TOP/s of the matrices of an 8B model; the chosen cut is marked. TYPE is a
 type of weights, or Q4_K_M. Launches form a chain with programmatic edges, as in a step; weights
@@ -12,6 +12,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -26,11 +27,13 @@ from urdir.ptxgen.kernels.linear.epilogue.activation import Gated
 from urdir.ptxgen.kernels.linear.epilogue.pack import PackedVectors
 from urdir.ptxgen.kernels.linear.epilogue.residual import Residual
 from urdir.ptxgen.kernels.linear.products.gemm_bytes import GemmBytes
+from urdir.ptxgen.kernels.linear.products.gemm_e4m3 import GemmE4m3
 from urdir.ptxgen.kernels.linear.products.gemm_wgmma import GemmWgmma
 from urdir.ptxgen.kernels.linear.products.packed_product import PackedProduct
 from urdir.ptxgen.kernels.linear.steps import in_order
 from urdir.ptxgen.spec import Param, ceil_div
 from urdir.ptxgen.weights import eights
+from urdir.ptxgen.weights.e4m3 import to_e4m3
 from urdir.ptxgen.weights.formats import FORMATS, Format, random_blocks
 from urdir.ptxgen.weights.layout import Layout
 
@@ -58,18 +61,21 @@ def f16_ways(sms: int, batch: int, *of: Any, others: Any) -> tuple[Sequence[Way]
     return wgmma_choice.ways(product, sms), wgmma_choice.choose_wgmma(product, sms)
 
 
-def bytes_ways(sms: int, batch: int, *of: Any, others: Any) -> tuple[Sequence[Way], Way]:
-    """The same of bytes."""
+def bytes_ways(
+    sms: int, batch: int, *of: Any, others: Any, kind: type[GemmBytes] = GemmBytes
+) -> tuple[Sequence[Way], Way]:
+    """The same of bytes, or of E4M3 numbers."""
     fmt, rows, cols, steps = of
     left = (step for step in steps if not isinstance(step, PackedVectors))
     cut = bytes_choice.any_cut(batch)
-    product = GemmBytes.of(fmt, rows, cols, batch, cut, *left, others=others)
+    product = kind.of(fmt, rows, cols, batch, cut, *left, others=others)
     return bytes_choice.ways(product, sms), bytes_choice.choose_bytes(product, sms)
 
 
 KINDS: dict[str, tuple[Callable[..., tuple[Sequence[Way], Way]], Callable[..., float]]] = {
     "f16": (f16_ways, wgmma_choice.estimate),
     "bytes": (bytes_ways, bytes_choice.estimate),
+    "e4m3": (partial(bytes_ways, kind=GemmE4m3), bytes_choice.estimate),
 }
 
 
@@ -117,6 +123,8 @@ def values(way: Way, param: Param) -> Any:
             scales = eights.row_scales(few, packed)
             return np.repeat(scales.mean(axis=1), part.layout.bands * 16).astype(np.float32)
     noise = rng.standard_normal(1 << 20)
+    if param.name == "x" and param.dtype == "u8":
+        return to_e4m3(100 * noise)
     return (32 * noise if param.dtype == "s8" else noise).astype(param.numpy_dtype)
 
 

@@ -20,7 +20,6 @@ from urdir.ptxgen.kernels.linear.pack_bytes import PackBytes
 from urdir.ptxgen.kernels.linear.prologue.norm import Normed
 from urdir.ptxgen.kernels.linear.spec import MAX_BATCH
 from urdir.ptxgen.kernels.linear.steps import Step
-from urdir.ptxgen.weights import eights
 from urdir.ptxgen.weights.halves import Halves
 from urdir.ptxgen.weights.layout import TILE_COLS
 from urdir.ptxgen.weights.packed_few import Order
@@ -65,9 +64,8 @@ def takes_bytes(at: Lowering, rows: int, matrices: Sequence[Matrix]) -> bool:
     """Whether a product that ``packs`` takes bytes, made of packed activations."""
 
     def takes(of: Matrix) -> bool:
-        if takes_e4m3(at, of):
-            return rows >= bytes_choice.LEAST_FLOATS
-        return of.scales is not None and rows >= bytes_choice.LEAST_ROWS
+        is_stored = of.scales is not None or takes_e4m3(at, of)
+        return is_stored and rows >= bytes_choice.least_rows(of.format)
 
     return all(map(takes, matrices))
 
@@ -110,8 +108,8 @@ def is_read_packed(at: Lowering, y: Tensor) -> bool:
 
 def takes_e4m3(at: Lowering, matrix: Matrix) -> bool:
     """Whether a matrix is multiplied with activations as floats of eight bits."""
-    on_device = bytes_choice.multiplies_e4m3(at.limits.target)
-    return on_device and eights.are_e4m3(matrix.format) and PackBytes.can_pack(matrix.cols)
+    on_device = bytes_choice.multiplies_e4m3(at.limits.target, matrix.format)
+    return on_device and PackBytes.can_pack(matrix.cols)
 
 
 def packs_few(

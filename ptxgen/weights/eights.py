@@ -51,8 +51,8 @@ def can_be_bytes(fmt: Format) -> bool:
 
 def are_e4m3(fmt: Format) -> bool:
     """Whether quants are multiplied as they are with activations as E4M3 numbers: floats of eight
-    bits with a scale a row."""
-    return fmt.of_rows and fmt.element == "e4m3"
+    bits with a scale a row (``of_rows``), or one for each slice of a row's columns."""
+    return fmt.element == "e4m3" and (fmt.of_rows or fmt.block == SLICE)
 
 
 # ---- weights ----

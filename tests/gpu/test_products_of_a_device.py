@@ -78,9 +78,10 @@ def test_turns(hopper: Device, rings: tuple[int, int]) -> None:
     check(hopper, spec)
 
 
-def test_products_of_e4m3(hopper: Device) -> None:
+@pytest.mark.parametrize("name", ["E4M3R256", "E4M3G128"])
+def test_products_of_e4m3(hopper: Device, name: str) -> None:
     rows, cols, steps = PRODUCTS["many columns"]
-    spec = GemmE4m3.of(FORMATS["E4M3R256"], rows, cols, VECTORS, BytesCut(1, 8, 2, 2), *steps)
+    spec = GemmE4m3.of(FORMATS[name], rows, cols, VECTORS, BytesCut(1, 8, 2, 2), *steps)
     check(hopper, choose_bytes(spec, hopper.properties.sm_count))
 
 

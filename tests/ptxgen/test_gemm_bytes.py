@@ -1,4 +1,4 @@
-"""Products of signed bytes: how exact they are, and what does not change their bits."""
+"""Products of eight bits: how exact they are, and what does not change their bits."""
 
 from __future__ import annotations
 
@@ -13,12 +13,18 @@ from urdir.driver import Device, run_kernel
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.linear.bytes_choice import any_cut, choose_bytes
 from urdir.ptxgen.kernels.linear.epilogue.activation import Gated
+from urdir.ptxgen.kernels.linear.epilogue.adapted import Adapted
+from urdir.ptxgen.kernels.linear.epilogue.bias import Bias
+from urdir.ptxgen.kernels.linear.epilogue.pack import PackedVectors
 from urdir.ptxgen.kernels.linear.epilogue.residual import Residual
 from urdir.ptxgen.kernels.linear.epilogue.weighted import Weighted
 from urdir.ptxgen.kernels.linear.pack_bytes import PackBytes
 from urdir.ptxgen.kernels.linear.products.gemm_bytes import BytesCut, GemmBytes
+from urdir.ptxgen.kernels.linear.products.gemm_e4m3 import GemmE4m3
 from urdir.ptxgen.kernels.row_scales import RowScales
+from urdir.ptxgen.tools.assemble import assemble, is_available
 from urdir.ptxgen.weights import eights
+from urdir.ptxgen.weights.e4m3 import e4m3
 from urdir.ptxgen.weights.formats import FORMATS, Format, random_blocks
 from urdir.ptxgen.weights.layout import Layout
 
@@ -41,6 +47,18 @@ def through_kernels(device: Device, spec: GemmBytes, weights: Array, x: Array) -
         "y"
     ]
     return y
+
+
+def as_e4m3(device: Device, x: Array) -> dict[str, Array]:
+    """Activations as E4M3 numbers, by the kernel."""
+    packed = run_kernel(device, PackBytes(*x.shape, element="e4m3"), {"x": x})
+    return {"x": packed["y"], "x_scales": packed["scales"]}
+
+
+def product_of_blocks(rows: int, cols: int, batch: int) -> GemmBytes:
+    """Of E4M3 numbers with a scale for each 128 columns."""
+    given = GemmE4m3(FORMATS["E4M3G128"], rows, cols, batch, any_cut(batch))
+    return choose_bytes(given, 132)
 
 
 def product(fmt: Format, rows: int, cols: int, batch: int) -> GemmBytes:
@@ -109,6 +127,45 @@ def test_a_vector_has_the_same_bits_among_any_others(device: Device) -> None:
     assert np.array_equal(few, first[:9])
 
 
+def test_scales_of_columns_may_be_of_any_size(device: Device) -> None:
+    """Also 0, as of a block of zeros, and of any sign, one after the other in a row."""
+    rng, fmt, rows, cols, batch = np.random.default_rng(4), FORMATS["E4M3G128"], 70, 1408, 19
+    spec = GemmE4m3(fmt, rows, cols, batch, BytesCut(2, 24, 2, 3, sets=2))
+    x = rng.standard_normal((batch, cols)).astype(np.float32)
+    inputs = as_e4m3(device, x)
+    numbers = e4m3()[eights.unplace_bytes(inputs["x"].view(np.int8), batch, cols).view(np.uint8)]
+    vectors = numbers * inputs["x_scales"][:batch, None].astype(np.float64)
+    sizes = np.array([0, 1e-38, -1e-25, 1e-9, 1e-4, -0.02, 1, 30], np.float32)
+    blocks = random_blocks(fmt, rows * cols // 128, rng)
+    blocks[:, :4] = rng.choice(sizes, len(blocks))[:, None].view(np.uint8)
+    blocks[: 2 * cols // 128, :4] = 0
+    inputs["weights"] = spec.layout.pack(blocks)
+    matrix = spec.layout.unpack(inputs["weights"]).astype(np.float64)
+    y = run_kernel(device, spec, inputs)["y"]
+    most = np.abs(vectors) @ np.abs(matrix).T
+    assert np.abs(y[:, :2]).max() < 1e-25
+    assert (np.abs(y - vectors @ matrix.T) <= 2.0**-13 * cols / 32 * most + 1e-25).all()
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_what_is_not_finite_spoils_its_row_or_vector_alone(device: Device, value: float) -> None:
+    spec = product_of_blocks(20, 512, 9)
+    rng = np.random.default_rng(1)
+    blocks = random_blocks(spec.format, 80, rng)
+    blocks[13, :4] = np.array([value], np.float32).view(np.uint8)  # row 3, the second of four
+    x = rng.standard_normal((9, 512)).astype(np.float32)
+    inputs = {"weights": spec.layout.pack(blocks)}
+    y = run_kernel(device, spec, inputs | as_e4m3(device, x))["y"]
+    assert not np.isfinite(y[:, 3]).any()
+    assert np.isfinite(np.delete(y, 3, axis=1)).all()
+    x[5, 200] = value
+    blocks[13, :4] = blocks[12, :4]
+    inputs = {"weights": spec.layout.pack(blocks)}
+    y = run_kernel(device, spec, inputs | as_e4m3(device, x))["y"]
+    assert not np.isfinite(y[5]).any()
+    assert np.isfinite(np.delete(y, 5, axis=0)).all()
+
+
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_products_of_what_is_not_finite_are_not_either(device: Device, value: float) -> None:
     spec = product(FORMATS["Q8_0"], 16, 64, 9)
@@ -143,6 +200,22 @@ def test_every_type_has_a_cut_that_fits(fmt: Format, vectors: int) -> None:
         assert chosen.grids.end <= 227 << 10
 
 
+@pytest.mark.skipif(not is_available(), reason="needs nvJitLink")
+@pytest.mark.parametrize("vectors", [137, 200, 2048])
+def test_scales_of_columns_do_not_spill(vectors: int) -> None:
+    """Of what an 8B model launches: scales of columns take more registers than those of rows."""
+    fmt, adapted = FORMATS["E4M3G128"], Adapted(2, 8, places=(0, 1), count=2)
+    for rows, cols, steps, others in (
+        (4096, 4096, (Bias(),), ((fmt, 1024), (fmt, 1024))),
+        (4096, 14336, (Residual(),), ()),
+        (14336, 4096, (adapted, Gated(), PackedVectors()), ()),
+    ):
+        given = GemmE4m3.of(fmt, rows, cols, vectors, any_cut(vectors), *steps, others=others)
+        chosen = choose_bytes(given, 132)
+        made = assemble(chosen.ptx("sm_90a"), "sm_90a").entries[chosen.name]
+        assert not made.spills, f"{chosen.cut}: {made}"
+
+
 def test_what_is_refused() -> None:
     q8 = FORMATS["Q8_0"]
     with pytest.raises(PtxgenError, match="for quantised weights"):
@@ -151,6 +224,8 @@ def test_what_is_refused() -> None:
         GemmBytes(q8, 64, 133248, 8, BytesCut(1, 8))
     with pytest.raises(PtxgenError, match="takes no weighted"):
         GemmBytes.of(q8, 64, 64, 8, BytesCut(1, 8), Weighted())
+    with pytest.raises(PtxgenError, match="with a scale a row or for each 128 columns"):
+        GemmE4m3(FORMATS["E4M3G32"], 64, 64, 8, BytesCut(1, 8))
     with pytest.raises(PtxgenError, match="1 tiles of rows, 1 of columns in"):
         GemmBytes(q8, 64, 64, 16, BytesCut(2, 16, sharers=2))
     with pytest.raises(PtxgenError, match="impossible cut"):

@@ -21,7 +21,7 @@ from urdir.model.measure.paper_device import paper_device
 from urdir.model.memory.session_settings import SessionSettings
 from urdir.model.memory.weights import Weights
 from urdir.ptxgen.errors import PtxgenError
-from urdir.ptxgen.kernels.linear.bytes_choice import LEAST_FLOATS
+from urdir.ptxgen.kernels.linear.bytes_choice import least_rows
 from urdir.ptxgen.kernels.linear.choice import Limits
 from urdir.ptxgen.kernels.linear.epilogue.activation import Gated
 from urdir.ptxgen.kernels.linear.epilogue.pack import PackedVectors
@@ -171,35 +171,39 @@ def test_what_an_8b_model_launches_does_not_spill(target: str, vectors: int) -> 
 
 
 @pytest.mark.parametrize(
-    ("target", "wanted"),
+    ("name", "target", "wanted"),
     [
-        ("sm_89", "gemm_mma_e4m3"),
-        ("sm_120", "gemm_mma_e4m3"),
-        ("sm_90a", "gemm_e4m3"),
-        ("sm_90", "gemm_mma"),  # mma.sync makes f16 of E4M3 there, and on sm_100
-        ("sm_100", "gemm_mma"),
-        ("sm_86", "gemm_mma"),
+        ("E4M3R256", "sm_89", "gemm_mma_e4m3"),
+        ("E4M3R256", "sm_120", "gemm_mma_e4m3"),
+        ("E4M3R256", "sm_90a", "gemm_e4m3"),
+        ("E4M3R256", "sm_90", "gemm_mma"),  # mma.sync makes f16 of E4M3 there, and on sm_100
+        ("E4M3R256", "sm_100", "gemm_mma"),
+        ("E4M3R256", "sm_86", "gemm_mma"),
+        ("E4M3G128", "sm_90a", "gemm_e4m3"),
+        ("E4M3G128", "sm_89", "gemm_mma"),
     ],
 )
-def test_the_target_decides_what_multiplies_e4m3(target: str, wanted: str) -> None:
-    """From `LEAST_FLOATS` rows on, of every product of a layer."""
-    with SyntheticModel("llama-3.2-1b", "e4m3r256") as model, paper_device(target, 132) as on:
-        settings = SessionSettings(256, "f16", sequences=LEAST_FLOATS)
+def test_the_target_decides_what_multiplies_e4m3(name: str, target: str, wanted: str) -> None:
+    """From `least_rows` on, of every product of a layer."""
+    least = least_rows(FORMATS[name])
+    with SyntheticModel("llama-3.2-1b", name.lower()) as model, paper_device(target, 132) as on:
+        settings = SessionSettings(256, "f16", sequences=least)
         with (
             Weights(model, Config.of(model), on) as weights,
             Session(on, weights, settings) as session,
         ):
-            for rows in (LEAST_FLOATS - 1, LEAST_FLOATS):
+            for rows in (least - 1, least):
                 shape = StepShape(rows, 256, Output.NONE, prompt=rows)
                 launches = [of for of in build_plan(session.parts, shape) if isinstance(of, Launch)]
                 names = {of.kernel.name for of in launches if "blk.5." in of.label}
-                assert (wanted in names) == (rows == LEAST_FLOATS or wanted == "gemm_mma")
-                assert ("pack_bytes" in names) == (wanted != "gemm_mma" and rows == LEAST_FLOATS)
+                assert (wanted in names) == (rows == least or wanted == "gemm_mma")
+                assert ("pack_bytes" in names) == (wanted != "gemm_mma" and rows == least)
 
 
 def test_what_is_refused() -> None:
-    with pytest.raises(PtxgenError, match="for E4M3 weights with a scale a row"):
-        GemmMmaE4m3(FORMATS["Q8_0"], 64, 64, 8, MmaBytesCut(1, 8))
+    for name in ("Q8_0", "E4M3G128"):
+        with pytest.raises(PtxgenError, match=r"for E4M3 weights with a scale a row$"):
+            GemmMmaE4m3(FORMATS[name], 64, 128, 8, MmaBytesCut(1, 8))
     with pytest.raises(PtxgenError, match="for quantised weights"):
         GemmMmaBytes(FORMATS["F16"], 64, 64, 8, MmaBytesCut(1, 8))
     with pytest.raises(PtxgenError, match="takes no weighted"):

@@ -19,6 +19,8 @@ from urdir.ptxgen.kernels.linear.packed_parts import BANDS
 from urdir.ptxgen.kernels.linear.products.gemm_bytes import BytesCut, GemmBytes
 from urdir.ptxgen.spec import ceil_div
 from urdir.ptxgen.target import Target
+from urdir.ptxgen.weights import eights
+from urdir.ptxgen.weights.formats import Format
 from urdir.ptxgen.weights.packed import GROUP
 
 #: The targets whose products they are. Others have mma.sync (`mma_choice`): of signed bytes from
@@ -34,6 +36,11 @@ LEAST_ROWS = 449
 #: 26,700 / 27,334, 29,720 / 29,236, 31,684 / 32,432, 42,036 / 35,475, 51,816 / 39,430 (an H200,
 #: 2026-11-30).
 LEAST_FLOATS = 137
+#: The same of floats with a scale for each 128 columns. An 8B model, as they are / in f16,
+#: tokens/s: prompts of 144, 512, 2,048 tokens 27,126 / 24,948 (or 26,743), 48,219 / 41,038,
+#: 62,644 / 46,332; us of the matrices of a layer, 256 rows 149 / 187 (an H200, 2026-11-30). Rows
+#: between are not measured: of 192 f16 may be as fast.
+LEAST_BLOCKS = 249
 #: Row groups of a CTA, and vectors, or all there are: registers allow as many.
 ROW_GROUPS, VECTORS = 2, (64, 96, 128, 160, 192, 208)
 #: CTAs that share activations, and that divide the columns.
@@ -43,8 +50,9 @@ RINGS = ((4, 6), (4, 5), (3, 5), (3, 4), (2, 4), (2, 3), (1, 3), (1, 2))
 #: us of a tile of 256 columns: of 64 rows and a vector on tensor cores; of bytes made of weights,
 #: and of those of each 64 rows; and bytes of L2 that an SM gets.
 PRODUCT, WEIGHTS, PER_ROWS, NBYTES = 0.0029, 0.12, 0.3, 42e3
-#: us of a CTA besides, and of sums of a cluster; of this many SMs clusters of four leave one idle.
-BEGIN, CLUSTER, IDLE = 3.0, 2.2, 33
+#: us of a CTA besides, and of sums of a cluster; of this many SMs clusters of four leave one idle:
+#: an H200 has room for 30. As 32 of four, down of 144 vectors took 42.9 us, as 64 of two 33.6.
+BEGIN, CLUSTER, IDLE = 3.0, 2.2, 11
 
 
 def multiplies_bytes(target: str) -> bool:
@@ -52,9 +60,17 @@ def multiplies_bytes(target: str) -> bool:
     return target in TARGETS or Target.parse(target).portable in mma_choice.TARGETS
 
 
-def multiplies_e4m3(target: str) -> bool:
-    """Whether it has products of E4M3 numbers."""
-    return target in TARGETS or Target.parse(target).portable in MMA_E4M3
+def multiplies_e4m3(target: str, fmt: Format) -> bool:
+    """Whether it has products of E4M3 numbers of such weights."""
+    by_mma = fmt.of_rows and Target.parse(target).portable in MMA_E4M3
+    return eights.are_e4m3(fmt) and (target in TARGETS or by_mma)
+
+
+def least_rows(fmt: Format) -> int:
+    """From how many rows of activations on weights of the type are multiplied in 8 bits."""
+    if not eights.are_e4m3(fmt):
+        return LEAST_ROWS
+    return LEAST_FLOATS if fmt.of_rows else LEAST_BLOCKS
 
 
 @lru_cache(maxsize=256)

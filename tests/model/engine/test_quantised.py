@@ -16,6 +16,7 @@ from urdir.model.engine.realizar import EagerSteps
 from urdir.model.families.placement import Placement
 from urdir.model.verify.conformance import relative_rms
 from urdir.ptxgen.kernels.linear.bytes_choice import multiplies_e4m3
+from urdir.ptxgen.weights.formats import FORMATS
 
 TOKENS = (5, 300, 17, 260, 77)
 
@@ -127,7 +128,7 @@ def test_prompts_of_fp8_matrices_are_multiplied_as_fp8(
     data: Path, tmp_path: Path, device: Device, device_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of rows with a scale each: off by what rounding activations to eight bits makes, 4 %."""
-    if not multiplies_e4m3(device.native_target):
+    if not multiplies_e4m3(device.native_target, FORMATS["E4M3R256"]):
         pytest.skip(f"no products of floats of eight bits on {device.native_target}")
     source = wide_floats(data / "safetensors" / "llama-bf16", tmp_path / "wide")
     path, _ = quantised(source, KINDS["fp8-rows"], tmp_path)
@@ -147,22 +148,25 @@ def test_rounded_activations_are_off_as_their_scheme_says(
     name: str, device: Device, device_name: str, pytestconfig: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At most 1.3 times as far from the logits of the weights alone as activations that are rounded
-    as the configuration says; ours are rounded where a scale is of a row, by token."""
+    as the configuration says; ours are rounded where a weight scale is of a row or of 128
+    columns, by token."""
     folder = pytestconfig.getoption("--references") / name
     with np.load(folder / "golden.npz") as file:
         tokens, rows = file["tokens"].tolist(), [length - 1 for length in LENGTHS]
         wanted, rounded = file["logits"][rows], file["logits_w8a8"][rows]
-    monkeypatch.setattr("urdir.ptxgen.kernels.linear.bytes_choice.LEAST_FLOATS", LENGTHS[0])
+    for least in ("LEAST_FLOATS", "LEAST_BLOCKS"):
+        monkeypatch.setattr(f"urdir.ptxgen.kernels.linear.bytes_choice.{least}", LENGTHS[0])
     devices = [device_name]
     for on in devices:
         with Engine.open(folder, device=on, context=64, cache_folder=None) as engine:
             found = np.array([next(logits_after(engine.session, tokens[:n])) for n in LENGTHS])
-            rounds = any(of.type_name == "E4M3R256" for of in engine.file.tensors.values())
-            has_products = multiplies_e4m3(engine.device.native_target)
+            types = {of.type_name for of in engine.file.tensors.values()} & {*FORMATS}
+            target = engine.device.native_target
+            rounds = any(multiplies_e4m3(target, FORMATS[name]) for name in types)
         error = relative_rms(found, wanted)
         assert error <= 1.3 * relative_rms(rounded, wanted)
-        assert (error > 3e-3) == (rounds and has_products)
-        if rounds and on == "emulator":
+        assert (error > 3e-3) == rounds
+        if "E4M3R256" in types and on == "emulator":
             devices.append("emulator:sm_89")  # mma.sync in place of wgmma
 
 

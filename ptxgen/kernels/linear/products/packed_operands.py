@@ -7,7 +7,8 @@ reference, and how far it is from the product of the floats.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
@@ -132,19 +133,24 @@ class ByteOperands:
         return 2e-5
 
 
+@dataclass(frozen=True, slots=True)
 class E4m3Operands:
-    """E4M3 numbers: x with a scale a vector, weights that are stored as such with a scale a row.
-    Sums are f32.
+    """E4M3 numbers: x with a scale a vector, weights that are stored as such with a scale a row, or
+    if the kernel takes it (``of_slices``) one for each 128 columns of a row. Sums are f32.
 
     Hopper's tensor cores align the products of 32 columns with the sum so far and keep 14 bits of
     it (DeepSeek-V3, arXiv 2412.19437, section 3.3.2): each 32 columns may lose 2^-13 of a sum.
     """
 
-    are_floats = True
+    of_slices: bool = False
+
+    #: Whether the numbers are floats.
+    are_floats: ClassVar[bool] = True
 
     def check(self, product: Product) -> None:
-        if not all(map(eights.are_e4m3, product.formats)):
-            raise PtxgenError(f"{product.name}: for E4M3 weights with a scale a row")
+        if not all(eights.are_e4m3(f) and (f.of_rows or self.of_slices) for f in product.formats):
+            parts = " or for each 128 columns" if self.of_slices else ""
+            raise PtxgenError(f"{product.name}: for E4M3 weights with a scale a row{parts}")
 
     def x_params(self, product: Product) -> list[Param]:
         return _scaled_x(product, "u8")
