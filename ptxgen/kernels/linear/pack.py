@@ -10,7 +10,7 @@ import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.activation import Activation
-from urdir.ptxgen.kernels.experts.ordered import in_orders, random_orders
+from urdir.ptxgen.kernels.column_orders import in_orders, random_orders
 from urdir.ptxgen.kernels.norm import Norm
 from urdir.ptxgen.kernels.pairs import NO_PAIR
 from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, Tolerance, ceil_div
