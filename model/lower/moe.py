@@ -101,7 +101,9 @@ def _take_factors(at: Lowering, norm: Norm) -> bool:
     assert isinstance(router, Route)
     assert isinstance(experts, Experts)
     layer = RouterLayer.of(at, router)
-    if not _finds_factors(router, layer, at.norm(norm.of)) or experts.room is not None:
+    if not _finds_factors(router, layer, at.norm(norm.of)):
+        return False
+    if experts.room is not None or experts.is_ordered:
         return False
     packs = GroupedGemm(at, rows).packs(MixtureLayer.of(at, experts))
     return packs and _makes_many_logits(at, layer, rows)

@@ -17,7 +17,6 @@ from urdir.model.lower.experts.products import (
 from urdir.model.lower.requests import alike
 from urdir.ptxgen.kernels.experts.gemm import ExpertsGemm, tile_height
 from urdir.ptxgen.kernels.experts.group import GroupExperts
-from urdir.ptxgen.kernels.experts.pack_ordered import MOST_COLS
 from urdir.ptxgen.kernels.linear.packed_choice import packs_mixtures
 
 if TYPE_CHECKING:
@@ -69,7 +68,6 @@ class GroupedGemm(ExpertProducts):
         matrices = (up, mixture.down, *(() if gate is None else (gate,)))
         formats = tuple(matrix.format for matrix in matrices)
         fits = packs_mixtures(self.at.limits, formats)
-        fits = fits and (up.order is None or up.cols <= MOST_COLS)
         return together and fits and self.at.takes_gemm(self.rows)
 
     def _append_gemm(

@@ -14,7 +14,6 @@ from urdir.model.lower.experts.products import Product, mixture_products
 from urdir.model.memory.norms import NormLayer
 from urdir.ptxgen.kernels.experts.gemm import tile_height
 from urdir.ptxgen.kernels.experts.group import GroupExperts
-from urdir.ptxgen.kernels.experts.pack_ordered import PackOrdered
 from urdir.ptxgen.kernels.linear.epilogue.pack import PackedVectors
 from urdir.ptxgen.kernels.linear.pack import Pack
 from urdir.ptxgen.kernels.linear.packed_parts import Mixture
@@ -37,7 +36,6 @@ _LEAST_HEIGHT = 32
 # One object for equal kernels, with its cached properties.
 _group = lru_cache(maxsize=64)(GroupExperts)
 _pack = lru_cache(maxsize=64)(Pack)
-_pack_ordered = lru_cache(maxsize=64)(PackOrdered)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,13 +92,15 @@ class PackedExperts:
             pair=_part(pair, group, "pair"),
             tile_of=_part(tile_of, group, "tile_of"),
         )
-        factors, cols = norm is not None, mixture.up.cols
-        pack: Pack | PackOrdered
-        if mixture.up.order is None:
-            of_pairs = {"used": tiles.used, "places": group.places}
-            pack = _pack(self.rows, cols, **of_pairs, weighted=weighted, factors=factors)
-        else:
-            pack = _pack_ordered(self.rows, tiles.experts, tiles.used, cols, weighted, factors)
+        pack = _pack(
+            self.rows,
+            mixture.up.cols,
+            used=tiles.used,
+            places=group.places,
+            weighted=weighted,
+            factors=norm is not None,
+            orders=0 if mixture.up.order is None else tiles.experts,
+        )
         vectors = _part(work["expert out"], pack, "y")
         weight = without_none(weight=work["expert weight"] if weighted else None)
         if norm is not None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
-from urdir.ptxgen.kernels.experts.ordered import ORDER, in_orders, random_orders
+from urdir.ptxgen.kernels.column_orders import ORDER, in_orders, random_orders
 from urdir.ptxgen.kernels.norm import Norm
 from urdir.ptxgen.kernels.pairs import random_choice
 from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, Tolerance, ceil_div

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.kernels.column_orders import random_orders
 from urdir.ptxgen.kernels.experts.held import Held
-from urdir.ptxgen.kernels.experts.ordered import random_orders
 from urdir.ptxgen.kernels.experts.parts import LogitParts
 from urdir.ptxgen.kernels.experts.row_experts import RowExperts
 from urdir.ptxgen.kernels.experts.selection import Selection

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.kernels.column_orders import ORDER, in_orders
 from urdir.ptxgen.kernels.experts.examples import up_examples
-from urdir.ptxgen.kernels.experts.ordered import ORDER, in_orders
 from urdir.ptxgen.kernels.experts.reference import ended, found
 from urdir.ptxgen.kernels.experts.tiled import ExpertsSpec
 from urdir.ptxgen.kernels.linear.epilogue.activation import Activated, Gated

@@ -9,6 +9,7 @@ import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.activation import Activation
+from urdir.ptxgen.kernels.column_orders import in_orders, random_orders
 from urdir.ptxgen.kernels.norm import Norm
 from urdir.ptxgen.kernels.pairs import NO_PAIR
 from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, Tolerance, ceil_div
@@ -35,6 +36,10 @@ class Pack(KernelSpec):
     ``room``, without pairs: y has room for this many vectors; those beyond ``rows`` stay unchanged.
     Both are multiples of eight, and the text does not have ``rows``.
 
+    ``orders``, of pairs: columns are in the order of the pair's expert, one of as many: those of x
+    that ``order`` (orders, cols) f32 says, of ``expert`` (pairs,) u32; one of ``cols`` or more
+    gives a zero.
+
     ``factors``, of pairs: x is multiplied with ``next_norm`` (cols,) f32 and the row's ``factor``,
     (rows,) f32.
 
@@ -52,6 +57,7 @@ class Pack(KernelSpec):
     room: int = 0
     keeps: bool = False
     factors: bool = False
+    orders: int = 0
     gated: Activation | None = None
 
     name = "pack"
@@ -76,6 +82,10 @@ class Pack(KernelSpec):
             raise PtxgenError(f"pack: {self}: what is kept is normalised, without room for more")
         if self.gated and (self.norm or self.used or self.cols % 4):
             raise PtxgenError(f"pack: {self}: gates are for rows of whole vectors as they are")
+        if self.orders and (not self.used or self.factors or self.cols % 4):
+            raise PtxgenError(
+                f"pack: {self}: orders are those of pairs of whole vectors as they are"
+            )
 
     @property
     def launch_fields(self) -> frozenset[str]:
@@ -96,6 +106,8 @@ class Pack(KernelSpec):
             norm and norm.bias and Param("bias", "f32", ("cols",), Access.IN),
             self.used and Param("pair", "u32", ("places",), Access.IN),
             self.weighted and Param("weight", "f32", ("pairs",), Access.IN),
+            self.orders and Param("expert", "u32", ("pairs",), Access.IN),
+            self.orders and Param("order", "f32", ("orders", "cols"), Access.IN),
             self.factors and Param("next_norm", "f32", ("cols",), Access.IN),
             self.factors and Param("factor", "f32", ("rows",), Access.IN),
             Param("y", "f16", packed_shape(self.vectors, self.cols), access),
@@ -170,7 +182,9 @@ class Pack(KernelSpec):
             pair = inputs["pair"].astype(np.int64)
             found = pair != NO_PAIR
             gathered = np.zeros((self.places, self.cols))
-            gathered[found] = x[pair[found] // self.used]
+            own = inputs["expert"][pair[found]] if self.orders else pair[found]
+            rows = x[pair[found] // self.used][:, None]
+            gathered[found] = in_orders(rows, own[:, None], inputs)[:, 0]
             if self.factors:
                 rows = pair[found] // self.used
                 gathered[found] *= inputs["next_norm"] * inputs["factor"][rows, None]
@@ -196,6 +210,12 @@ class Pack(KernelSpec):
             taken = self.places - room + rng.permutation(room)[: self.pairs]
             pair[taken] = rng.permutation(self.pairs)
             inputs["pair"] = pair
+        if self.orders:
+            orders = random_orders(self.orders, self.cols, rng)
+            inputs |= {
+                "order": orders,
+                "expert": rng.integers(0, self.orders, self.pairs, np.uint32),
+            }
         if self.norm is not None and self.norm.kind == "layer":
             inputs["x"] += rng.standard_normal((self.rows, 1)).astype(np.float32)
         return inputs
@@ -222,6 +242,8 @@ class Pack(KernelSpec):
             "gated": cls(11, 1284, gated=Activation("silu")),
             "gated, room": cls(8, 512, room=16, gated=Activation("sigmoid")),
             "normed pairs": cls(9, 292, used=2, places=32, factors=True),
+            "ordered pairs": cls(7, 544, used=3, places=48, orders=5),
+            "ordered pairs, weighted": cls(3, 260, used=2, places=16, weighted=True, orders=2),
         }
 
     def flops(self) -> int:
