@@ -45,7 +45,9 @@ def add_parser(commands: options.Subparsers) -> None:
     )
     options.add_file(parser)
     parser.add_argument("--shape", metavar="NAME", help="a model of this shape, random weights")
-    parser.add_argument("--type", metavar="TYPE", help="its weights (as published: mostly q4_k_m)")
+    parser.add_argument(
+        "--type", type=str.lower, metavar="TYPE", help="its weights (as published: mostly q4_k_m)"
+    )
     options.add_quantize(parser)
     options.add_llama_flags(parser, "model", "memory", "bench")
     _add_other_measurements(parser)

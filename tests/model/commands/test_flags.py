@@ -107,6 +107,20 @@ def test_flags_of_drafts_without_drafts_are_named(
     assert lines == [f"urdir: {flag} changes nothing without -md or --spec-type" for flag in flags]
 
 
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [
+        (("bench", "--shape", "llama-3.2-1b", "--type", "Q4_K_M"), "type"),
+        (("bench", "--quantize", "Q4_K_M"), "quantize"),
+        (("quantize", "a", "b", "--type", "Q4_K_M"), "type"),
+        (("run", "-ctk", "Q8_0"), "cache_type_k"),
+    ],
+)
+def test_types_may_be_in_capitals(given: tuple[str, ...], name: str) -> None:
+    args = build_parser(given[0]).parse([*given])
+    assert getattr(args, name) == given[-1].lower()
+
+
 def test_every_flag_is_of_some_command() -> None:
     """Sections of unserved.toml are named after them."""
     others = {"cache"}  # of logits and perplexity
