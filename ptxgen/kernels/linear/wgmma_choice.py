@@ -73,6 +73,7 @@ from urdir.ptxgen.kernels.linear.epilogue.residual import Residual
 from urdir.ptxgen.kernels.linear.packed_parts import BANDS, Mixture
 from urdir.ptxgen.kernels.linear.products.gemm_wgmma import (
     FEW,
+    MOST,
     SLICE_REGISTERS,
     GemmWgmma,
     WgmmaCut,
@@ -91,8 +92,6 @@ TARGETS = ("sm_90a",)
 #: Row groups and splits of the columns: for vectors that fit in one CTA's few, and for more.
 FEW_SHAPES = ((1, 4), (1, 2), (4, 1), (2, 2), (2, 1), (1, 1))
 MANY_SHAPES = ((2, 1), (1, 1))
-#: The most vectors of a CTA.
-MOST = 256
 #: Up to this many vectors splits as well: a warpgroup alone takes longer than the tiles of two.
 SPLIT_SHAPES, SPLIT_MOST = ((1, 2),), 136
 #: Up to this many, stages of splits may have a part of a tile of activations; more: not measured.
@@ -100,7 +99,7 @@ SLICED_MOST = 128
 #: Up to this many vectors four row groups have registers for the sums, which are handed over.
 TALL_SHAPES, TALL_MOST = ((4, 1),), 120
 #: Of more vectors than a CTA's, in how many tiles they may be, and how wide these are else.
-TILES, WIDTHS = range(1, 5), (128, 176, 192, 208, 256)
+TILES, WIDTHS = 6, (128, 176, 192, 208, 256)
 #: The most stages of weights, of CTAs that are to have an SM each.
 MOST_STAGES = 8
 #: Stages of weights, and stages of activations and their slices, deepest first.
@@ -297,9 +296,8 @@ def _widths(whole: int) -> list[int]:
     """Vectors of a CTA, of a ``whole`` number of groups."""
     if whole <= FEW:
         return [whole]
-    even = {GROUP * ceil_div(whole // GROUP, tiles) for tiles in TILES}
     fewest = ceil_div(whole, MOST)
-    even |= {GROUP * ceil_div(whole // GROUP, fewest + more) for more in (0, 1)}
+    even = {GROUP * ceil_div(whole // GROUP, tiles) for tiles in range(1, fewest + TILES)}
     return sorted(v for v in {*even, *WIDTHS} if FEW / 2 <= v <= min(whole, MOST))
 
 
