@@ -67,6 +67,13 @@ def test_products(hopper: Device, name: str, product: str) -> None:
     check(hopper, choose_wgmma(spec, hopper.properties.sm_count))
 
 
+@pytest.mark.parametrize("name", ["Q4_K", "Q6_K", "BF16"])
+def test_tiles_of_more_vectors_than_an_instruction_takes(hopper: Device, name: str) -> None:
+    cut = WgmmaCut(2, 264, weight_stages=1, x_stages=3)
+    spec = GemmWgmma.of(FORMATS[name], 2048, 4096, 1049, cut, Bias(), Residual())
+    check(hopper, spec)
+
+
 @pytest.mark.parametrize("rings", [(2, 5), (3, 4), (4, 3)])
 def test_turns(hopper: Device, rings: tuple[int, int]) -> None:
     """With any depth of the rings: two stages of weights are the most often waited for."""

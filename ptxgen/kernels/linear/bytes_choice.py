@@ -16,7 +16,7 @@ from functools import lru_cache
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.linear import mma_choice
 from urdir.ptxgen.kernels.linear.packed_parts import BANDS
-from urdir.ptxgen.kernels.linear.products.gemm_bytes import BytesCut, GemmBytes
+from urdir.ptxgen.kernels.linear.products.gemm_bytes import MOST, BytesCut, GemmBytes
 from urdir.ptxgen.spec import ceil_div
 from urdir.ptxgen.target import Target
 from urdir.ptxgen.weights.packed import GROUP
@@ -34,8 +34,9 @@ LEAST_ROWS = 449
 #: 26,700 / 27,334, 29,720 / 29,236, 31,684 / 32,432, 42,036 / 35,475, 51,816 / 39,430 (an H200,
 #: 2026-11-30).
 LEAST_FLOATS = 137
-#: Row groups of a CTA, and vectors, or all there are: registers allow as many.
-ROW_GROUPS, VECTORS = 2, (64, 96, 128, 160, 192, 208)
+#: Row groups of a CTA, its vectors, or all there are, and in how many tiles more than the fewest
+#: these may be.
+ROW_GROUPS, VECTORS, TILES = 2, (64, 96, 128, 160, 192, 208), 6
 #: CTAs that share activations, and that divide the columns.
 CLUSTERS = ((2, 1), (1, 1), (1, 2), (1, 4))
 #: Stages of weights and of activations, deepest first.
@@ -83,12 +84,19 @@ def estimate(product: GemmBytes, sms: int) -> float:
 def ways(product: GemmBytes, sms: int) -> list[GemmBytes]:
     """The product with each cut that may be the best one."""
     found = []
-    for vectors in sorted({min(_whole(product.batch), each) for each in VECTORS}):
+    for vectors in _widths(_whole(product.batch)):
         for sharers, cluster in CLUSTERS:
             way = _deepest(product, vectors, sharers, cluster)
             if way is not None and (cluster == 1 or _ctas(way) <= sms):
                 found.append(way)
     return found
+
+
+def _widths(whole: int) -> list[int]:
+    """Vectors of a CTA, of ``whole`` ones."""
+    pairs, fewest = ceil_div(whole, 2 * GROUP), ceil_div(whole, MOST)
+    even = {2 * GROUP * ceil_div(pairs, tiles) for tiles in range(1, fewest + TILES)}
+    return sorted({min(whole, each) for each in (*VECTORS, *even) if VECTORS[0] <= each <= MOST})
 
 
 def _ctas(product: GemmBytes) -> int:

@@ -35,6 +35,7 @@ def _examples(cls: type[GemmE4m3]) -> Iterator[tuple[str, GemmE4m3]]:
     yield "smallest", cls(fmt, 8, 256, 1, small)
     yield "bias", cls.of(fmt, 70, 512, 5, small, Bias())
     yield "large tile", cls(fmt, 200, 768, 300, BytesCut(2, 192, 2, 4, sets=2))
+    yield "wide tile", cls.of(fmt, 130, 512, 530, BytesCut(2, 272, 2, 3, sets=2), Residual())
     yield "gated", cls.of(fmt, 96, 512, 30, paired, Gated(), PackedVectors())
     yield "two matrices", cls(fmt, 192, 256, 12, paired, others=((fmt, 33),))
     yield "cluster", cls.of(fmt, 70, 1280, 40, BytesCut(1, 32, 2, 2, cluster=2), Residual())
