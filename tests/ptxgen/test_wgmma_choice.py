@@ -100,8 +100,8 @@ def test_a_warpgroup_has_no_sm_alone_where_two_are_faster(vectors: int) -> None:
 @pytest.mark.parametrize("fmt", ["Q4_K", "Q6_K", "F16"])
 @pytest.mark.parametrize("name", PRODUCTS)
 def test_more_vectors_take_no_less_and_little_more(name: str, fmt: str) -> None:
-    """By the estimate: no less (2 % where splits end), and of each vector 4 % more at most; with one
-    tile more than the widest, up to 25 %. Up to where CTAs take turns, which is faster."""
+    """By the estimate: no less (2 % where splits end), and of each vector 4 % more at most; with
+    one tile more than the widest, up to 25 %. Up to where CTAs take turns, which is faster."""
     few = range(16, TURN_BATCH, 8)
     us = [(v, estimate(chosen(fmt, v, **PRODUCTS[name]), SMS)) for v in few]
     for (before, least), (after, most) in pairwise(us):
@@ -111,8 +111,8 @@ def test_more_vectors_take_no_less_and_little_more(name: str, fmt: str) -> None:
 
 @pytest.mark.parametrize("fmt", ["Q4_K", pytest.param("F16", marks=pytest.mark.full)])
 def test_eight_vectors_more_are_no_cliff(fmt: str) -> None:
-    """By the estimate a vector more costs no more than 4 % of all four products for each vector, but
-    where a round of CTAs has all vectors in one, two or four tiles, and they have one more."""
+    """By the estimate all four products take 4 % more of each vector at most, but where a round of
+    CTAs has all vectors in one, two or four of the widest tiles, and they have one more."""
     us = {}
     for v in range(64, 2305, 8):
         us[v] = sum(estimate(chosen(TYPES.get(n, fmt), v, **PRODUCTS[n]), SMS) for n in PRODUCTS)

@@ -20,7 +20,7 @@ from urdir.ptxgen.kernels.linear.products.packed_operands import ByteOperands, E
 from urdir.ptxgen.kernels.linear.products.packed_product import PackedProduct
 from urdir.ptxgen.kernels.linear.spec import EPILOGUES
 from urdir.ptxgen.ptx.architecture import SM_REGISTERS
-from urdir.ptxgen.spec import LaunchShape, ceil_div
+from urdir.ptxgen.spec import LaunchShape
 from urdir.ptxgen.weights import eights
 from urdir.ptxgen.weights.formats import FORMATS
 from urdir.ptxgen.weights.packed import GROUP
@@ -76,8 +76,8 @@ class BytesCut:
 
     @property
     def threads(self) -> int:
-        """Threads of the CTA: two warps more, which issue copies, or a warpgroup that hands over its
-        registers, too."""
+        """Threads of the CTA: two warps more, which issue copies, or a warpgroup, which hands over
+        its registers, too."""
         return self.multipliers + (WARPGROUP if self.hands_over else 64)
 
     @property

@@ -35,8 +35,8 @@ WARPGROUP = 128
 OTHER_REGISTERS = 52
 #: Registers for the weights of a slice beside those of the slice before.
 SLICE_REGISTERS = 28
-#: Vectors up to which a tile is of few, and the most of a tile: of more than 256 each 16 places take
-#: two instructions, and with more than these some types spill.
+#: Vectors up to which a tile is of few, and the most of a tile: of more than 256 each 16 places
+#: take two instructions, and with more than these some types spill.
 FEW, MOST = 64, 296
 #: The steps after a product whose CTAs take turns, and the rows of an f32 y that a lane stores.
 TURN_STEPS = (Bias, Gated, *ELEMENTWISE, Residual, Bounded, PackedVectors, Heads)
