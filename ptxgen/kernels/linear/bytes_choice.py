@@ -84,7 +84,7 @@ def estimate(product: GemmBytes, sms: int) -> float:
 def ways(product: GemmBytes, sms: int) -> list[GemmBytes]:
     """The product with each cut that may be the best one."""
     found = []
-    for vectors in _widths(_whole(product.batch)):
+    for vectors in _widths(product):
         for sharers, cluster in CLUSTERS:
             way = _deepest(product, vectors, sharers, cluster)
             if way is not None and (cluster == 1 or _ctas(way) <= sms):
@@ -92,10 +92,12 @@ def ways(product: GemmBytes, sms: int) -> list[GemmBytes]:
     return found
 
 
-def _widths(whole: int) -> list[int]:
-    """Vectors of a CTA, of ``whole`` ones."""
-    pairs, fewest = ceil_div(whole, 2 * GROUP), ceil_div(whole, MOST)
-    even = {2 * GROUP * ceil_div(pairs, tiles) for tiles in range(1, fewest + TILES)}
+def _widths(product: GemmBytes) -> list[int]:
+    """Vectors of a CTA: instructions take E4M3 numbers of one group more, and bytes of two."""
+    groups, unit = ceil_div(product.batch, GROUP), 1 if product.operands.are_floats else 2
+    whole = GROUP * groups if unit == 1 else _whole(product.batch)
+    tiles = range(1, ceil_div(whole, MOST) + TILES)
+    even = {GROUP * unit * ceil_div(groups, unit * count) for count in tiles}
     return sorted({min(whole, each) for each in (*VECTORS, *even) if VECTORS[0] <= each <= MOST})
 
 

@@ -58,10 +58,10 @@ class BytesCut:
     def __post_init__(self) -> None:
         if (
             not 1 <= self.row_groups <= 2
-            or self.vectors % (GROUP if self.vectors < 32 else 2 * GROUP)
+            or self.vectors % GROUP
             or not GROUP <= self.vectors <= MOST
             or not 1 <= self.sharers <= 8
-            or self.vectors % (GROUP * self.sharers)
+            or GROUP * self.vectors % self.sharers
             or min(self.weight_stages, self.x_stages) < 1
             or self.sets not in (1, 2)
             or not 1 <= self.cluster <= 8
