@@ -136,6 +136,9 @@ class GemmBytes(PackedProduct):
         super().__post_init__()
         if self.mixture is not None:
             raise PtxgenError(f"{self.name}: no mixtures")
+        vectors = self.cut.vectors
+        if vectors >= 4 * GROUP and vectors % (2 * GROUP) and not self.operands.are_floats:
+            raise PtxgenError(f"{self.name}: {vectors} vectors: instructions take bytes by 16")
         ctas = self.launch_shape.grid[1]
         if ctas % self.cut.sharers or self.cut.cluster > self.layout.row_tiles:
             raise PtxgenError(

@@ -98,8 +98,6 @@ class ByteOperands:
             raise PtxgenError(f"{product.name}: for quantised weights")
         if product.cols > eights.MOST_COLS:
             raise PtxgenError(f"{product.name}: {product.cols} columns: up to {eights.MOST_COLS}")
-        if product.cut.vectors >= 4 * GROUP and product.cut.vectors % (2 * GROUP):
-            raise PtxgenError(f"{product.name}: {product.cut}: vectors by {2 * GROUP}")
 
     def x_params(self, product: Product) -> list[Param]:
         return _scaled_x(product, "s8")
