@@ -17,6 +17,12 @@ one on average. us of the fastest (rows x vectors of the weights; Q6_K down, els
 | 512 | 47.1 | 27.0 | 152.7 | 85.4 |
 | 2048 | 140.3 | 108.1 | 608.4 | 292.0 |
 
+Tiles of more than 256 vectors spare a round of CTAs, Q4_K_M (2026-11-30):
+
+| vectors | 2 x 14336 x 4096, up to 256, of 264 | 4096 x 14336, up to 256, of 264 |
+|---|---|---|
+| 1056 | 306.9, 303.1 | 179.1, 147.9 |
+
 2048 of BF16, gate and up: 937 in tiles of 128, 880 of 208, 807 of 256 vectors, whose registers are
 handed over (`WgmmaCut.hands_over`). Two CTAs of a launch that fit on one SM are sometimes there,
 with none on another: 96 vectors of down took 36.4 so. More stages than two have room for end that
