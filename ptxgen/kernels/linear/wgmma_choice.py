@@ -210,6 +210,8 @@ def estimate(product: GemmWgmma, sms: int) -> float:
     copied = tiles * (weights + TILE_NBYTES * cut.vectors) * (each if each > 1 else ctas / sms)
     readers = ctas // product.tiling.tiles
     read = readers * tiles * weights / min(MEMORY_NBYTES, SM_NBYTES_READ * min(readers, sms))
+    if cut.weight_stages == 1:  # nothing is copied while a tile is multiplied
+        on_sm += copied / L2_NBYTES
     at_once = (alone, on_sm, copied / L2_NBYTES, read)
     apart = CLUSTER if cut.cluster > 1 else 0.0
     apart += SPLIT * cut.splits * cut.vectors / FEW if cut.splits > 1 else 0.0
