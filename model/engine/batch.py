@@ -310,7 +310,7 @@ class ShapeBuckets:
         that is faster."""
         if shape.walk.count or shape.draft_only or shape.rows <= WHOLE_CHUNK:
             return shape
-        rows = min(shape.rows, fine_chunk(rows))
+        rows = min(shape.rows, fine_chunk(rows, grain=8))
         return replace(shape, rows=rows, prompt=rows)
 
     def walked(self, rows: int, lengths: Sequence[int]) -> Blocks:

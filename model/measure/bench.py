@@ -25,7 +25,7 @@ from urdir.model.measure.timed_answers import (
     time_decoding,
     usual_spread,
 )
-from urdir.model.memory.buckets import WHOLE_STEP, row_buckets
+from urdir.model.memory.buckets import row_buckets
 
 if TYPE_CHECKING:
     from urdir.model.families.config import Config
@@ -239,7 +239,7 @@ class _Bench:
         while start < end:
             shape, stop = shapes.prompt(start, end, Output.GREEDY)
             needed.append(shapes.fine(shape, stop - start))
-            if stop < end <= start + WHOLE_STEP:
+            if stop < end <= start + shapes.chunks[-1]:
                 batch = Batch((), (Segment(0, start, end, chooses=True),))
                 whole = shapes.of_batch(batch, end, Output.GREEDY)
                 needed.append(shapes.fine(whole, end - start))

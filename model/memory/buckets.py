@@ -26,9 +26,6 @@ WHOLE_CHUNK = 128
 #: of one with padding where they take this share less. ms of 128, 512, 1,024 and 1,536 tokens of an
 #: 8B Q4_K_M model on an H200: 4.4, 12.0, 21.8 and 32.9.
 _STEP_ROWS, _LESS = 128, 0.05
-#: Up to as many rows one step by a finer graph takes the place of two: 513 and 769 tokens of an 8B
-#: Q4_K_M model 3 %, of Qwen3-30B-A3B 14 and 8 % less. Products of more have another round of CTAs.
-WHOLE_STEP = 1024
 #: Maximum rows of a step with drafts: beyond them one more costs as much as a token gains.
 MOST_DRAFTED = 64
 #: Maximum rows of a prompt step, if memory allows.
@@ -46,10 +43,11 @@ def row_bucket(rows: int) -> int:
     return ROWS[at] if at < len(ROWS) else 1 << (rows - 1).bit_length()
 
 
-def fine_chunk(rows: int) -> int:
+def fine_chunk(rows: int, grain: int = 16) -> int:
     """Rows of prompts of a fine shape for a step with several prompt segments, whose graphs are
-    recorded while steps of coarse ones run: 3 % more at most, or 15 rows."""
-    step = max(16, (1 << (rows - 1).bit_length()) // 64)
+    recorded while steps of coarse ones run: 3 % more at most, or 15 rows. With half the ``grain``,
+    for one prompt alone, half as many more."""
+    step = max(grain, (1 << (rows - 1).bit_length()) * grain // 1024)
     return -(-rows // step) * step
 
 

@@ -18,7 +18,7 @@ from urdir.ptxgen.kernels.linear.epilogue.bias import Bias
 from urdir.ptxgen.kernels.linear.epilogue.pack import PackedVectors
 from urdir.ptxgen.kernels.linear.epilogue.residual import Residual
 from urdir.ptxgen.kernels.linear.mma_choice import any_bytes_cut, choose_mma
-from urdir.ptxgen.kernels.linear.products.gemm_bytes import BytesCut
+from urdir.ptxgen.kernels.linear.products.gemm_bytes import BytesCut, GemmBytes
 from urdir.ptxgen.kernels.linear.products.gemm_e4m3 import GemmE4m3
 from urdir.ptxgen.kernels.linear.products.gemm_mma_bytes import GemmMmaBytes
 from urdir.ptxgen.kernels.linear.products.gemm_mma_e4m3 import GemmMmaE4m3
@@ -67,6 +67,13 @@ def test_products(hopper: Device, name: str, product: str) -> None:
     check(hopper, choose_wgmma(spec, hopper.properties.sm_count))
 
 
+@pytest.mark.parametrize("name", ["Q4_K", "Q6_K", "BF16"])
+def test_tiles_of_more_vectors_than_an_instruction_takes(hopper: Device, name: str) -> None:
+    cut = WgmmaCut(2, 264, weight_stages=1, x_stages=3)
+    spec = GemmWgmma.of(FORMATS[name], 2048, 4096, 1049, cut, Bias(), Residual())
+    check(hopper, spec)
+
+
 @pytest.mark.parametrize("rings", [(2, 5), (3, 4), (4, 3)])
 def test_turns(hopper: Device, rings: tuple[int, int]) -> None:
     """With any depth of the rings: two stages of weights are the most often waited for."""
@@ -83,6 +90,14 @@ def test_products_of_e4m3(hopper: Device, name: str) -> None:
     rows, cols, steps = PRODUCTS["many columns"]
     spec = GemmE4m3.of(FORMATS[name], rows, cols, VECTORS, BytesCut(1, 8, 2, 2), *steps)
     check(hopper, choose_bytes(spec, hopper.properties.sm_count))
+
+
+@pytest.mark.parametrize(("kind", "name"), [(GemmE4m3, "E4M3R256"), (GemmBytes, "Q6_K")])
+def test_tiles_of_eight_bits_that_take_registers_of_warps_that_copy(
+    hopper: Device, kind: type[GemmBytes], name: str
+) -> None:
+    cut = BytesCut(2, 272, 2, 3, sets=2)
+    check(hopper, kind.of(FORMATS[name], 2048, 4096, 1081, cut, Bias(), Residual()))
 
 
 @pytest.mark.parametrize(("kind", "name"), [(GemmMmaE4m3, "E4M3R256"), (GemmMmaBytes, "Q4_K")])

@@ -228,8 +228,10 @@ def test_what_is_refused() -> None:
         GemmE4m3(FORMATS["E4M3G32"], 64, 64, 8, BytesCut(1, 8))
     with pytest.raises(PtxgenError, match="1 tiles of rows, 1 of columns in"):
         GemmBytes(q8, 64, 64, 16, BytesCut(2, 16, sharers=2))
+    with pytest.raises(PtxgenError, match="40 vectors: instructions take bytes by 16"):
+        GemmBytes(q8, 64, 64, 40, BytesCut(1, 40))
     with pytest.raises(PtxgenError, match="impossible cut"):
-        BytesCut(1, 40)
+        BytesCut(1, 44)
     with pytest.raises(PtxgenError, match="rows of 16388: up to 16384 columns"):
         PackBytes(1, 16388)
     with pytest.raises(PtxgenError, match="row_scales: not of BF16 weights"):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from urdir.model.engine.batch import Batch, Grain, Output, Segment, StepShape
 from urdir.model.engine.requests.step_plan import StepPlan
-from urdir.model.memory.buckets import COMMON_ROWS, ROWS, WHOLE_STEP
+from urdir.model.memory.buckets import COMMON_ROWS, ROWS
 
 if TYPE_CHECKING:
     from urdir.model.engine.session import Session
@@ -66,7 +66,7 @@ class RecordedShapes:
         """Whether one step with all that is left of a prompt alone is faster than two: by a graph
         with little padding, which is recorded. One that comes often will be."""
         shapes = self._session.shapes
-        if end - start > WHOLE_STEP or shapes.first(end - start) == end - start:
+        if end - start > shapes.chunks[-1] or shapes.first(end - start) == end - start:
             return False
         batch = Batch((), (Segment(0, start, end, chooses=True),))
         coarse = shapes.of_batch(batch, end, output)

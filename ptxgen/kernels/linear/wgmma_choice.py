@@ -17,6 +17,12 @@ one on average. us of the fastest (rows x vectors of the weights; Q6_K down, els
 | 512 | 47.1 | 27.0 | 152.7 | 85.4 |
 | 2048 | 140.3 | 108.1 | 608.4 | 292.0 |
 
+Tiles of more than 256 vectors spare a round of CTAs, Q4_K_M (2026-11-30):
+
+| vectors | 2 x 14336 x 4096, up to 256, of 264 | 4096 x 14336, up to 256, of 264 |
+|---|---|---|
+| 1056 | 306.9, 303.1 | 179.1, 147.9 |
+
 2048 of BF16, gate and up: 937 in tiles of 128, 880 of 208, 807 of 256 vectors, whose registers are
 handed over (`WgmmaCut.hands_over`). Two CTAs of a launch that fit on one SM are sometimes there,
 with none on another: 96 vectors of down took 36.4 so. More stages than two have room for end that
@@ -73,6 +79,7 @@ from urdir.ptxgen.kernels.linear.epilogue.residual import Residual
 from urdir.ptxgen.kernels.linear.packed_parts import BANDS, Mixture
 from urdir.ptxgen.kernels.linear.products.gemm_wgmma import (
     FEW,
+    MOST,
     SLICE_REGISTERS,
     GemmWgmma,
     WgmmaCut,
@@ -91,8 +98,6 @@ TARGETS = ("sm_90a",)
 #: Row groups and splits of the columns: for vectors that fit in one CTA's few, and for more.
 FEW_SHAPES = ((1, 4), (1, 2), (4, 1), (2, 2), (2, 1), (1, 1))
 MANY_SHAPES = ((2, 1), (1, 1))
-#: The most vectors of a CTA.
-MOST = 256
 #: Up to this many vectors splits as well: a warpgroup alone takes longer than the tiles of two.
 SPLIT_SHAPES, SPLIT_MOST = ((1, 2),), 136
 #: Up to this many, stages of splits may have a part of a tile of activations; more: not measured.
@@ -100,7 +105,7 @@ SLICED_MOST = 128
 #: Up to this many vectors four row groups have registers for the sums, which are handed over.
 TALL_SHAPES, TALL_MOST = ((4, 1),), 120
 #: Of more vectors than a CTA's, in how many tiles they may be, and how wide these are else.
-TILES, WIDTHS = range(1, 5), (128, 176, 192, 208, 256)
+TILES, WIDTHS = 6, (128, 176, 192, 208, 256)
 #: The most stages of weights, of CTAs that are to have an SM each.
 MOST_STAGES = 8
 #: Stages of weights, and stages of activations and their slices, deepest first.
@@ -205,6 +210,8 @@ def estimate(product: GemmWgmma, sms: int) -> float:
     copied = tiles * (weights + TILE_NBYTES * cut.vectors) * (each if each > 1 else ctas / sms)
     readers = ctas // product.tiling.tiles
     read = readers * tiles * weights / min(MEMORY_NBYTES, SM_NBYTES_READ * min(readers, sms))
+    if cut.weight_stages == 1:  # nothing is copied while a tile is multiplied
+        on_sm += copied / L2_NBYTES
     at_once = (alone, on_sm, copied / L2_NBYTES, read)
     apart = CLUSTER if cut.cluster > 1 else 0.0
     apart += SPLIT * cut.splits * cut.vectors / FEW if cut.splits > 1 else 0.0
@@ -297,9 +304,8 @@ def _widths(whole: int) -> list[int]:
     """Vectors of a CTA, of a ``whole`` number of groups."""
     if whole <= FEW:
         return [whole]
-    even = {GROUP * ceil_div(whole // GROUP, tiles) for tiles in TILES}
     fewest = ceil_div(whole, MOST)
-    even |= {GROUP * ceil_div(whole // GROUP, fewest + more) for more in (0, 1)}
+    even = {GROUP * ceil_div(whole // GROUP, tiles) for tiles in range(1, fewest + TILES)}
     return sorted(v for v in {*even, *WIDTHS} if FEW / 2 <= v <= min(whole, MOST))
 
 

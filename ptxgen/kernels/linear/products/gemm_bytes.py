@@ -20,13 +20,17 @@ from urdir.ptxgen.kernels.linear.products.packed_operands import ByteOperands, E
 from urdir.ptxgen.kernels.linear.products.packed_product import PackedProduct
 from urdir.ptxgen.kernels.linear.spec import EPILOGUES
 from urdir.ptxgen.ptx.architecture import SM_REGISTERS
-from urdir.ptxgen.spec import LaunchShape, ceil_div
+from urdir.ptxgen.spec import LaunchShape
 from urdir.ptxgen.weights import eights
 from urdir.ptxgen.weights.formats import FORMATS
 from urdir.ptxgen.weights.packed import GROUP
 
-#: Registers of a thread except those of sums and of bytes of weights.
-OTHER_REGISTERS = 40
+#: Registers of a thread except those of sums and of bytes of weights, and those that a thread which
+#: copies keeps where it hands over the others.
+OTHER_REGISTERS, COPY_REGISTERS = 40, 40
+#: The most vectors of a tile: of more than 256 each 32 places take two instructions, and with more
+#: than these some types spill.
+MOST = 288
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +58,10 @@ class BytesCut:
     def __post_init__(self) -> None:
         if (
             not 1 <= self.row_groups <= 2
-            or self.vectors % (GROUP if self.vectors < 32 else 2 * GROUP)
-            or not GROUP <= self.vectors <= 256
+            or self.vectors % GROUP
+            or not GROUP <= self.vectors <= MOST
             or not 1 <= self.sharers <= 8
-            or self.vectors % (GROUP * self.sharers)
+            or GROUP * self.vectors % self.sharers
             or min(self.weight_stages, self.x_stages) < 1
             or self.sets not in (1, 2)
             or not 1 <= self.cluster <= 8
@@ -72,13 +76,31 @@ class BytesCut:
 
     @property
     def threads(self) -> int:
-        """Threads of the CTA: two warps more, which issue copies."""
-        return self.multipliers + 64
+        """Threads of the CTA: two warps more, which issue copies, or a warpgroup, which hands over
+        its registers, too."""
+        return self.multipliers + (WARPGROUP if self.hands_over else 64)
+
+    @property
+    def first_registers(self) -> int:
+        """Registers with which each thread begins: each quarter of an SM has a quarter of them, and
+        of the warps."""
+        return min(SM_REGISTERS // (WARPGROUP * (self.row_groups + 1)) // 8 * 8, 248)
+
+    @property
+    def hands_over(self) -> bool:
+        """Whether the warps that copy hand registers to those that multiply, which need more."""
+        return self.used_registers > self.first_registers
+
+    @property
+    def copy_registers(self) -> int:
+        """Registers of a thread that copies."""
+        return COPY_REGISTERS if self.hands_over else self.first_registers
 
     @property
     def registers(self) -> int:
-        """Registers of a thread: each quarter of an SM has a quarter of them, and of the warps."""
-        return min(SM_REGISTERS // (WARPGROUP * ceil_div(self.threads, WARPGROUP)) // 8 * 8, 248)
+        """Registers of a thread that multiplies."""
+        left = self.first_registers * (self.row_groups + 1) - self.copy_registers
+        return min(left // self.row_groups // 8 * 8, 248)
 
     @property
     def used_registers(self) -> int:
@@ -113,6 +135,9 @@ class GemmBytes(PackedProduct):
         super().__post_init__()
         if self.mixture is not None:
             raise PtxgenError(f"{self.name}: no mixtures")
+        vectors = self.cut.vectors
+        if vectors >= 4 * GROUP and vectors % (2 * GROUP) and not self.operands.are_floats:
+            raise PtxgenError(f"{self.name}: {vectors} vectors: instructions take bytes by 16")
         ctas = self.launch_shape.grid[1]
         if ctas % self.cut.sharers or self.cut.cluster > self.layout.row_tiles:
             raise PtxgenError(
@@ -151,6 +176,7 @@ def _examples(cls: type[GemmBytes]) -> Iterator[tuple[str, GemmBytes]]:
         cols = max(fmt.block, 288 // fmt.block * fmt.block)
         yield fmt.name, cls.of(fmt, 70, cols, 3 + i % 6, small, *[Bias()] * (i % 2 == 0))
     yield "large tile", cls(q4_k, 200, 768, 300, BytesCut(2, 192, 2, 4, sets=2))
+    yield "widest tile", cls.of(q4_k, 70, 768, 291, BytesCut(2, 288, 2, 3, sets=2), Residual())
     paired = BytesCut(2, 16)
     yield "gated", cls.of(q4_k, 96, 512, 30, paired, Bias(), Gated())
     yield "packed", cls.of(q4_k, 96, 512, 30, paired, Gated(), PackedVectors())

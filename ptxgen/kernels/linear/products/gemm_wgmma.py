@@ -35,8 +35,9 @@ WARPGROUP = 128
 OTHER_REGISTERS = 52
 #: Registers for the weights of a slice beside those of the slice before.
 SLICE_REGISTERS = 28
-#: Vectors up to which a tile is of few.
-FEW = 64
+#: Vectors up to which a tile is of few, and the most of a tile: of more than 256 each 16 places
+#: take two instructions, and with more than these some types spill.
+FEW, MOST = 64, 296
 #: The steps after a product whose CTAs take turns, and the rows of an f32 y that a lane stores.
 TURN_STEPS = (Bias, Gated, *ELEMENTWISE, Residual, Bounded, PackedVectors, Heads)
 LANE_ROWS = 4
@@ -73,7 +74,7 @@ class WgmmaCut:
         if (
             not 1 <= self.row_groups * self.splits <= 4
             or self.vectors % GROUP
-            or not GROUP <= self.vectors <= 256
+            or not GROUP <= self.vectors <= MOST
             or TILE_SLICES % self.x_slices
             or not 1 <= self.cluster <= 8
             or min(self.weight_stages, self.x_stages) < 1
@@ -246,6 +247,10 @@ def _examples(cls: type[GemmWgmma]) -> Iterator[tuple[str, GemmWgmma]]:
     yield "large tile", cls(q4_k, 200, 512, 201, WgmmaCut(2, 192))
     cut = WgmmaCut(4, 72, weight_stages=1, x_stages=2, x_slices=4)
     yield "tall tile", cls.of(q4_k, 100, 512, 70, cut, Gated(), PackedVectors())
+    cut = WgmmaCut(2, 264, weight_stages=2, x_stages=2)
+    yield "wide tile", cls.of(q6_k, 130, 512, 521, cut, Residual())
+    cut = WgmmaCut(2, 296, weight_stages=2, x_stages=2)
+    yield "widest tile", cls.of(q4_k, 70, 512, 291, cut, Gated(), PackedVectors())
     cut = WgmmaCut(4, 120, weight_stages=2, x_stages=2, x_slices=4)
     yield "tall tile of many", cls.of(q4_k, 100, 512, 115, cut, Gated(), PackedVectors())
     yield "splits", cls(q4_k, 130, 1280, 17, WgmmaCut(1, 24, splits=4, x_slices=4, x_stages=1))
