@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
+from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.experts.examples import down_examples
 from urdir.ptxgen.kernels.experts.reference import ended, found
 from urdir.ptxgen.kernels.experts.tiled import ExpertsSpec
@@ -15,6 +17,7 @@ from urdir.ptxgen.kernels.linear.epilogue.bias import Bias
 from urdir.ptxgen.kernels.linear.epilogue.residual import Residual
 from urdir.ptxgen.kernels.linear.epilogue.weighted import Weighted
 from urdir.ptxgen.spec import Access, Array, Param
+from urdir.ptxgen.weights.layout import Layout
 
 
 @dataclass(frozen=True)
@@ -25,15 +28,24 @@ class ExpertsDown(ExpertsSpec):
     The experts' matrices stand side by side: one product with ``used`` times ``cols`` columns.
     ``early``: the experts were chosen before the launch before this one, which waited for that. The
     first weights are then loaded while that launch runs. ``starts_next``: the launch after this one
-    may start before it waits. A shared expert's weight is the sigmoid of ``gate``.
+    may start before it waits. The columns of a shared expert stand behind these; ``shared_gate``:
+    its weight is the sigmoid of ``gate``, else 1.
+
+    Raises PtxgenError for a gate of no shared expert, or of experts without weights.
     """
 
     early: bool = False
     starts_next: bool = False
+    shared_gate: bool = False
 
     epilogues = (Bias, Weighted, Residual)
     name = "experts_down"
     template = ("urdir.templates", "experts/down.ptx.j2")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.shared_gate and not (self.shared_slots and self.steps.has(Weighted)):
+            raise PtxgenError("experts_down: a gate is for a shared expert beside weighted ones")
 
     @property
     def alone(self) -> bool:  # type: ignore[override]
@@ -46,7 +58,15 @@ class ExpertsDown(ExpertsSpec):
 
     @property
     def blocks(self) -> int:
-        return self.used * self.layout.row_tiles
+        more = self.shared_layout.row_tiles if self.shared_slots else 0
+        return self.chosen_slots * self.layout.row_tiles + more
+
+    @cached_property
+    def shared_layout(self) -> Layout:
+        return Layout(self.format, self.rows, self.shared_slots * self.cols)
+
+    def by_slots(self, shared: Array) -> Array:
+        return shared.reshape(self.rows, self.shared_slots, self.cols).transpose(1, 0, 2)
 
     @property
     def params(self) -> tuple[Param, ...]:
@@ -54,7 +74,7 @@ class ExpertsDown(ExpertsSpec):
             *self.weight_params,
             *self.row_experts.params,
             *(self.params_of(Weighted) if self.selection is None else ()),
-            *((Param("gate", "f32", ("batch",), Access.IN),) if self.has_shared else ()),
+            *((Param("gate", "f32", ("batch",), Access.IN),) if self.shared_gate else ()),
             Param("x", "f32", ("batch", "used", "cols"), Access.IN),
             *self.params_of(Bias, Residual),
             Param("y", "f32", ("batch", "rows"), Access.OUT),
@@ -62,6 +82,9 @@ class ExpertsDown(ExpertsSpec):
 
     def reference(self, **inputs: Any) -> dict[str, Array]:
         inputs = self.row_experts.chosen(inputs)
+        if self.shared_gate:
+            share = 1.0 / (1.0 + np.exp(-inputs["gate"].astype(np.float64)))
+            inputs["weight"][:, self.chosen_slots :] = share
         experts = inputs["expert"]
         places, (weights,), held = found(self, inputs, experts)
         y = np.einsum("bsrc,bsc->bsr", weights[places], inputs["x"].astype(np.float64))

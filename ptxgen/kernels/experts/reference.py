@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from urdir.ptxgen.kernels.experts.shared import shared_weights
 from urdir.ptxgen.kernels.experts.spec import ExpertsProduct
 from urdir.ptxgen.kernels.linear.steps import Epilogue, Reference
 from urdir.ptxgen.spec import Array
@@ -15,14 +14,14 @@ from urdir.ptxgen.spec import Array
 
 def matrices_of(spec: ExpertsProduct, inputs: dict[str, Any]) -> list[Array]:
     """The weights (experts, or slots of held ones, rows, cols) f64 of each repacked matrix; last
-    those of an expert that all rows have."""
+    those of the slots that all rows have."""
     shape = (-1, spec.rows, spec.cols)
     layout = spec.layout if spec.held is None else spec.held.layout(spec)
     found = [layout.unpack(inputs[m]).reshape(shape).astype(float) for m in spec.matrices]
-    if not spec.has_shared:
+    if not spec.shared_slots:
         return found
-    more = shared_weights(spec, inputs)
-    return [np.append(m, [own], axis=0) for m, own in zip(found, more, strict=True)]
+    more = [spec.shared_layout.unpack(inputs[f"shared_{m}"]).astype(float) for m in spec.matrices]
+    return [np.append(m, spec.by_slots(own), axis=0) for m, own in zip(found, more, strict=True)]
 
 
 def found(

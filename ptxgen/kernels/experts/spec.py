@@ -13,10 +13,9 @@ from urdir.ptxgen.kernels.experts.held import Held
 from urdir.ptxgen.kernels.experts.parts import LogitParts
 from urdir.ptxgen.kernels.experts.row_experts import RowExperts
 from urdir.ptxgen.kernels.experts.selection import Selection
-from urdir.ptxgen.kernels.experts.shared import shared_layout, shared_params
 from urdir.ptxgen.kernels.linear.epilogue.bias import Bias
 from urdir.ptxgen.kernels.linear.steps import Epilogue, Part, Product, Prologue, Step
-from urdir.ptxgen.spec import Access, Param
+from urdir.ptxgen.spec import Access, Array, Param
 from urdir.ptxgen.weights.formats import Format
 from urdir.ptxgen.weights.layout import TILE_ROWS, Layout, random_weights
 
@@ -26,8 +25,8 @@ class ExpertsProduct(Product):
     """Products of ``batch`` rows with ``used`` of ``experts`` matrices (rows, cols) each, between
     the steps of a ``prologue`` and an ``epilogue``. Biases are (experts, rows). Rows have the
     experts of `RowExperts` by the ``selection`` and the ``logit_parts``. The matrices may be
-    ``held`` by a cache. ``has_shared``: the last of the ``used`` slots has one more expert, which
-    all rows have, with matrices of its own.
+    ``held`` by a cache. ``shared_slots``: the last so many of the ``used`` slots are those of an expert
+    that all rows have, that many times as wide, with matrices of its own (`shared_layout`).
 
     Raises PtxgenError for matrices whose rows are not whole bands of tiles.
     """
@@ -43,7 +42,7 @@ class ExpertsProduct(Product):
     selection: Selection | None = field(default=None, kw_only=True)
     logit_parts: LogitParts | None = field(default=None, kw_only=True)
     held: Held | None = field(default=None, kw_only=True)
-    has_shared: bool = field(default=False, kw_only=True)
+    shared_slots: int = field(default=0, kw_only=True)
 
     @cached_property
     def layout(self) -> Layout:
@@ -63,11 +62,25 @@ class ExpertsProduct(Product):
     def row_experts(self) -> RowExperts:
         """Which experts the rows have."""
         sizes = (self.batch, self.experts, self.used)
-        return RowExperts(*sizes, self.selection, self.logit_parts, self.has_shared)
+        return RowExperts(*sizes, self.selection, self.logit_parts, self.shared_slots)
+
+    @property
+    def chosen_slots(self) -> int:
+        """How many of a row's slots have experts that are chosen."""
+        return self.row_experts.chosen_slots
+
+    @cached_property
+    def shared_layout(self) -> Layout:
+        """How a matrix of the shared expert lies in memory."""
+        return Layout(self.format, self.shared_slots * self.rows, self.cols)
+
+    def by_slots(self, shared: Array) -> Array:
+        """The weights of a shared expert's matrix by slots, (shared_slots, rows, cols)."""
+        return shared.reshape(self.shared_slots, self.rows, self.cols)
 
     @property
     def pair_shape(self) -> tuple[str | int, ...]:
-        return ("batch", "used")
+        return ("batch", "chosen_slots")
 
     def bias_shape(self, part: Part) -> tuple[str | int, ...]:
         return ("experts", "rows")
@@ -92,9 +105,10 @@ class ExpertsProduct(Product):
         """The matrices."""
         if self.held is not None:
             return self.held.params(self)
-        nbytes = (self.layout.nbytes,)
-        params = (Param(name, "u8", nbytes, Access.IN) for name in self.matrices)
-        return *params, *(shared_params(self) if self.has_shared else ())
+        params = [(name, self.layout) for name in self.matrices]
+        if self.shared_slots:
+            params += [(f"shared_{name}", self.shared_layout) for name in self.matrices]
+        return tuple(Param(name, "u8", (of.nbytes,), Access.IN) for name, of in params)
 
     def params_of(self, *kinds: type[Step]) -> tuple[Param, ...]:
         """The parameters of the steps of these kinds, in their order."""
@@ -108,7 +122,7 @@ class ExpertsProduct(Product):
         given = [p for p in self.params if p.access is not Access.OUT]
         for p in given:
             if p.dtype == "u8" and p.name not in inputs:
-                layout = shared_layout(self) if p.name.startswith("shared_") else self.layout
+                layout = self.shared_layout if p.name.startswith("shared_") else self.layout
                 inputs[p.name] = random_weights(layout, rng, 0.5 / self.cols**0.5)
         inputs |= self.row_experts.make_inputs(rng)
         for p in given:
@@ -124,7 +138,9 @@ def check_experts(of: ExpertsProduct) -> None:
     """Raise PtxgenError for a selection, or a cache, of others, and for a shared expert that the
     kernel does not take."""
     of.row_experts.check(of.name)
-    if of.has_shared and (of.held is not None or of.steps.has(Bias)):
+    if of.shared_slots and (of.held is not None or of.steps.has(Bias)):
         raise PtxgenError(f"{of.name}: an expert that all rows have has no bias and no cache")
     if of.held is not None:
         of.held.check(of)
+        if of.selection is not None and not of.selection.is_plain:
+            raise PtxgenError(f"{of.name}: experts of a cache are chosen by logits alone")

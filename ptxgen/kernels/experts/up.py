@@ -83,7 +83,8 @@ class ExpertsUp(ExpertsSpec):
         x = multiplied(inputs["x"], Reference(self, self.parts[0], inputs, {}))
         experts = np.arange(self.batch)[:, None] % self.experts
         if not self.in_turn:
-            experts = self.row_experts.chosen(inputs)["expert"]
+            inputs = self.row_experts.chosen(inputs)
+            experts = inputs["expert"]
         places, matrices, held = found(self, inputs, experts)
         products = [np.einsum("bsrc,bc->bsr", m[places], x) for m in matrices]
         y = np.stack([product.reshape(-1, self.rows) for product in products])
