@@ -19,10 +19,10 @@ from urdir.model.lower.rows import OutputRows, Rows
 from urdir.model.memory.norms import NormLayer
 from urdir.model.memory.weights import Matrix
 from urdir.ptxgen.kernels.experts.parts import LogitParts
-from urdir.ptxgen.kernels.experts.selection import Selection
 from urdir.ptxgen.kernels.linear.choice import takes_gemm
 
 if TYPE_CHECKING:
+    from urdir.model.lower.experts.layer import RouterLayer
     from urdir.driver.kernel import Kernel
     from urdir.driver.launch import Argument
     from urdir.driver.memory import Slice
@@ -91,7 +91,7 @@ class Lowering:
         self.sent: set[Tensor] = set()
         self.pending: dict[Tensor, Adapt] = {}
         self.unmade: dict[Tensor, Norm] = {}
-        self.unselected: dict[Tensor, Selection] = {}
+        self.unselected: dict[Tensor, RouterLayer] = {}
         self.parted: dict[Tensor, Parted] = {}
         self.completed: tuple[Tensor, Normalization] | None = None
 

@@ -128,8 +128,18 @@ def lower_route(at: Lowering, ops: Sequence[Op]) -> bool:
         if at.readers(norm.y) != [of]:
             return False
     if of.y in at.parted:
-        at.unselected[of.y] = of.selection
-        return True
+        at.unselected[of.y] = RouterLayer.of(at, of)
+    else:
+        append_router(at, of, norm, selects=bool(norms) or not products_choose(at, of))
+    return True
+
+
+def append_router(
+    at: Lowering, of: Route, norm: Norm | None, selects: bool, gate: Matrix | None = None
+) -> None:
+    """The launches of a router after a ``norm``: the choice too if it ``selects``, else products
+    choose. One launch (`is_one_launch`) that does not select makes the product with a ``gate``
+    (1, hidden), too: the register "shared gate"."""
     x, layer = before_norm(at, of.x, norm)
     work, router, rows = at.work, RouterLayer.of(at, of), of.x.rows
     extra = {"choice_bias": router.choice_bias, "expert_scale": router.expert_scale}
@@ -137,20 +147,11 @@ def lower_route(at: Lowering, ops: Sequence[Op]) -> bool:
     chosen["position"] = known_positions(at, of)
     matrix, logits = router.matrix, work["router logits"]
     if at.parts.config.random_routing is not None:
-        _append_random(at, of, x, chosen)
-        return True
-    computed = None if layer is None else layer.norm
-    apart = of.low is not None and matrix.format.name == "F32" and RouterLogits.takes(matrix.cols)
-    many = apart or _makes_many_logits(at, router, rows)
-    if (
-        many
-        or of.low is not None
-        or of.router.by_token is not None
-        or matrix.format.name != "F32"
-        or not RouteExperts.takes(matrix.cols, computed)
-    ):
+        _append_random(at, of, x, selects, chosen)
+        return
+    if not is_one_launch(at, of, router, layer):
         select = _select(rows, router.selection)
-        if many:
+        if _is_apart(of, router) or _makes_many_logits(at, router, rows):
             select = _append_logits(at, of, router, x, layer)
         else:
             _append_product(at, of, norm)
@@ -159,12 +160,18 @@ def lower_route(at: Lowering, ops: Sequence[Op]) -> bool:
         if select.cols:
             chosen |= {"squares": work["router squares"], "factor": work["router factor"]}
         at.launch(select, f"{of.label}.select", logits=logits, **chosen)
-        return True
-    has_bias, selects = matrix.bias is not None, bool(norms) or not products_choose(at, of)
-    sizes = rows, matrix.cols, router.selection
-    each = 1 if selects else RouteExperts.each_of(*sizes)
-    starts_next = not selects and _starts_next(at, of, layer)
-    kernel = route_kernel(*sizes, computed, has_bias, router.scale, selects, each, starts_next)
+        return
+    sizes, computed = (rows, matrix.cols, router.selection), None if layer is None else layer.norm
+    kernel = route_kernel(
+        *sizes,
+        computed,
+        matrix.bias is not None,
+        router.scale,
+        selects,
+        1 if selects else RouteExperts.each_of(*sizes),
+        not selects and _starts_next(at, of, layer),
+        gate is not None,
+    )
     at.launch(
         kernel,
         of.label,
@@ -174,11 +181,27 @@ def lower_route(at: Lowering, ops: Sequence[Op]) -> bool:
         logits=logits,
         norm=None if layer is None else layer.weight,
         bias=matrix.bias,
+        gate_weights=None if gate is None else gate.data,
+        gate_logits=None if gate is None else work["shared gate"],
         **(chosen if selects else {}),
     )
     if not selects:
-        at.unselected[of.y] = router.selection
-    return True
+        at.unselected[of.y] = router
+
+
+def is_one_launch(at: Lowering, of: Route, router: RouterLayer, norm: NormLayer | None) -> bool:
+    """Whether `RouteExperts` takes a router after a norm: an F32 matrix for few logits, without
+    adapters and experts by token."""
+    matrix, plain = router.matrix, of.low is None and of.router.by_token is None
+    if not plain or matrix.format.name != "F32" or _makes_many_logits(at, router, of.x.rows):
+        return False
+    return RouteExperts.takes(matrix.cols, None if norm is None else norm.norm)
+
+
+def _is_apart(of: Route, router: RouterLayer) -> bool:
+    """Whether adapters are added to logits that another launch makes."""
+    matrix = router.matrix
+    return of.low is not None and matrix.format.name == "F32" and RouterLogits.takes(matrix.cols)
 
 
 def products_choose(at: Lowering, of: Route) -> bool:
@@ -190,11 +213,14 @@ def products_choose(at: Lowering, of: Route) -> bool:
         return False
     if experts.x is not of.x or experts.room is not None or experts.weigh_input:
         return False
-    if of.x.rows == 1:
-        return of.selection.is_plain
-    together = SharedRead(at, of.x.rows).pays(MixtureLayer.of(at, experts))
-    most = MOST_CHOSEN_TOGETHER if together else MOST_CHOSEN
-    return of.selection.is_plain and of.selection.experts <= most
+    cached = at.parts.weights.expert_caches.get(experts.up.matrix) is not None
+    by, rows = of.selection, of.x.rows
+    if not by.is_plain and (cached or not by.is_chosen_by_products):
+        return False
+    if rows == 1:
+        return True
+    together = SharedRead(at, rows).pays(MixtureLayer.of(at, experts))
+    return by.experts <= (MOST_CHOSEN_TOGETHER if together else MOST_CHOSEN)
 
 
 def _starts_next(at: Lowering, of: Route, norm: NormLayer | None) -> bool:
@@ -259,7 +285,9 @@ def _append_logits(
     return _select(rows, router.selection, splits, matrix.cols, norm.norm.eps)
 
 
-def _append_random(at: Lowering, of: Route, x: Slice, chosen: Mapping[str, Slice | None]) -> None:
+def _append_random(
+    at: Lowering, of: Route, x: Slice, selects: bool, chosen: Mapping[str, Slice | None]
+) -> None:
     """Logits of a random choice, in place of the router's, and what chooses by them."""
     share, rows, experts = at.parts.config.random_routing, of.x.rows, of.selection.experts
     args = {"position": at.rows.position, "x": x.slice(0, 4), "logits": at.work["router logits"]}
@@ -270,8 +298,8 @@ def _append_random(at: Lowering, of: Route, x: Slice, chosen: Mapping[str, Slice
     else:
         kernel = _skewed(rows, experts, share)
     at.launch(kernel, f"{of.label}.logits", **args)
-    if products_choose(at, of):
-        at.unselected[of.y] = of.selection
+    if not selects:
+        at.unselected[of.y] = RouterLayer.of(at, of)
         return
     select = _select(rows, of.selection)
     at.launch(select, f"{of.label}.select", logits=args["logits"], **chosen)
@@ -323,7 +351,7 @@ def lower_experts(at: Lowering, ops: Sequence[Op]) -> bool:
     adapters = None
     if of.room is not None:
         adapters = ExpertAdapters(at, of, rows_of_tensor(at, of.x), of.room)
-    mixture, selection = MixtureLayer.of(at, of), at.unselected.get(of.routing)
+    mixture, router = MixtureLayer.of(at, of), at.unselected.get(of.routing)
     begins, many = None, at.takes_gemm(of.x.rows)
     if many and adapters is None and residual is not None:
         following = packed_norm_after(at, y)
@@ -337,7 +365,7 @@ def lower_experts(at: Lowering, ops: Sequence[Op]) -> bool:
         at.place(y),
         known_positions(at, of),
         adapters,
-        selection,
+        router,
         at.parted.get(of.routing),
         begins,
         factored=many and of.x in at.unmade,

@@ -43,11 +43,17 @@ class RouterLayer:
 
 @dataclass(frozen=True, slots=True)
 class SharedLayer:
-    """The matrices of an expert that all rows have, of the types and sizes of the others."""
+    """The matrices of an expert that all rows have, of the types of the others and ``slots`` times
+    as wide as one of them. Its weight is ``scale``; if it ``is_gated``, times the sigmoid of a gate
+    in the register "shared gate". Without ``down`` the last product is another launch.
+    """
 
     gate: Matrix
     up: Matrix
-    down: Matrix
+    down: Matrix | None
+    slots: int = 1
+    scale: float = 1.0
+    is_gated: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +62,8 @@ class MixtureLayer:
     and so have their biases. Without a ``gate``, down(f(up x)). ``weigh_input``: an expert's weight
     multiplies its gate and up products, not its result (Llama 4). With ``slots`` the matrices have
     this many of the experts. The register ``number`` says where each pair's expert is; with a
-    ``state`` products look up there which slot has it. The ``shared`` expert stands beside the
-    chosen ones, as the last of a row.
+    ``state`` products look up there which slot has it. The ``shared`` expert stands behind the
+    chosen ones.
     """
 
     selection: Selection
@@ -70,11 +76,6 @@ class MixtureLayer:
     number: str = "expert"
     state: Slice | None = None
     shared: SharedLayer | None = None
-
-    @property
-    def used(self) -> int:
-        """Experts of a row."""
-        return self.selection.used + (self.shared is not None)
 
     @classmethod
     def of(cls, at: Lowering, experts: Experts) -> MixtureLayer:

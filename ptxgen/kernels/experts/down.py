@@ -28,15 +28,16 @@ class ExpertsDown(ExpertsSpec):
     The experts' matrices stand side by side: one product with ``used`` times ``cols`` columns.
     ``early``: the experts were chosen before the launch before this one, which waited for that. The
     first weights are then loaded while that launch runs. ``starts_next``: the launch after this one
-    may start before it waits. The columns of a shared expert stand behind these; ``shared_gate``:
-    its weight is the sigmoid of ``gate``, else 1.
+    may start before it waits. The columns of a shared expert stand behind these: its weight is
+    ``shared_scale``, with a ``shared_gate`` times the sigmoid of ``gate``.
 
-    Raises PtxgenError for a gate of no shared expert, or of experts without weights.
+    Raises PtxgenError for a weight of no shared expert, or beside experts without weights.
     """
 
     early: bool = False
     starts_next: bool = False
     shared_gate: bool = False
+    shared_scale: float = 1.0
 
     epilogues = (Bias, Weighted, Residual)
     name = "experts_down"
@@ -44,7 +45,8 @@ class ExpertsDown(ExpertsSpec):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.shared_gate and not (self.shared_slots and self.steps.has(Weighted)):
+        weighs = self.shared_gate or self.shared_scale != 1.0
+        if weighs and not (self.shared_slots and self.steps.has(Weighted)):
             raise PtxgenError("experts_down: a gate is for a shared expert beside weighted ones")
 
     @property
@@ -82,9 +84,8 @@ class ExpertsDown(ExpertsSpec):
 
     def reference(self, **inputs: Any) -> dict[str, Array]:
         inputs = self.row_experts.chosen(inputs)
-        if self.shared_gate:
-            share = 1.0 / (1.0 + np.exp(-inputs["gate"].astype(np.float64)))
-            inputs["weight"][:, self.chosen_slots :] = share
+        if self.shared_slots and self.steps.has(Weighted):
+            inputs["weight"][:, self.chosen_slots :] = self._share(inputs)
         experts = inputs["expert"]
         places, (weights,), held = found(self, inputs, experts)
         y = np.einsum("bsrc,bsc->bsr", weights[places], inputs["x"].astype(np.float64))
@@ -94,6 +95,12 @@ class ExpertsDown(ExpertsSpec):
         y = y.reshape(self.batch, self.used, self.rows).sum(axis=1)
         after = [step for step in self.epilogue if isinstance(step, Residual)]
         return {"y": ended(self, y, flat, pairs, inputs, after).astype(np.float32), **held}
+
+    def _share(self, inputs: Mapping[str, Any]) -> float:
+        """The weight of the shared expert."""
+        if not self.shared_gate:
+            return self.shared_scale
+        return self.shared_scale / (1.0 + float(np.exp(-inputs["gate"].astype(np.float64)[0])))
 
     @classmethod
     def examples(cls) -> Mapping[str, ExpertsDown]:
