@@ -19,10 +19,10 @@ from urdir.model.lower.rows import OutputRows, Rows
 from urdir.model.memory.norms import NormLayer
 from urdir.model.memory.weights import Matrix
 from urdir.ptxgen.kernels.experts.parts import LogitParts
+from urdir.ptxgen.kernels.experts.selection import Selection
 from urdir.ptxgen.kernels.linear.choice import takes_gemm
 
 if TYPE_CHECKING:
-    from urdir.model.lower.experts.layer import RouterLayer
     from urdir.driver.kernel import Kernel
     from urdir.driver.launch import Argument
     from urdir.driver.memory import Slice
@@ -45,6 +45,15 @@ class Begun:
         """What the launch that begins it takes for that."""
         norm, summary = self.norm.weight, self.summary
         return without_none(next_norm=norm, scaled=self.scaled, y_summary=summary)
+
+
+@dataclass(frozen=True, slots=True)
+class Unselected:
+    """A router that has made logits alone: the products of experts choose by its ``selection``,
+    perhaps with a ``choice_bias`` (experts,) f32."""
+
+    selection: Selection
+    choice_bias: Slice | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +100,7 @@ class Lowering:
         self.sent: set[Tensor] = set()
         self.pending: dict[Tensor, Adapt] = {}
         self.unmade: dict[Tensor, Norm] = {}
-        self.unselected: dict[Tensor, RouterLayer] = {}
+        self.unselected: dict[Tensor, Unselected] = {}
         self.parted: dict[Tensor, Parted] = {}
         self.completed: tuple[Tensor, Normalization] | None = None
 

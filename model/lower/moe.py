@@ -37,6 +37,7 @@ from urdir.model.lower.registers import COUNTERS
 from urdir.model.lower.requests import packed_norm_after
 from urdir.model.lower.rule import Rule, variants
 from urdir.model.memory.norms import NormLayer
+from urdir.model.memory.weights import Matrix
 from urdir.ptxgen.kernels.experts.keep_experts import KeepExperts
 from urdir.ptxgen.kernels.experts.listed_logits import ListedLogits
 from urdir.ptxgen.kernels.experts.logits import RouterLogits
@@ -128,7 +129,7 @@ def lower_route(at: Lowering, ops: Sequence[Op]) -> bool:
         if at.readers(norm.y) != [of]:
             return False
     if of.y in at.parted:
-        at.unselected[of.y] = RouterLayer.of(at, of)
+        at.unselected[of.y] = RouterLayer.of(at, of).unselected
     else:
         append_router(at, of, norm, selects=bool(norms) or not products_choose(at, of))
     return True
@@ -186,7 +187,7 @@ def append_router(
         **(chosen if selects else {}),
     )
     if not selects:
-        at.unselected[of.y] = router
+        at.unselected[of.y] = router.unselected
 
 
 def is_one_launch(at: Lowering, of: Route, router: RouterLayer, norm: NormLayer | None) -> bool:
@@ -299,7 +300,7 @@ def _append_random(
         kernel = _skewed(rows, experts, share)
     at.launch(kernel, f"{of.label}.logits", **args)
     if not selects:
-        at.unselected[of.y] = RouterLayer.of(at, of)
+        at.unselected[of.y] = RouterLayer.of(at, of).unselected
         return
     select = _select(rows, of.selection)
     at.launch(select, f"{of.label}.select", logits=args["logits"], **chosen)

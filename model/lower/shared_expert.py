@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from urdir.model.graph.experts import Experts, Route
 from urdir.model.graph.op import Op
 from urdir.model.graph.ops import Add, Gate, Product, Scale
-from urdir.model.graph.tensor import Tensor
 from urdir.model.lower.chain import Chain
 from urdir.model.lower.experts.layer import MixtureLayer, RouterLayer, SharedLayer
 from urdir.model.lower.experts.per_row import PerRow
@@ -49,7 +48,8 @@ class _Beside:
             gate, gain = shared.pop(0), shared.pop()
         if isinstance(shared[-1], Scale):
             scale = shared.pop()
-        return cls(route, *shared, residual, experts, total, gate, gain, scale)  # type: ignore[arg-type]
+        own = (route, *shared, residual, experts, total, gate, gain, scale)
+        return cls(**dict(zip(cls.__slots__, own, strict=True)))  # type: ignore[arg-type]
 
     def is_connected(self, at: Lowering) -> bool:
         """Whether the shared expert is added to the stream before the experts are, and nothing
@@ -109,7 +109,7 @@ def lower_shared_expert(at: Lowering, ops: Sequence[Op]) -> bool:
         return False
     label, before, y = of.experts.label, at.place(of.residual.a), at.place(of.total.y)
     call = MixtureCall(label, mixture, x, layer, before, y, at.rows.position)
-    chosen = replace(call, router=router) if chooses and alone else call
+    chosen = replace(call, router=router.unselected) if chooses and alone else call
     if not PerRow(at, 1).takes(chosen):
         return False
     append_router(at, route, norm, not chooses, gate)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from urdir.model.lower.lowering import Unselected
 from urdir.model.memory.weights import Matrix
 from urdir.ptxgen.kernels.activation import Activation
 from urdir.ptxgen.kernels.experts.held import Held
@@ -27,6 +28,11 @@ class RouterLayer:
     choice_bias: Slice | None = None
     expert_scale: Slice | None = None
     scale: float = 1.0
+
+    @property
+    def unselected(self) -> Unselected:
+        """How products choose by its logits."""
+        return Unselected(self.selection, self.choice_bias)
 
     @classmethod
     def of(cls, at: Lowering, route: Route) -> RouterLayer:

@@ -9,8 +9,8 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Protocol
 
 from urdir.model.lower.arguments import without_none
-from urdir.model.lower.experts.layer import MixtureLayer, RouterLayer
-from urdir.model.lower.lowering import Begun, Lowering, Parted
+from urdir.model.lower.experts.layer import MixtureLayer
+from urdir.model.lower.lowering import Begun, Lowering, Parted, Unselected
 from urdir.model.lower.requests import alike, biases
 from urdir.model.memory.norms import NormLayer
 from urdir.model.memory.weights import Matrix
@@ -40,8 +40,9 @@ class MixtureCall:
     """A mixture to compute: y = residual + the weighted sum of the chosen experts for x after the
     ``norm``, all (rows, hidden) f32; y is another buffer. Labels of launches begin with ``label``.
     ``router``: by whose logits the products choose the experts, None if they are chosen;
-    ``parted``: by parts of these. ``position`` (rows,) u32: padding rows have no experts. ``begins``: the
-    norm of y that is begun, for products that take packed vectors, few ones in that ``order``.
+    ``parted``: by parts of these. ``position`` (rows,) u32: padding rows have no experts.
+    ``begins``: the norm of y that is begun, for products that take packed vectors, few ones in that
+    ``order``.
     ``factored``: the factors of the ``norm`` are in the register "router factor".
     """
 
@@ -53,7 +54,7 @@ class MixtureCall:
     y: Slice
     position: Slice
     adapters: CallAdapters | None = None
-    router: RouterLayer | None = None
+    router: Unselected | None = None
     parted: Parted | None = None
     begins: Begun | None = None
     order: Order | None = None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -12,12 +11,12 @@ import numpy as np
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.experts.examples import down_examples
 from urdir.ptxgen.kernels.experts.reference import ended, found
+from urdir.ptxgen.kernels.experts.shared import share_of_gate, shared_layout
 from urdir.ptxgen.kernels.experts.tiled import ExpertsSpec
 from urdir.ptxgen.kernels.linear.epilogue.bias import Bias
 from urdir.ptxgen.kernels.linear.epilogue.residual import Residual
 from urdir.ptxgen.kernels.linear.epilogue.weighted import Weighted
 from urdir.ptxgen.spec import Access, Array, Param
-from urdir.ptxgen.weights.layout import Layout
 
 
 @dataclass(frozen=True)
@@ -39,6 +38,7 @@ class ExpertsDown(ExpertsSpec):
     shared_gate: bool = False
     shared_scale: float = 1.0
 
+    side_by_side = True
     epilogues = (Bias, Weighted, Residual)
     name = "experts_down"
     template = ("urdir.templates", "experts/down.ptx.j2")
@@ -60,15 +60,8 @@ class ExpertsDown(ExpertsSpec):
 
     @property
     def blocks(self) -> int:
-        more = self.shared_layout.row_tiles if self.shared_slots else 0
-        return self.chosen_slots * self.layout.row_tiles + more
-
-    @cached_property
-    def shared_layout(self) -> Layout:
-        return Layout(self.format, self.rows, self.shared_slots * self.cols)
-
-    def by_slots(self, shared: Array) -> Array:
-        return shared.reshape(self.rows, self.shared_slots, self.cols).transpose(1, 0, 2)
+        more = shared_layout(self).row_tiles if self.shared_slots else 0
+        return self.row_experts.chosen_slots * self.layout.row_tiles + more
 
     @property
     def params(self) -> tuple[Param, ...]:
@@ -85,7 +78,8 @@ class ExpertsDown(ExpertsSpec):
     def reference(self, **inputs: Any) -> dict[str, Array]:
         inputs = self.row_experts.chosen(inputs)
         if self.shared_slots and self.steps.has(Weighted):
-            inputs["weight"][:, self.chosen_slots :] = self._share(inputs)
+            share = share_of_gate(inputs["gate"]) if self.shared_gate else 1.0
+            inputs["weight"][:, self.row_experts.chosen_slots :] = self.shared_scale * share
         experts = inputs["expert"]
         places, (weights,), held = found(self, inputs, experts)
         y = np.einsum("bsrc,bsc->bsr", weights[places], inputs["x"].astype(np.float64))
@@ -95,12 +89,6 @@ class ExpertsDown(ExpertsSpec):
         y = y.reshape(self.batch, self.used, self.rows).sum(axis=1)
         after = [step for step in self.epilogue if isinstance(step, Residual)]
         return {"y": ended(self, y, flat, pairs, inputs, after).astype(np.float32), **held}
-
-    def _share(self, inputs: Mapping[str, Any]) -> float:
-        """The weight of the shared expert."""
-        if not self.shared_gate:
-            return self.shared_scale
-        return self.shared_scale / (1.0 + float(np.exp(-inputs["gate"].astype(np.float64)[0])))
 
     @classmethod
     def examples(cls) -> Mapping[str, ExpertsDown]:

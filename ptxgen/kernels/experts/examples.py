@@ -178,7 +178,12 @@ def down_examples(cls: type[S]) -> dict[str, S]:
         ),
         "a shared expert": cls.of(
             *(q6_k, 20, 4, 48, 768, weighted, adds),
-            **{"early": True, "selection": Selection(20, 3), "shared_slots": 1, "shared_gate": True},
+            **{
+                "early": True,
+                "selection": Selection(20, 3),
+                "shared_slots": 1,
+                "shared_gate": True,
+            },
         ),
         "a shared expert, many": cls.of(
             *(q4_k, 512, 11, 32, 256, weighted, adds),
@@ -190,12 +195,21 @@ def down_examples(cls: type[S]) -> dict[str, S]:
             *(q5_1, 9, 5, 48, 416, weighted, adds), **{"early": True, "shared_slots": 2}, **i16
         ),
         "a shared expert, gate": cls.of(
-            *(q8, 6, 3, 32, 96, weighted, adds), early=True, shared_slots=1, shared_gate=True, shared_scale=0.5
+            *(q8, 6, 3, 32, 96, weighted, adds),
+            early=True,
+            shared_slots=1,
+            shared_gate=True,
+            shared_scale=0.5,
         ),
         "a shared expert, unweighted": cls.of(q8, 5, 2, 32, 288, adds, early=True, shared_slots=1),
         "chooses, three shared experts": cls.of(
             *(f32, 20, 5, 32, 165, weighted, adds),
-            **{"early": True, "selection": Selection(20, 2), "shared_slots": 3, "shared_scale": 0.25},
+            **{
+                "early": True,
+                "selection": Selection(20, 2),
+                "shared_slots": 3,
+                "shared_scale": 0.25,
+            },
         ),
         "chooses, bias": cls.of(
             *(q8, 70, 4, 48, 288, Bias(), weighted, adds),

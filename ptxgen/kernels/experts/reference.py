@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from urdir.ptxgen.kernels.experts.shared import shared_weights
 from urdir.ptxgen.kernels.experts.spec import ExpertsProduct
 from urdir.ptxgen.kernels.linear.steps import Epilogue, Reference
 from urdir.ptxgen.spec import Array
@@ -20,8 +21,8 @@ def matrices_of(spec: ExpertsProduct, inputs: dict[str, Any]) -> list[Array]:
     found = [layout.unpack(inputs[m]).reshape(shape).astype(float) for m in spec.matrices]
     if not spec.shared_slots:
         return found
-    more = [spec.shared_layout.unpack(inputs[f"shared_{m}"]).astype(float) for m in spec.matrices]
-    return [np.append(m, spec.by_slots(own), axis=0) for m, own in zip(found, more, strict=True)]
+    more = shared_weights(spec, inputs)
+    return [np.append(m, own, axis=0) for m, own in zip(found, more, strict=True)]
 
 
 def found(

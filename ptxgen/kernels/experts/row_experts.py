@@ -23,9 +23,10 @@ MOST_BY_WARPS = 128
 class RowExperts:
     """``used`` of ``experts`` for each of ``batch`` rows: those in ``expert`` (batch, used) u32 on
     the device, or each warp chooses them by a ``selection`` from ``logits`` (batch, experts) f32,
-    perhaps with a ``choice_bias`` (experts,) f32; for one row from their ``logit_parts``. Rows whose ``position`` (batch,) u32 is `IDLE` are
-    padding, and have none; one row has no position. ``shared``: the last so many of ``used`` are
-    experts that one row has besides, with weight 1: numbers ``experts`` and following."""
+    perhaps with a ``choice_bias`` (experts,) f32; for one row from their ``logit_parts``. Rows
+    whose ``position`` (batch,) u32 is `IDLE` are padding, and have none; one row has no position.
+    ``shared``: as many of ``used``, the last, are experts that one row has besides, with weight 1:
+    numbers ``experts`` and following."""
 
     batch: int
     experts: int
@@ -73,7 +74,7 @@ class RowExperts:
         """What a launch reads of them."""
         if self.logit_parts is not None:
             return self.logit_parts.params(self.experts)
-        chosen = [Param("expert", "u32", ("batch", "chosen_slots"), Access.IN)]
+        chosen = [Param("expert", "u32", ("batch", self.chosen_slots), Access.IN)]
         if self.selection is not None:
             chosen = [Param("logits", "f32", ("batch", "experts"), Access.IN)]
             if self.selection.bias:

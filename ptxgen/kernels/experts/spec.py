@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -13,9 +13,10 @@ from urdir.ptxgen.kernels.experts.held import Held
 from urdir.ptxgen.kernels.experts.parts import LogitParts
 from urdir.ptxgen.kernels.experts.row_experts import RowExperts
 from urdir.ptxgen.kernels.experts.selection import Selection
+from urdir.ptxgen.kernels.experts.shared import shared_layout, shared_params
 from urdir.ptxgen.kernels.linear.epilogue.bias import Bias
 from urdir.ptxgen.kernels.linear.steps import Epilogue, Part, Product, Prologue, Step
-from urdir.ptxgen.spec import Access, Array, Param
+from urdir.ptxgen.spec import Access, Param
 from urdir.ptxgen.weights.formats import Format
 from urdir.ptxgen.weights.layout import TILE_ROWS, Layout, random_weights
 
@@ -25,8 +26,8 @@ class ExpertsProduct(Product):
     """Products of ``batch`` rows with ``used`` of ``experts`` matrices (rows, cols) each, between
     the steps of a ``prologue`` and an ``epilogue``. Biases are (experts, rows). Rows have the
     experts of `RowExperts` by the ``selection`` and the ``logit_parts``. The matrices may be
-    ``held`` by a cache. ``shared_slots``: the last so many of the ``used`` slots are those of an expert
-    that all rows have, that many times as wide, with matrices of its own (`shared_layout`).
+    ``held`` by a cache. ``shared_slots``: as many of the ``used`` slots, the last, are those of an
+    expert that all rows have, as many times as wide, with matrices of its own (`shared_layout`).
 
     Raises PtxgenError for matrices whose rows are not whole bands of tiles.
     """
@@ -43,6 +44,8 @@ class ExpertsProduct(Product):
     logit_parts: LogitParts | None = field(default=None, kw_only=True)
     held: Held | None = field(default=None, kw_only=True)
     shared_slots: int = field(default=0, kw_only=True)
+
+    side_by_side: ClassVar[bool] = False
 
     @cached_property
     def layout(self) -> Layout:
@@ -65,22 +68,8 @@ class ExpertsProduct(Product):
         return RowExperts(*sizes, self.selection, self.logit_parts, self.shared_slots)
 
     @property
-    def chosen_slots(self) -> int:
-        """How many of a row's slots have experts that are chosen."""
-        return self.row_experts.chosen_slots
-
-    @cached_property
-    def shared_layout(self) -> Layout:
-        """How a matrix of the shared expert lies in memory."""
-        return Layout(self.format, self.shared_slots * self.rows, self.cols)
-
-    def by_slots(self, shared: Array) -> Array:
-        """The weights of a shared expert's matrix by slots, (shared_slots, rows, cols)."""
-        return shared.reshape(self.shared_slots, self.rows, self.cols)
-
-    @property
     def pair_shape(self) -> tuple[str | int, ...]:
-        return ("batch", "chosen_slots")
+        return ("batch", self.row_experts.chosen_slots)
 
     def bias_shape(self, part: Part) -> tuple[str | int, ...]:
         return ("experts", "rows")
@@ -105,10 +94,9 @@ class ExpertsProduct(Product):
         """The matrices."""
         if self.held is not None:
             return self.held.params(self)
-        params = [(name, self.layout) for name in self.matrices]
-        if self.shared_slots:
-            params += [(f"shared_{name}", self.shared_layout) for name in self.matrices]
-        return tuple(Param(name, "u8", (of.nbytes,), Access.IN) for name, of in params)
+        nbytes = (self.layout.nbytes,)
+        params = (Param(name, "u8", nbytes, Access.IN) for name in self.matrices)
+        return *params, *(shared_params(self) if self.shared_slots else ())
 
     def params_of(self, *kinds: type[Step]) -> tuple[Param, ...]:
         """The parameters of the steps of these kinds, in their order."""
@@ -122,7 +110,7 @@ class ExpertsProduct(Product):
         given = [p for p in self.params if p.access is not Access.OUT]
         for p in given:
             if p.dtype == "u8" and p.name not in inputs:
-                layout = self.shared_layout if p.name.startswith("shared_") else self.layout
+                layout = shared_layout(self) if p.name.startswith("shared_") else self.layout
                 inputs[p.name] = random_weights(layout, rng, 0.5 / self.cols**0.5)
         inputs |= self.row_experts.make_inputs(rng)
         for p in given:

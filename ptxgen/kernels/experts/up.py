@@ -47,9 +47,7 @@ class ExpertsUp(ExpertsSpec):
         if self.in_turn and (self.used > 1 or self.steps.has(Weighted) or self.held):
             raise PtxgenError("experts_up: experts in turn are one a row, without weights or slots")
         if self.selection is not None and (self.in_turn or self.steps.has(Weighted)):
-            raise PtxgenError(
-                "experts_up: experts in turn, and weighted input, are not chosen here"
-            )
+            raise PtxgenError("experts_up: experts in turn, or of weighted x, are not chosen here")
 
     @property
     def tiles_left(self) -> int:

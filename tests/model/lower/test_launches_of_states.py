@@ -25,7 +25,7 @@ SPARED = {
         *("ssm_conv1d", "ssm_norm", "attn_gate"),
         "ffn_gate_inp_shexp.activation",
     },
-    "kimi-linear-moe": {"ssm_norm"},
+    "kimi-linear-moe": {"ssm_norm", "ssm_g_b", "ffn_gate_up_shexp", "ffn_down_shexp"},
     "plamo2-dense": {"ssm_conv1d", "ssm_gate", "post_norm"},
     "lfm2-dense": set(),
 }
