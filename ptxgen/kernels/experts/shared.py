@@ -21,7 +21,7 @@ class WithShared(OfExperts, Protocol):
         """As many times as wide as a chosen expert."""
 
     @property
-    def side_by_side(self) -> bool:
+    def side_by_side(self) -> bool | None:
         """Whether slots are parts of the columns."""
 
 

@@ -45,7 +45,8 @@ class ExpertsProduct(Product):
     held: Held | None = field(default=None, kw_only=True)
     shared_slots: int = field(default=0, kw_only=True)
 
-    side_by_side: ClassVar[bool] = False
+    #: See `WithShared`; None where a product takes no shared expert.
+    side_by_side: ClassVar[bool | None] = None
 
     @cached_property
     def layout(self) -> Layout:
@@ -126,6 +127,8 @@ def check_experts(of: ExpertsProduct) -> None:
     """Raise PtxgenError for a selection, or a cache, of others, and for a shared expert that the
     kernel does not take."""
     of.row_experts.check(of.name)
+    if of.shared_slots and of.side_by_side is None:
+        raise PtxgenError(f"{of.name}: it takes no expert that all rows have")
     if of.shared_slots and (of.held is not None or of.steps.has(Bias)):
         raise PtxgenError(f"{of.name}: an expert that all rows have has no bias and no cache")
     if of.held is not None:

@@ -37,6 +37,7 @@ class ExpertsUp(ExpertsSpec):
 
     in_turn: bool = False
 
+    side_by_side = False
     prologues = (Normed,)
     epilogues = (Weighted, Bias, Gated, Activated)
     name = "experts_up"
