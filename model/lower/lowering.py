@@ -48,15 +48,6 @@ class Begun:
 
 
 @dataclass(frozen=True, slots=True)
-class Unselected:
-    """A router that has made logits alone: the products of experts choose by its ``selection``,
-    perhaps with a ``choice_bias`` (experts,) f32."""
-
-    selection: Selection
-    choice_bias: Slice | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Parted:
     """Logits that the launch which made their input has left in ``parts``, and the arguments of the
     launches that add them up."""
@@ -100,7 +91,7 @@ class Lowering:
         self.sent: set[Tensor] = set()
         self.pending: dict[Tensor, Adapt] = {}
         self.unmade: dict[Tensor, Norm] = {}
-        self.unselected: dict[Tensor, Unselected] = {}
+        self.unselected: dict[Tensor, Selection] = {}
         self.parted: dict[Tensor, Parted] = {}
         self.completed: tuple[Tensor, Normalization] | None = None
 

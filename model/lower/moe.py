@@ -129,7 +129,7 @@ def lower_route(at: Lowering, ops: Sequence[Op]) -> bool:
         if at.readers(norm.y) != [of]:
             return False
     if of.y in at.parted:
-        at.unselected[of.y] = RouterLayer.of(at, of).unselected
+        at.unselected[of.y] = of.selection
     else:
         append_router(at, of, norm, selects=bool(norms) or not products_choose(at, of))
     return True
@@ -187,13 +187,15 @@ def append_router(
         **(chosen if selects else {}),
     )
     if not selects:
-        at.unselected[of.y] = router.unselected
+        at.unselected[of.y] = router.selection
 
 
 def is_one_launch(at: Lowering, of: Route, router: RouterLayer, norm: NormLayer | None) -> bool:
     """Whether `RouteExperts` takes a router after a norm: an F32 matrix for few logits, without
-    adapters and experts by token."""
+    adapters and experts by token, whose choice is not random."""
     matrix, plain = router.matrix, of.low is None and of.router.by_token is None
+    if at.parts.config.random_routing is not None:
+        return False
     if not plain or matrix.format.name != "F32" or _makes_many_logits(at, router, of.x.rows):
         return False
     return RouteExperts.takes(matrix.cols, None if norm is None else norm.norm)
@@ -214,14 +216,11 @@ def products_choose(at: Lowering, of: Route) -> bool:
         return False
     if experts.x is not of.x or experts.room is not None or experts.weigh_input:
         return False
-    cached = at.parts.weights.expert_caches.get(experts.up.matrix) is not None
-    by, rows = of.selection, of.x.rows
-    if not by.is_plain and (cached or not by.is_chosen_by_products):
-        return False
-    if rows == 1:
-        return True
-    together = SharedRead(at, rows).pays(MixtureLayer.of(at, experts))
-    return by.experts <= (MOST_CHOSEN_TOGETHER if together else MOST_CHOSEN)
+    if of.x.rows == 1:
+        return of.selection.is_plain
+    together = SharedRead(at, of.x.rows).pays(MixtureLayer.of(at, experts))
+    most = MOST_CHOSEN_TOGETHER if together else MOST_CHOSEN
+    return of.selection.is_plain and of.selection.experts <= most
 
 
 def _starts_next(at: Lowering, of: Route, norm: NormLayer | None) -> bool:
@@ -300,7 +299,7 @@ def _append_random(
         kernel = _skewed(rows, experts, share)
     at.launch(kernel, f"{of.label}.logits", **args)
     if not selects:
-        at.unselected[of.y] = RouterLayer.of(at, of).unselected
+        at.unselected[of.y] = of.selection
         return
     select = _select(rows, of.selection)
     at.launch(select, f"{of.label}.select", logits=args["logits"], **chosen)
@@ -352,7 +351,7 @@ def lower_experts(at: Lowering, ops: Sequence[Op]) -> bool:
     adapters = None
     if of.room is not None:
         adapters = ExpertAdapters(at, of, rows_of_tensor(at, of.x), of.room)
-    mixture, router = MixtureLayer.of(at, of), at.unselected.get(of.routing)
+    mixture, selection = MixtureLayer.of(at, of), at.unselected.get(of.routing)
     begins, many = None, at.takes_gemm(of.x.rows)
     if many and adapters is None and residual is not None:
         following = packed_norm_after(at, y)
@@ -366,7 +365,7 @@ def lower_experts(at: Lowering, ops: Sequence[Op]) -> bool:
         at.place(y),
         known_positions(at, of),
         adapters,
-        router,
+        selection,
         at.parted.get(of.routing),
         begins,
         factored=many and of.x in at.unmade,

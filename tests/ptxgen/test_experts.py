@@ -22,7 +22,6 @@ from urdir.ptxgen.kernels.experts.gemm_small import ExpertsGemmSmall
 from urdir.ptxgen.kernels.experts.group import GroupExperts
 from urdir.ptxgen.kernels.experts.held import Held
 from urdir.ptxgen.kernels.experts.logits import RouterLogits
-from urdir.ptxgen.kernels.experts.parts import LogitParts
 from urdir.ptxgen.kernels.experts.route import RouteExperts
 from urdir.ptxgen.kernels.experts.select import SelectExperts
 from urdir.ptxgen.kernels.experts.selection import Selection
@@ -50,14 +49,6 @@ OAI = Activation("swiglu_oai", limit=7.0)
 FEW: dict[str, Any] = {"batch": 3}
 SUM: dict[str, Any] = {"rows": 2, "used": 2, "cols": 256}
 TILES_OF_16: dict[str, Any] = {"batch": 9, "height": 16}
-SIGMOID, GROUPS = Selection(2, 1, "sigmoid"), Selection(4, 1, groups=2)
-CHOOSES: dict[str, Any] = {"selection": Selection(2, 1)}
-BESIDE: dict[str, Any] = {"shared_slots": 1, "used": 2}
-PARTS: dict[str, Any] = {
-    "experts": 32,
-    "selection": Selection(32, 1),
-    "logit_parts": LogitParts(2, 32),
-}
 GATED: dict[str, Any] = TILES_OF_16 | {"epilogue": (Gated(),)}
 
 
@@ -314,18 +305,6 @@ def test_a_row_has_the_same_bits_whatever_its_neighbours(emulator: Device, down:
         (ExpertsUp, {"held": Held(2, 1, 1), "batch": 2}, "2 x 1 of 2 experts look up as one row"),
         (ExpertsDown, {"held": Held(3, 1, 1)}, "look up as one row with 1 of 3"),
         (ExpertsUp, {"held": Held(2, 1, 1), "in_turn": True}, "without weights or slots"),
-        (ExpertsUp, CHOOSES | {"held": Held(2, 1, 1), "selection": SIGMOID}, "by logits alone"),
-        (ExpertsUp, CHOOSES | {"selection": GROUPS, "experts": 4}, "does not choose by"),
-        (ExpertsUp, {"shared_slots": 1, "used": 2, "batch": 2}, "besides are for one row"),
-        (ExpertsUp, {"shared_slots": 1}, "1 of 2 experts"),
-        (ExpertsUp, BESIDE | {"held": Held(2, 2, 2)}, "no bias and no cache"),
-        (ExpertsDown, BESIDE | {"epilogue": (Bias(),)}, "no bias and no cache"),
-        (ExpertsDown, BESIDE | {"shared_gate": True}, "beside weighted ones"),
-        (ExpertsDown, {"shared_scale": 0.5, "epilogue": (Weighted(),)}, "beside weighted ones"),
-        (ExpertsDown, PARTS | {"selection": Selection(32, 1, "sigmoid")}, "by these alone"),
-        (ExpertsDown, PARTS | {"shared_slots": 1, "used": 2}, "without logits in parts"),
-        (ExpertsGemmSmall, BESIDE | {"batch": 1}, "takes no expert that all rows have"),
-        (ExpertsGemm, TILES_OF_16 | BESIDE | {"batch": 1}, "pairs are listed"),
         (Held, {"experts": 8, "used": 3, "slots": 2}, "2 slots for 1 x 3"),
         (SettleExperts, {"caches": 129, "used": 1, "experts": 2, "slots": 1}, "129 caches"),
         (SettleExperts, {"caches": 1, "used": 3, "experts": 8, "slots": 2}, "2 slots for 1 x 3"),

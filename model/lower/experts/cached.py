@@ -67,10 +67,10 @@ def through_cache(at: Lowering, of: Experts, call: MixtureCall, cache: ExpertCac
     whole = call.mixture
     if gathers:
         _append_gather(at, call.label, cache, place, copies)
-        return replace(call, mixture=replace(whole, number=SLOT), router=None, parted=None)
+        return replace(call, mixture=replace(whole, number=SLOT), selection=None, parted=None)
     _append_fetch(at, call.label, cache, place, copies)
     held = _held(whole, of, cache, number=SLOT)
-    return replace(call, mixture=held, router=None, parted=None)
+    return replace(call, mixture=held, selection=None, parted=None)
 
 
 def append_settled(at: Lowering, first: int) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from urdir.model.lower.lowering import Unselected
 from urdir.model.memory.weights import Matrix
 from urdir.ptxgen.kernels.activation import Activation
 from urdir.ptxgen.kernels.experts.held import Held
@@ -29,11 +28,6 @@ class RouterLayer:
     expert_scale: Slice | None = None
     scale: float = 1.0
 
-    @property
-    def unselected(self) -> Unselected:
-        """How products choose by its logits."""
-        return Unselected(self.selection, self.choice_bias)
-
     @classmethod
     def of(cls, at: Lowering, route: Route) -> RouterLayer:
         """That of an operation."""
@@ -49,17 +43,11 @@ class RouterLayer:
 
 @dataclass(frozen=True, slots=True)
 class SharedLayer:
-    """The matrices of an expert that all rows have, of the types of the others and ``slots`` times
-    as wide as one of them. Its weight is ``scale``; if it ``is_gated``, times the sigmoid of a gate
-    in the register "shared gate". Without ``down`` the last product is another launch.
-    """
+    """The matrices of an expert that all rows have, of the types and sizes of the others."""
 
     gate: Matrix
     up: Matrix
-    down: Matrix | None
-    slots: int = 1
-    scale: float = 1.0
-    is_gated: bool = False
+    down: Matrix
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +56,8 @@ class MixtureLayer:
     and so have their biases. Without a ``gate``, down(f(up x)). ``weigh_input``: an expert's weight
     multiplies its gate and up products, not its result (Llama 4). With ``slots`` the matrices have
     this many of the experts. The register ``number`` says where each pair's expert is; with a
-    ``state`` products look up there which slot has it. The ``shared`` expert stands behind the
-    chosen ones.
+    ``state`` products look up there which slot has it. The ``shared`` expert stands beside the
+    chosen ones, as the last of a row.
     """
 
     selection: Selection
@@ -82,6 +70,11 @@ class MixtureLayer:
     number: str = "expert"
     state: Slice | None = None
     shared: SharedLayer | None = None
+
+    @property
+    def used(self) -> int:
+        """Experts of a row."""
+        return self.selection.used + (self.shared is not None)
 
     @classmethod
     def of(cls, at: Lowering, experts: Experts) -> MixtureLayer:

@@ -43,30 +43,10 @@ class PerRow(ExpertProducts):
         if call.adapters is not None:
             call = call.after_norm(self.at, self.rows)
 
-        self.append_first(call)
-        self.append_last(call)
-
-    def takes(self, call: MixtureCall) -> bool:
-        """Whether there are kernels for the products, without adapters."""
-        try:
-            self.down(call)
-            for product in mixture_products(call.mixture)[:-1]:
-                self._up(call, product)
-        except PtxgenError:
-            return False
-        return True
-
-    def append_first(self, call: MixtureCall) -> None:
-        """What leaves ``work["expert gate"]``; behind the values of chosen experts stand those of a
-        shared one."""
-
         def multiply(label: str, product: Product, to: Slice) -> None:
             self._append_up(label, call, product, to)
 
         self.append_activated(call, multiply)
-
-    def append_last(self, call: MixtureCall) -> None:
-        """The last product, of these."""
         residual, mixture = call.residual, call.mixture
         kernel, down = self.down(call), mixture_products(mixture)[-1]
         weighted = down.weighted and call.selection is None
@@ -81,7 +61,7 @@ class PerRow(ExpertProducts):
                 weight=self.work["expert weight"] if weighted else None,
                 residual=residual,
                 state=mixture.state,
-                gate=self.work["shared gate"] if kernel.shared_gate else None,
+                gate=None if mixture.shared is None else self.work["shared gate"],
             ),
             **down.arguments,
         )
@@ -89,14 +69,11 @@ class PerRow(ExpertProducts):
     def down(self, call: MixtureCall) -> ExpertsDown:
         """The kernel of the last product."""
         mixture, down = call.mixture, mixture_products(call.mixture)[-1]
-        shared: dict[str, Any] = {}
-        if (of := mixture.shared) is not None and down.shared:
-            shared = {"shared_gate": of.is_gated, "shared_scale": of.scale}
         return self._fitted(
             ExpertsDown,
             self.rows == 1,
             mixture.numbered,
-            mixture.selection.used + down.slots,
+            mixture.used,
             down.matrix,
             *down.epilogue,
             *([Residual()] if call.residual is not None else []),
@@ -107,30 +84,25 @@ class PerRow(ExpertProducts):
             selection=call.selection,
             logit_parts=call.logit_parts,
             held=mixture.cache,
-            shared_slots=down.slots,
-            **shared,
+            has_shared=mixture.shared is not None,
         )
 
-    def _up(self, call: MixtureCall, product: Product) -> ExpertsUp:
-        """The kernel of a product before."""
-        norm, mixture = call.norm, call.mixture
-        return self._fitted(
+    def _append_up(self, label: str, call: MixtureCall, product: Product, y: Slice) -> None:
+        norm, mixture, matrix = call.norm, call.mixture, product.matrix
+        steps = (*([Normed(norm.norm)] if norm is not None else []), *product.epilogue)
+        kernel = self._fitted(
             ExpertsUp,
             self.rows > 1,
             mixture.numbered,
-            mixture.selection.used + product.slots,
-            product.matrix,
-            *([Normed(norm.norm)] if norm is not None else []),
-            *product.epilogue,
+            mixture.used,
+            matrix,
+            *steps,
             batch=self.rows,
             selection=call.selection,
             logit_parts=call.logit_parts,
             held=None if mixture.cache is None else replace(mixture.cache, tells=True),
-            shared_slots=product.slots,
+            has_shared=mixture.shared is not None,
         )
-
-    def _append_up(self, label: str, call: MixtureCall, product: Product, y: Slice) -> None:
-        norm, mixture, kernel = call.norm, call.mixture, self._up(call, product)
         weight = self.work["expert weight"] if product.weighted else None
         norms = {} if norm is None else without_none(norm=norm.weight, norm_bias=norm.bias)
         self.at.plan.launch(

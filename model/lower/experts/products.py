@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from urdir.model.lower.arguments import without_none
 from urdir.model.lower.experts.layer import MixtureLayer
-from urdir.model.lower.lowering import Begun, Lowering, Parted, Unselected
+from urdir.model.lower.lowering import Begun, Lowering, Parted
 from urdir.model.lower.requests import alike, biases
 from urdir.model.memory.norms import NormLayer
 from urdir.model.memory.weights import Matrix
@@ -39,10 +39,9 @@ _normalise = lru_cache(maxsize=64)(Normalise)
 class MixtureCall:
     """A mixture to compute: y = residual + the weighted sum of the chosen experts for x after the
     ``norm``, all (rows, hidden) f32; y is another buffer. Labels of launches begin with ``label``.
-    ``router``: by whose logits the products choose the experts, None if they are chosen;
-    ``parted``: by parts of these. ``position`` (rows,) u32: padding rows have no experts.
-    ``begins``: the norm of y that is begun, for products that take packed vectors, few ones in that
-    ``order``.
+    ``selection``: by which the products choose the experts, None if they are chosen; ``parted``: by
+    the parts of logits. ``position`` (rows,) u32: padding rows have no experts. ``begins``: the
+    norm of y that is begun, for products that take packed vectors, few ones in that ``order``.
     ``factored``: the factors of the ``norm`` are in the register "router factor".
     """
 
@@ -54,16 +53,11 @@ class MixtureCall:
     y: Slice
     position: Slice
     adapters: CallAdapters | None = None
-    router: Unselected | None = None
+    selection: Selection | None = None
     parted: Parted | None = None
     begins: Begun | None = None
     order: Order | None = None
     factored: bool = False
-
-    @property
-    def selection(self) -> Selection | None:
-        """How the products choose."""
-        return None if self.router is None else self.router.selection
 
     @property
     def logit_parts(self) -> LogitParts | None:
@@ -86,7 +80,7 @@ class Product:
     """What a launch multiplies: a matrix of all experts, perhaps with the ``up`` matrix of a gated
     pair, and the nonlinearity that follows. ``weighted``: the weight of the expert multiplies it,
     the product of the ``down`` matrix with its bias, that of others without. ``shared`` has the
-    matrices of an expert that all rows have, in ``slots`` beside the others.
+    matrices of an expert that all rows have.
     """
 
     name: str
@@ -95,7 +89,6 @@ class Product:
     nonlinearity: Gated | Activated | None = None
     weighted: bool = False
     shared: tuple[Matrix, ...] = ()
-    slots: int = 0
 
     @property
     def is_down(self) -> bool:
@@ -148,12 +141,11 @@ class ExpertProducts:
 
     def choice(self, call: MixtureCall) -> dict[str, Slice]:
         """The experts of each row, or what they are chosen by."""
-        if call.router is None:
+        if call.selection is None:
             return {"expert": self.work[call.mixture.number]}
         if call.parted is not None:
             return dict(call.parted.arguments)
-        bias = without_none(choice_bias=call.router.choice_bias)
-        return {"logits": self.work["router logits"], **bias}
+        return {"logits": self.work["router logits"]}
 
     def positions(self, call: MixtureCall) -> dict[str, Slice]:
         """Those of the rows, by which several know padding."""
@@ -191,14 +183,12 @@ def mixture_products(mixture: MixtureLayer, apart: bool = False) -> list[Product
     """What is multiplied, the down matrices last: a gate and up in one launch if it can, unless
     they are to be ``apart``, without a nonlinearity."""
     gate, up, f, shared = mixture.gate, mixture.up, mixture.activation, mixture.shared
-    slots = 0 if shared is None else shared.slots
-    down = Product("down", mixture.down, weighted=not mixture.weigh_input)
-    if shared is not None and shared.down is not None:
-        down = replace(down, shared=(shared.down,), slots=slots)
+    last = () if shared is None else (shared.down,)
+    down = Product("down", mixture.down, weighted=not mixture.weigh_input, shared=last)
     weighted = mixture.weigh_input
     if gate is None:
         return [Product("up", up, None, None if apart else Activated(f), weighted), down]
     if alike(gate, up) and not apart:
         first = () if shared is None else (shared.gate, shared.up)
-        return [Product("gate_up", gate, up, Gated(f), weighted, first, slots), down]
+        return [Product("gate_up", gate, up, Gated(f), weighted, first), down]
     return [Product("gate", gate, weighted=weighted), Product("up", up, weighted=weighted), down]

@@ -8,10 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.experts.examples import down_examples
 from urdir.ptxgen.kernels.experts.reference import ended, found
-from urdir.ptxgen.kernels.experts.shared import share_of_gate, shared_layout
 from urdir.ptxgen.kernels.experts.tiled import ExpertsSpec
 from urdir.ptxgen.kernels.linear.epilogue.bias import Bias
 from urdir.ptxgen.kernels.linear.epilogue.residual import Residual
@@ -27,27 +25,15 @@ class ExpertsDown(ExpertsSpec):
     The experts' matrices stand side by side: one product with ``used`` times ``cols`` columns.
     ``early``: the experts were chosen before the launch before this one, which waited for that. The
     first weights are then loaded while that launch runs. ``starts_next``: the launch after this one
-    may start before it waits. The columns of a shared expert stand behind these: its weight is
-    ``shared_scale``, with a ``shared_gate`` times the sigmoid of ``gate``.
-
-    Raises PtxgenError for a weight of no shared expert, or beside experts without weights.
+    may start before it waits. A shared expert's weight is the sigmoid of ``gate``.
     """
 
     early: bool = False
     starts_next: bool = False
-    shared_gate: bool = False
-    shared_scale: float = 1.0
 
-    side_by_side = True
     epilogues = (Bias, Weighted, Residual)
     name = "experts_down"
     template = ("urdir.templates", "experts/down.ptx.j2")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        weighs = self.shared_gate or self.shared_scale != 1.0
-        if weighs and not (self.shared_slots and self.steps.has(Weighted)):
-            raise PtxgenError("experts_down: a gate is for a shared expert beside weighted ones")
 
     @property
     def alone(self) -> bool:  # type: ignore[override]
@@ -60,8 +46,7 @@ class ExpertsDown(ExpertsSpec):
 
     @property
     def blocks(self) -> int:
-        more = shared_layout(self).row_tiles if self.shared_slots else 0
-        return self.row_experts.chosen_slots * self.layout.row_tiles + more
+        return self.used * self.layout.row_tiles
 
     @property
     def params(self) -> tuple[Param, ...]:
@@ -69,7 +54,7 @@ class ExpertsDown(ExpertsSpec):
             *self.weight_params,
             *self.row_experts.params,
             *(self.params_of(Weighted) if self.selection is None else ()),
-            *((Param("gate", "f32", ("batch",), Access.IN),) if self.shared_gate else ()),
+            *((Param("gate", "f32", ("batch",), Access.IN),) if self.has_shared else ()),
             Param("x", "f32", ("batch", "used", "cols"), Access.IN),
             *self.params_of(Bias, Residual),
             Param("y", "f32", ("batch", "rows"), Access.OUT),
@@ -77,9 +62,6 @@ class ExpertsDown(ExpertsSpec):
 
     def reference(self, **inputs: Any) -> dict[str, Array]:
         inputs = self.row_experts.chosen(inputs)
-        if self.shared_slots and self.steps.has(Weighted):
-            share = share_of_gate(inputs["gate"]) if self.shared_gate else 1.0
-            inputs["weight"][:, self.row_experts.chosen_slots :] = self.shared_scale * share
         experts = inputs["expert"]
         places, (weights,), held = found(self, inputs, experts)
         y = np.einsum("bsrc,bsc->bsr", weights[places], inputs["x"].astype(np.float64))

@@ -77,31 +77,14 @@ def up_examples(cls: type[S]) -> dict[str, S]:
             *(q4_k, 300, 7, 16, 512, rms, Gated()),
             **{"batch": 2, "activations": "i16", "selection": Selection(300, 7)},
         ),
-        "chooses by sigmoids": cls.of(
-            *(q4_k, 64, 5, 16, 512, rms, Gated()),
-            **{"batch": 2, "activations": "i16", "selection": Selection(64, 5, "sigmoid")},
-        ),
-        "chooses among many by sigmoids": cls.of(
-            *(q8, 260, 6, 32, 288, rms, Gated()),
-            selection=Selection(260, 6, "sigmoid", bias=True),
-        ),
         "a shared expert": cls.of(
             *(q8, 20, 4, 48, 544, rms, Gated()),
             selection=Selection(20, 3),
-            shared_slots=1,
+            has_shared=True,
         ),
         "a shared expert, many": cls.of(
             *(q4_k, 512, 11, 16, 768, rms, Gated()),
-            **{"activations": "i16", "selection": Selection(512, 10), "shared_slots": 1},
-        ),
-        "two shared experts": cls.of(
-            *(q4_k, 9, 5, 48, 768, rms, Gated()), **{"activations": "i16", "shared_slots": 2}
-        ),
-        "a shared expert, weighted": cls.of(q8, 5, 2, 32, 96, Weighted(), Gated(), shared_slots=1),
-        "chooses, three shared experts": cls.of(
-            *(f16, 20, 5, 32, 70, Activated(Activation("relu2"))),
-            selection=Selection(20, 2),
-            shared_slots=3,
+            **{"activations": "i16", "selection": Selection(512, 10), "has_shared": True},
         ),
         "chooses, all of them": cls.of(q8, 3, 3, 16, 64, selection=Selection(3, 3)),
         "slots": cls.of(
@@ -165,51 +148,15 @@ def down_examples(cls: type[S]) -> dict[str, S]:
             **{"batch": 3, "early": True, "selection": Selection(300, 7, scale=2.5)},
             **i16,
         ),
-        "chooses by sigmoids": cls.of(
-            *(q4_k, 128, 8, 16, 256, weighted, adds),
-            **{"batch": 3, "early": True},
-            selection=Selection(128, 8, "sigmoid", normalised=True, scale=2.5, bias=True),
-            **i16,
-        ),
-        "chooses among many by sigmoids": cls.of(
-            *(q8, 260, 6, 32, 288, weighted, adds),
-            **{"early": True, "starts_next": True, "shared_slots": 1},
-            selection=Selection(260, 5, "sigmoid", normalised=True, bias=True),
-        ),
         "a shared expert": cls.of(
             *(q6_k, 20, 4, 48, 768, weighted, adds),
-            **{
-                "early": True,
-                "selection": Selection(20, 3),
-                "shared_slots": 1,
-                "shared_gate": True,
-            },
+            **{"early": True, "selection": Selection(20, 3), "has_shared": True},
         ),
         "a shared expert, many": cls.of(
             *(q4_k, 512, 11, 32, 256, weighted, adds),
             **{"early": True, "selection": Selection(512, 10, normalised=True)},
-            **{"shared_slots": 1, "shared_gate": True, "starts_next": True, "sms": 1},
+            **{"has_shared": True, "starts_next": True, "sms": 1},
             **i16,
-        ),
-        "two shared experts": cls.of(
-            *(q5_1, 9, 5, 48, 416, weighted, adds), **{"early": True, "shared_slots": 2}, **i16
-        ),
-        "a shared expert, gate": cls.of(
-            *(q8, 6, 3, 32, 96, weighted, adds),
-            early=True,
-            shared_slots=1,
-            shared_gate=True,
-            shared_scale=0.5,
-        ),
-        "a shared expert, unweighted": cls.of(q8, 5, 2, 32, 288, adds, early=True, shared_slots=1),
-        "chooses, three shared experts": cls.of(
-            *(f32, 20, 5, 32, 165, weighted, adds),
-            **{
-                "early": True,
-                "selection": Selection(20, 2),
-                "shared_slots": 3,
-                "shared_scale": 0.25,
-            },
         ),
         "chooses, bias": cls.of(
             *(q8, 70, 4, 48, 288, Bias(), weighted, adds),
@@ -297,11 +244,6 @@ def gemm_small_examples(cls: type[S]) -> dict[str, S]:
             *(q6_k, 128, 4, 16, 512, 5, weighted),
             **{"down": True, "early": True, "splits": 2, "sms": 5},
             selection=Selection(128, 4, "softmax_selected"),
-        ),
-        "chooses by sigmoids": cls.of(
-            *(q8, 37, 4, 32, 288, 6, weighted),
-            **{"down": True, "early": True, "sms": 4, "warps": 3},
-            selection=Selection(37, 4, "sigmoid", normalised=True, scale=2.5, bias=True),
         ),
         "chooses, one row": cls.of(
             *(q4_k, 5, 3, 48, 512, 1, weighted),

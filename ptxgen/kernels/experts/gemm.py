@@ -83,7 +83,7 @@ class ExpertsGemm(ExpertsProduct):
             raise PtxgenError(
                 f"experts_gemm: {self.used} of {self.experts} experts for {self.batch} rows"
             )
-        if self.selection is not None or self.shared_slots:
+        if self.selection is not None:
             raise PtxgenError("experts_gemm: pairs are listed, so experts have been chosen before")
         _ = self.layout  # refuses odd shapes
         check_steps(self, DOWN if self.down else UP)

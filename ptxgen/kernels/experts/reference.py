@@ -15,14 +15,14 @@ from urdir.ptxgen.spec import Array
 
 def matrices_of(spec: ExpertsProduct, inputs: dict[str, Any]) -> list[Array]:
     """The weights (experts, or slots of held ones, rows, cols) f64 of each repacked matrix; last
-    those of the slots that all rows have."""
+    those of an expert that all rows have."""
     shape = (-1, spec.rows, spec.cols)
     layout = spec.layout if spec.held is None else spec.held.layout(spec)
     found = [layout.unpack(inputs[m]).reshape(shape).astype(float) for m in spec.matrices]
-    if not spec.shared_slots:
+    if not spec.has_shared:
         return found
     more = shared_weights(spec, inputs)
-    return [np.append(m, own, axis=0) for m, own in zip(found, more, strict=True)]
+    return [np.append(m, [own], axis=0) for m, own in zip(found, more, strict=True)]
 
 
 def found(

@@ -22,18 +22,17 @@ MOST_BY_WARPS = 128
 @dataclass(frozen=True)
 class RowExperts:
     """``used`` of ``experts`` for each of ``batch`` rows: those in ``expert`` (batch, used) u32 on
-    the device, or each warp chooses them by a ``selection`` from ``logits`` (batch, experts) f32,
-    perhaps with a ``choice_bias`` (experts,) f32; for one row from their ``logit_parts``. Rows
-    whose ``position`` (batch,) u32 is `IDLE` are padding, and have none; one row has no position.
-    ``shared``: as many of ``used``, the last, are experts that one row has besides, with weight 1:
-    numbers ``experts`` and following."""
+    the device, or each warp chooses them by a plain ``selection`` from ``logits`` (batch, experts)
+    f32; for one row from their ``logit_parts``. Rows whose ``position`` (batch,) u32 is `IDLE` are
+    padding, and have none; one row has no position. ``has_shared``: one row that chooses has expert
+    number ``experts`` besides, as the last of ``used``, weighted by the sigmoid of its ``gate``."""
 
     batch: int
     experts: int
     used: int
     selection: Selection | None = None
     logit_parts: LogitParts | None = None
-    shared: int = 0
+    has_shared: bool = False
 
     @property
     def chosen_together(self) -> bool:
@@ -44,13 +43,13 @@ class RowExperts:
     @property
     def chosen_slots(self) -> int:
         """How many of a row's experts are chosen."""
-        return self.used - self.shared
+        return self.used - self.has_shared
 
     def check(self, name: str) -> None:
         """Raise PtxgenError, for kernel ``name``, for impossible numbers and for
         a selection of others."""
-        most = min(self.experts + self.shared, MAX_USED)
-        if not 1 + self.shared <= self.used <= most or self.shared < 0 or self.batch < 1:
+        most = min(self.experts + self.has_shared, MAX_USED)
+        if not 1 + self.has_shared <= self.used <= most or self.batch < 1:
             raise PtxgenError(
                 f"{name}: {self.used} of {self.experts} experts for {self.batch} rows: "
                 f"1 to {MAX_USED} of them, for at least one row"
@@ -58,29 +57,26 @@ class RowExperts:
         by, sizes = self.selection, (self.experts, self.chosen_slots)
         if by is not None and (by.experts, by.used) != sizes:
             raise PtxgenError(f"{name}: {sizes[1]} of {self.experts} experts, not {by}")
-        if by is not None and not by.is_chosen_by_products:
+        if by is not None and not by.is_plain:
             raise PtxgenError(f"{name}: a warp does not choose by {by}")
-        parts, plain = self.logit_parts, by is not None and by.is_plain
-        if parts is not None and (not plain or self.batch > 1 or self.experts not in TAKEN):
+        parts = self.logit_parts
+        if parts is not None and (by is None or self.batch > 1 or self.experts not in TAKEN):
             raise PtxgenError(
-                f"{name}: parts of logits are for one row that chooses among {TAKEN} experts by "
-                "these alone"
+                f"{name}: parts of logits are for one row that chooses among {TAKEN} experts"
             )
-        if self.shared and (parts is not None or self.batch > 1):
-            raise PtxgenError(f"{name}: experts besides are for one row, without logits in parts")
+        if self.has_shared and (by is None or parts is not None or self.batch > 1):
+            raise PtxgenError(f"{name}: an expert besides is for one row that chooses by logits")
 
     @property
     def params(self) -> tuple[Param, ...]:
         """What a launch reads of them."""
         if self.logit_parts is not None:
             return self.logit_parts.params(self.experts)
-        chosen = [Param("expert", "u32", ("batch", self.chosen_slots), Access.IN)]
+        chosen = Param("expert", "u32", ("batch", "used"), Access.IN)
         if self.selection is not None:
-            chosen = [Param("logits", "f32", ("batch", "experts"), Access.IN)]
-            if self.selection.bias:
-                chosen.append(Param("choice_bias", "f32", ("experts",), Access.IN))
+            chosen = Param("logits", "f32", ("batch", "experts"), Access.IN)
         position = Param("position", "u32", ("batch",), Access.IN)
-        return (*chosen, position) if self.batch > 1 else tuple(chosen)
+        return (chosen, position) if self.batch > 1 else (chosen,)
 
     def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
         """Random values of these; most rows choose some experts, and no row some others."""
@@ -88,17 +84,19 @@ class RowExperts:
             return self.logit_parts.make_inputs(self.experts, rng)
         inputs = {"position": np.arange(self.batch, dtype=np.uint32)}
         if self.selection is not None:
-            return inputs | self.selection.random_logits(self.batch, rng)
-        return inputs | {"expert": random_choice(rng, self.batch, self.experts, self.chosen_slots)}
+            gate = {"gate": rng.standard_normal(1).astype(np.float32)} if self.has_shared else {}
+            return inputs | self.selection.random_logits(self.batch, rng) | gate
+        return inputs | {"expert": random_choice(rng, self.batch, self.experts, self.used)}
 
     def chosen(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """The inputs with ``expert``, and ``weight`` where the experts are chosen here."""
-        found = {name: inputs[name] for name in ("expert", "weight") if name in inputs}
-        if self.selection is not None:
-            parts = self.logit_parts
-            logits = inputs["logits"] if parts is None else parts.logits(inputs)
-            found["expert"], found["weight"] = self.selection(logits, inputs.get("choice_bias"))
-        if self.shared:
-            own = {"expert": self.experts + np.arange(self.shared), "weight": np.ones(self.shared)}
-            found = {name: np.append(of, [own[name]], axis=1) for name, of in found.items()}
-        return {**inputs, **found}
+        if self.selection is None:
+            return {**inputs}
+        parts = self.logit_parts
+        logits = inputs["logits"] if parts is None else parts.logits(inputs)
+        expert, weight = self.selection(logits)
+        if self.has_shared:
+            gate = inputs.get("gate", np.zeros(1)).astype(np.float64)  # first products need none
+            expert = np.append(expert, [[self.experts]], axis=1)
+            weight = np.append(weight, [1.0 / (1.0 + np.exp(-gate))], axis=1)
+        return {**inputs, "expert": expert, "weight": weight}

@@ -102,16 +102,7 @@ class Selection:
     def is_plain(self) -> bool:
         """Whether a warp chooses by logits alone, and nothing but these has a part in weights."""
         softmax = self.scoring in ("softmax", "softmax_selected")
-        alone = self.groups == 1 and not self.expert_scale and self.shares == 1
-        return softmax and alone and not self.bias
-
-    @property
-    def is_chosen_by_products(self) -> bool:
-        """Whether products of few rows choose: as plain ones do, or by sigmoids of logits, perhaps
-        with a bias."""
-        by_sigmoids = self.scoring == "sigmoid" and not self.by_logits
-        alone = self.groups == 1 and not self.expert_scale and self.shares == 1
-        return self.is_plain or (by_sigmoids and alone)
+        return softmax and not self.bias and self.groups == 1 and not self.expert_scale
 
     def scores(self, logits: Array) -> Array:
         """The scores of logits (rows, experts), f64."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -26,8 +26,8 @@ class ExpertsProduct(Product):
     """Products of ``batch`` rows with ``used`` of ``experts`` matrices (rows, cols) each, between
     the steps of a ``prologue`` and an ``epilogue``. Biases are (experts, rows). Rows have the
     experts of `RowExperts` by the ``selection`` and the ``logit_parts``. The matrices may be
-    ``held`` by a cache. ``shared_slots``: as many of the ``used`` slots, the last, are those of an
-    expert that all rows have, as many times as wide, with matrices of its own (`shared_layout`).
+    ``held`` by a cache. ``has_shared``: the last of the ``used`` slots has one more expert, which
+    all rows have, with matrices of its own.
 
     Raises PtxgenError for matrices whose rows are not whole bands of tiles.
     """
@@ -43,10 +43,7 @@ class ExpertsProduct(Product):
     selection: Selection | None = field(default=None, kw_only=True)
     logit_parts: LogitParts | None = field(default=None, kw_only=True)
     held: Held | None = field(default=None, kw_only=True)
-    shared_slots: int = field(default=0, kw_only=True)
-
-    #: See `WithShared`; None where a product takes no shared expert.
-    side_by_side: ClassVar[bool | None] = None
+    has_shared: bool = field(default=False, kw_only=True)
 
     @cached_property
     def layout(self) -> Layout:
@@ -66,11 +63,11 @@ class ExpertsProduct(Product):
     def row_experts(self) -> RowExperts:
         """Which experts the rows have."""
         sizes = (self.batch, self.experts, self.used)
-        return RowExperts(*sizes, self.selection, self.logit_parts, self.shared_slots)
+        return RowExperts(*sizes, self.selection, self.logit_parts, self.has_shared)
 
     @property
     def pair_shape(self) -> tuple[str | int, ...]:
-        return ("batch", self.row_experts.chosen_slots)
+        return ("batch", "used")
 
     def bias_shape(self, part: Part) -> tuple[str | int, ...]:
         return ("experts", "rows")
@@ -97,7 +94,7 @@ class ExpertsProduct(Product):
             return self.held.params(self)
         nbytes = (self.layout.nbytes,)
         params = (Param(name, "u8", nbytes, Access.IN) for name in self.matrices)
-        return *params, *(shared_params(self) if self.shared_slots else ())
+        return *params, *(shared_params(self) if self.has_shared else ())
 
     def params_of(self, *kinds: type[Step]) -> tuple[Param, ...]:
         """The parameters of the steps of these kinds, in their order."""
@@ -127,11 +124,7 @@ def check_experts(of: ExpertsProduct) -> None:
     """Raise PtxgenError for a selection, or a cache, of others, and for a shared expert that the
     kernel does not take."""
     of.row_experts.check(of.name)
-    if of.shared_slots and of.side_by_side is None:
-        raise PtxgenError(f"{of.name}: it takes no expert that all rows have")
-    if of.shared_slots and (of.held is not None or of.steps.has(Bias)):
+    if of.has_shared and (of.held is not None or of.steps.has(Bias)):
         raise PtxgenError(f"{of.name}: an expert that all rows have has no bias and no cache")
     if of.held is not None:
         of.held.check(of)
-        if of.selection is not None and not of.selection.is_plain:
-            raise PtxgenError(f"{of.name}: experts of a cache are chosen by logits alone")

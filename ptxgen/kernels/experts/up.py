@@ -37,7 +37,6 @@ class ExpertsUp(ExpertsSpec):
 
     in_turn: bool = False
 
-    side_by_side = False
     prologues = (Normed,)
     epilogues = (Weighted, Bias, Gated, Activated)
     name = "experts_up"
@@ -48,7 +47,9 @@ class ExpertsUp(ExpertsSpec):
         if self.in_turn and (self.used > 1 or self.steps.has(Weighted) or self.held):
             raise PtxgenError("experts_up: experts in turn are one a row, without weights or slots")
         if self.selection is not None and (self.in_turn or self.steps.has(Weighted)):
-            raise PtxgenError("experts_up: experts in turn, or of weighted x, are not chosen here")
+            raise PtxgenError(
+                "experts_up: experts in turn, and weighted input, are not chosen here"
+            )
 
     @property
     def tiles_left(self) -> int:
@@ -82,8 +83,7 @@ class ExpertsUp(ExpertsSpec):
         x = multiplied(inputs["x"], Reference(self, self.parts[0], inputs, {}))
         experts = np.arange(self.batch)[:, None] % self.experts
         if not self.in_turn:
-            inputs = self.row_experts.chosen(inputs)
-            experts = inputs["expert"]
+            experts = self.row_experts.chosen(inputs)["expert"]
         places, matrices, held = found(self, inputs, experts)
         products = [np.einsum("bsrc,bc->bsr", m[places], x) for m in matrices]
         y = np.stack([product.reshape(-1, self.rows) for product in products])
