@@ -37,6 +37,7 @@ from urdir.model.lower.registers import COUNTERS
 from urdir.model.lower.requests import packed_norm_after
 from urdir.model.lower.rule import Rule, variants
 from urdir.model.memory.norms import NormLayer
+from urdir.model.memory.weights import Matrix
 from urdir.ptxgen.kernels.experts.keep_experts import KeepExperts
 from urdir.ptxgen.kernels.experts.listed_logits import ListedLogits
 from urdir.ptxgen.kernels.experts.logits import RouterLogits
@@ -131,7 +132,17 @@ def lower_route(at: Lowering, ops: Sequence[Op]) -> bool:
             return False
     if of.y in at.parted:
         at.unselected[of.y] = of.selection
-        return True
+    else:
+        append_router(at, of, norm, selects=bool(norms) or not products_choose(at, of))
+    return True
+
+
+def append_router(
+    at: Lowering, of: Route, norm: Norm | None, selects: bool, gate: Matrix | None = None
+) -> None:
+    """The launches of a router after a ``norm``: the choice too if it ``selects``, else products
+    choose. One launch (`is_one_launch`) that does not select makes the product with a ``gate``
+    (1, hidden), too: the register "shared gate"."""
     x, layer = before_norm(at, of.x, norm)
     work, router, rows = at.work, RouterLayer.of(at, of), of.x.rows
     extra = {"choice_bias": router.choice_bias, "expert_scale": router.expert_scale}
@@ -139,20 +150,11 @@ def lower_route(at: Lowering, ops: Sequence[Op]) -> bool:
     chosen["position"] = known_positions(at, of)
     matrix, logits = router.matrix, work["router logits"]
     if at.parts.config.random_routing is not None:
-        _append_random(at, of, x, chosen)
-        return True
-    computed = None if layer is None else layer.norm
-    apart = of.low is not None and matrix.format.name == "F32" and RouterLogits.takes(matrix.cols)
-    many = apart or _makes_many_logits(at, router, rows)
-    if (
-        many
-        or of.low is not None
-        or of.router.by_token is not None
-        or matrix.format.name != "F32"
-        or not RouteExperts.takes(matrix.cols, computed)
-    ):
+        _append_random(at, of, x, selects, chosen)
+        return
+    if not is_one_launch(at, of, router, layer):
         select = _select(rows, router.selection)
-        if many:
+        if _is_apart(of, router) or _makes_many_logits(at, router, rows):
             select = _append_logits(at, of, router, x, layer)
         else:
             _append_product(at, of, norm)
@@ -161,12 +163,18 @@ def lower_route(at: Lowering, ops: Sequence[Op]) -> bool:
         if select.cols:
             chosen |= {"squares": work["router squares"], "factor": work["router factor"]}
         at.launch(select, f"{of.label}.select", logits=logits, **chosen)
-        return True
-    has_bias, selects = matrix.bias is not None, bool(norms) or not products_choose(at, of)
-    sizes = rows, matrix.cols, router.selection
-    each = 1 if selects else RouteExperts.each_of(*sizes)
-    starts_next = not selects and _starts_next(at, of, layer)
-    kernel = route_kernel(*sizes, computed, has_bias, router.scale, selects, each, starts_next)
+        return
+    sizes, computed = (rows, matrix.cols, router.selection), None if layer is None else layer.norm
+    kernel = route_kernel(
+        *sizes,
+        computed,
+        matrix.bias is not None,
+        router.scale,
+        selects,
+        1 if selects else RouteExperts.each_of(*sizes),
+        not selects and _starts_next(at, of, layer),
+        gate is not None,
+    )
     at.launch(
         kernel,
         of.label,
@@ -176,11 +184,29 @@ def lower_route(at: Lowering, ops: Sequence[Op]) -> bool:
         logits=logits,
         norm=None if layer is None else layer.weight,
         bias=matrix.bias,
+        gate_weights=None if gate is None else gate.data,
+        gate_logits=None if gate is None else work["shared gate"],
         **(chosen if selects else {}),
     )
     if not selects:
         at.unselected[of.y] = router.selection
-    return True
+
+
+def is_one_launch(at: Lowering, of: Route, router: RouterLayer, norm: NormLayer | None) -> bool:
+    """Whether `RouteExperts` takes a router after a norm: an F32 matrix for few logits, without
+    adapters and experts by token, whose choice is not random."""
+    matrix, plain = router.matrix, of.low is None and of.router.by_token is None
+    if at.parts.config.random_routing is not None:
+        return False
+    if not plain or matrix.format.name != "F32" or _makes_many_logits(at, router, of.x.rows):
+        return False
+    return RouteExperts.takes(matrix.cols, None if norm is None else norm.norm)
+
+
+def _is_apart(of: Route, router: RouterLayer) -> bool:
+    """Whether adapters are added to logits that another launch makes."""
+    matrix = router.matrix
+    return of.low is not None and matrix.format.name == "F32" and RouterLogits.takes(matrix.cols)
 
 
 def products_choose(at: Lowering, of: Route) -> bool:
@@ -270,7 +296,9 @@ def _append_logits(
     return _select(rows, router.selection, splits, matrix.cols, norm.norm.eps)
 
 
-def _append_random(at: Lowering, of: Route, x: Slice, chosen: Mapping[str, Slice | None]) -> None:
+def _append_random(
+    at: Lowering, of: Route, x: Slice, selects: bool, chosen: Mapping[str, Slice | None]
+) -> None:
     """Logits of a random choice, in place of the router's, and what chooses by them."""
     share, rows, experts = at.parts.config.random_routing, of.x.rows, of.selection.experts
     args = {"position": at.rows.position, "x": x.slice(0, 4), "logits": at.work["router logits"]}
@@ -281,7 +309,7 @@ def _append_random(at: Lowering, of: Route, x: Slice, chosen: Mapping[str, Slice
     else:
         kernel = _skewed(rows, experts, share)
     at.launch(kernel, f"{of.label}.logits", **args)
-    if products_choose(at, of):
+    if not selects:
         at.unselected[of.y] = of.selection
         return
     select = _select(rows, of.selection)

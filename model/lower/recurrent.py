@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from urdir.model.families.recurrent import KimiDelta, Lightning, Recurrence
+from urdir.model.graph.op import Op
 from urdir.model.graph.ops import Product
 from urdir.model.graph.recurrent import Convolve, GatedNorm, Recur, Scan
 from urdir.model.graph.tensor import Tensor
 from urdir.model.lower.lowering import Lowering
 from urdir.model.lower.requests import is_read_packed, packs
 from urdir.model.lower.rule import Rule, alone
-from urdir.model.lower.states import convolution, launch_heads, scan
+from urdir.model.lower.states import append_convolutions, convolution, launch_heads, scan
 from urdir.ptxgen.kernels.recurrent.causal_conv import CausalConv
 from urdir.ptxgen.kernels.recurrent.drafted_scan import DraftedScan
 from urdir.ptxgen.kernels.recurrent.gated_norm import GatedNorm as GatedNormKernel
@@ -36,6 +37,21 @@ def lower_convolve(at: Lowering, of: Convolve) -> None:
     convolution(at, of, packed).append(at, at.place(of.x))
     if packed is not None:
         at.packed[of.y] = packed
+
+
+def lower_convolutions(at: Lowering, ops: Sequence[Op]) -> bool:
+    """Convolutions alike, as of queries, keys and values, of few rows that are decoded."""
+    convs = [op for op in ops if isinstance(op, Convolve)]
+    rows = at.rows
+    if not rows.decode or rows.prompt or at.takes_gemm(rows.count):
+        return False
+    made = {op.y for op in convs}
+    kinds = {(op.conv.channels, op.conv.taps, op.conv.bias is None, op.f, op.layer) for op in convs}
+    gated = any(op.input_gate is not None or op.output_gate is not None for op in convs)
+    if gated or len(kinds) > 1 or made & {op.x for op in convs}:
+        return False
+    append_convolutions(at, convs)
+    return True
 
 
 def lower_scan(at: Lowering, of: Scan) -> None:
@@ -111,6 +127,7 @@ def _packed(at: Lowering, y: Tensor, channels: int) -> Slice | None:
 
 
 RULES: Sequence[Rule] = (
+    Rule("convolve convolve convolve", lower_convolutions),
     alone("convolve", lower_convolve),
     alone("scan", lower_scan),
     alone("recur", lower_recur),

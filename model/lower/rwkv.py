@@ -142,6 +142,8 @@ def lower_own_vectors(at: Lowering, ops: Sequence[Op]) -> bool:
         return False
     if any(op.x in at.unmade or op.x in at.packed or op.y.is_stream for op in products):
         return False
+    if len(products) == 2 and _goes_on(at, products[1]):
+        return False
     request = request_of(at, 1, matrices, OwnVectors())
     if not request.fits_gemv:
         return False
@@ -154,9 +156,16 @@ def lower_own_vectors(at: Lowering, ops: Sequence[Op]) -> bool:
     return True
 
 
+def _goes_on(at: Lowering, last: Product) -> bool:
+    """Whether the operation that follows may be a part of the last product's launch."""
+    following = at.following()
+    return following is not None and not {last.y, last.x}.isdisjoint(following.reads)
+
+
 RULES: Sequence[Rule] = (
     alone("low_ranks", lower_low_ranks),
     Rule("product product product", lower_own_vectors),
+    Rule("product product", lower_own_vectors),
     *variants("norm? shift", lower_shift),
     alone("wkv", lower_wkv),
 )

@@ -12,12 +12,11 @@ from urdir.model.lower.experts.layer import MixtureLayer, RouterLayer, SharedLay
 from urdir.model.lower.experts.per_row import PerRow
 from urdir.model.lower.experts.products import MixtureCall
 from urdir.model.lower.lowering import Lowering
-from urdir.model.lower.moe import before_norm, products_choose, route_kernel
+from urdir.model.lower.moe import append_router, before_norm, is_one_launch, products_choose
 from urdir.model.lower.requests import alike
 from urdir.model.lower.rule import Rule
 from urdir.model.memory.weights import Matrix
 from urdir.ptxgen.kernels.activation import Activation
-from urdir.ptxgen.kernels.experts.route import RouteExperts
 from urdir.ptxgen.kernels.experts.selection import MAX_USED
 
 
@@ -32,29 +31,17 @@ def lower_shared_expert(at: Lowering, ops: Sequence[Op]) -> bool:
     assert isinstance(total, Add)
     _, gate_of, *_ = ops
     assert isinstance(gate_of, Product)
-    if route.x.rows > 1 or not _are_connected(at, ops) or not _chooses(at, route):
+    if route.x.rows > 1 or route.y in at.parted or not _are_connected(at, ops):
         return False
     mixture = _with_shared(at, ops)
     norm = at.unmade.get(route.x)
     x, layer = before_norm(at, route.x, norm)
     router, gate = RouterLayer.of(at, route), at.matrix(gate_of.of)
-    computed = None if layer is None else layer.norm
-    takes = RouteExperts.takes(router.matrix.cols, computed)
-    if mixture is None or not takes or gate.format.name != "F32" or gate.bias is not None:
+    if mixture is None or gate.format.name != "F32" or gate.bias is not None:
         return False
-    sizes = 1, router.matrix.cols, router.selection
-    each, has_bias = RouteExperts.each_of(*sizes), router.matrix.bias is not None
-    at.launch(
-        route_kernel(*sizes, computed, has_bias, router.scale, False, each, gate=True),
-        route.label,
-        weights=router.matrix.data,
-        gate_weights=gate.data,
-        x=x,
-        norm=None if layer is None else layer.weight,
-        bias=router.matrix.bias,
-        logits=at.work["router logits"],
-        gate_logits=at.work["shared gate"],
-    )
+    if not products_choose(at, route) or not is_one_launch(at, route, router, layer):
+        return False
+    append_router(at, route, norm, False, gate)
     before, y, position = at.place(residual.a), at.place(total.y), at.rows.position
     call = MixtureCall(experts.label, mixture, x, layer, before, y, position)
     PerRow(at, 1).append(replace(call, selection=router.selection))
@@ -83,13 +70,6 @@ def _are_connected(at: Lowering, ops: Sequence[Op]) -> bool:
         and (experts.routing, total.a, total.b) == (route.y, residual.y, experts.y)
         and all(len(at.readers(tensor)) == 1 for tensor in made)
     )
-
-
-def _chooses(at: Lowering, of: Route) -> bool:
-    """Whether the products choose by the logits of the router's F32 matrix alone."""
-    plain = of.low is None and of.router.by_token is None and of.y not in at.parted
-    chooses = plain and at.parts.config.random_routing is None and products_choose(at, of)
-    return chooses and at.matrix(of.router.linear).format.name == "F32"
 
 
 def _with_shared(at: Lowering, ops: Sequence[Op]) -> MixtureLayer | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -80,6 +80,17 @@ def convolution(at: Lowering, of: Convolve, packed: Slice | None = None) -> Stat
     if conv.bias is not None:
         arguments["bias"] = at.vector(conv.bias)
     return StateStep(of.label, kernel, "x", arguments, at.place(of.y))
+
+
+def append_convolutions(at: Lowering, ops: Sequence[Convolve]) -> None:
+    """Append convolutions alike, of rows that are decoded, as one launch."""
+    steps = [convolution(at, of) for of in ops]
+    arguments: dict[str, Slice] = {}
+    for tag, op, step in zip(("", "1", "2"), ops, steps, strict=False):
+        own = {**step.arguments, "x": at.place(op.x), "y": step.y}
+        arguments |= {f"{name}{tag}": of for name, of in own.items()}
+    kernel = partial(steps[0].kernel, beside=len(ops))
+    launch_recurrent(at, steps[0].label, kernel, **arguments)
 
 
 def scan(at: Lowering, of: Scan, packed: Slice | None = None) -> StateStep:

@@ -12,12 +12,7 @@ from urdir.ptxgen.kernels.linear.epilogue.activation import Gated
 from urdir.ptxgen.kernels.linear.epilogue.pack import PackedVectors
 from urdir.ptxgen.kernels.linear.packed_parts import Mixture, takes_packed
 from urdir.ptxgen.kernels.linear.products.gemm_wgmma import MOST, GemmWgmma, WgmmaCut
-from urdir.ptxgen.kernels.linear.wgmma_choice import (
-    TURN_BATCH,
-    any_cut,
-    choose_wgmma,
-    estimate,
-)
+from urdir.ptxgen.kernels.linear.wgmma_choice import TURN_BATCH, any_cut, choose_wgmma, estimate
 from urdir.ptxgen.tools.gpus import GPUS
 from urdir.ptxgen.weights.formats import FORMATS
 

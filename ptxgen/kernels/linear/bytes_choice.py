@@ -118,8 +118,9 @@ def ways(product: GemmBytes, sms: int) -> list[GemmBytes]:
 
 def _widths(product: GemmBytes) -> list[int]:
     """Vectors of a CTA: instructions take E4M3 numbers of one group more, and bytes of two."""
-    groups, unit = ceil_div(product.batch, GROUP), 1 if product.operands.are_floats else 2
-    most = MOST if all(fmt.of_rows for fmt in product.formats) or unit == 2 else BLOCKS_MOST
+    floats = product.operands.are_floats
+    groups, unit = ceil_div(product.batch, GROUP), 1 if floats else 2
+    most = BLOCKS_MOST if floats and not all(fmt.of_rows for fmt in product.formats) else MOST
     whole = GROUP * groups if unit == 1 else _whole(product.batch)
     tiles = range(1, ceil_div(whole, most) + TILES)
     even = {GROUP * unit * ceil_div(groups, unit * count) for count in tiles}

@@ -276,12 +276,12 @@ def cut_launch(
     """The cut of a launch; ``tiles``: how many tiles of each matrix a CTA should take.
 
     ``pair``: matrices whose tiles are taken in turn (two if gated). ``even``: only as many warps as
-    have about the same share of the columns, else as many as possible. ``tile_of``: the tiles of a
-    layout.
+    have about the same share of the columns, unless too few tiles are left for them, else as many
+    as possible. ``tile_of``: the tiles of a layout.
     The cut may exceed the options' limits; the spec then refuses it.
     """
     most_warps = footprint.most_warps(options.shared)
-    columns = _cut_columns(options, layouts[0], most_warps, even)
+    columns = _cut_columns(options, layouts[0], most_warps, max(tiles) if even else 0)
     row_warps = options.groups or max(1, most_warps // columns.warps)
     warps = columns.warps * row_warps
     shared = options.shared - footprint.tables
@@ -305,13 +305,20 @@ def even_tiles(options: CutOptions, layouts: Sequence[Layout]) -> tuple[int, ...
     return (options.tiles_each or ceil_div(tiles, options.clusters),) * len(layouts)
 
 
-def _cut_columns(options: CutOptions, of: Layout, most_warps: int, even: bool) -> ColumnCut:
+def _cut_columns(options: CutOptions, of: Layout, most_warps: int, even_tiles: int) -> ColumnCut:
+    """``even_tiles``: how many tiles a CTA has whose warps are to have even shares; 0: they need
+    not."""
     blocks, is_ragged = of.row_tiles, of.cols % (TILE_COLS * options.cluster) > 0
     most = max(1, min(most_warps, blocks // options.cluster))
-    if even:
+    if even_tiles:
         cta_blocks = ceil_div(blocks, options.cluster)
         taken = {k: k * ceil_div(cta_blocks, k) for k in range(1, most + 1)}
         most = max(k for k in taken if 16 * taken[k] <= 17 * min(taken.values()))
+        # What the warp with the most takes, one block of columns of a tile after the other.
+        turns = {k: ceil_div(even_tiles, most_warps // k) * taken[k] // k for k in taken}
+        if even_tiles < most_warps // most and 3 * min(turns.values()) < 2 * turns[most]:
+            # 11 blocks, of one tile: six warps with two in place of one with eleven
+            most = min(taken, key=lambda k: (turns[k], taken[k], -k))
     return ColumnCut(blocks, options.cluster, options.split or most, is_ragged)
 
 

@@ -21,6 +21,8 @@ from urdir.ptxgen.weights.packed import GROUP, pack, packed_shape
 THREADS = 128
 #: A tile of rows needs none but the one before it.
 MAX_TAPS = SEGMENT_ROWS + 1
+#: Convolutions of a launch, at most: of queries, keys and values.
+MOST_BESIDE = 3
 
 
 def tail_slots(taps: int, most: int) -> int:
@@ -42,6 +44,9 @@ class CausalConv(RecurrentRows):
     several may be of one sequence, at consecutive positions side by side.
 
     With ``packs`` (`can_pack`) y is also written as ``packed`` f16 for products (`weights.packed`).
+
+    ``beside``: as many convolutions alike, with inputs, weights, tails and results of their own:
+    x, x1, ... They are neither gated nor packed.
     """
 
     channels: int
@@ -52,6 +57,7 @@ class CausalConv(RecurrentRows):
     most: int = 0
     drafted: bool = False
     packs: bool = False
+    beside: int = 1
 
     name = "causal_conv"
     limits = limited(
@@ -68,6 +74,11 @@ class CausalConv(RecurrentRows):
         self.check_segments()
         if self.packs and not self.can_pack(self.rows, self.channels):
             raise PtxgenError(f"{self.name}: {self.rows} rows of {self.channels} channels packed")
+        if not 1 <= self.beside <= MOST_BESIDE or (self.beside > 1 and (self.gated or self.packs)):
+            raise PtxgenError(
+                f"{self.name}: {self.beside} side by side: 1 to {MOST_BESIDE}, neither gated nor "
+                "packed"
+            )
 
     def check_segments(self) -> None:
         """Raise PtxgenError for rows that another kernel handles."""
@@ -99,22 +110,34 @@ class CausalConv(RecurrentRows):
     @property
     def params(self) -> tuple[Param, ...]:
         matrix, gates = ("rows", "channels"), ("input_gate", "output_gate") if self.gated else ()
-        packed = packed_shape(self.rows, self.channels)
-        return Param.given(
-            Param("x", "f32", matrix, Access.IN),
+        packed, tails = packed_shape(self.rows, self.channels), ("sequences", "slots", "channels")
+        return (
+            *self._each("x", matrix),
             *(Param(name, "f32", matrix, Access.IN) for name in gates),
-            Param("weight", "f32", ("channels", "taps"), Access.IN),
-            self.bias and Param("bias", "f32", ("channels",), Access.IN),
+            *self._each("weight", ("channels", "taps")),
+            *(self._each("bias", ("channels",)) if self.bias else ()),
             *self.row_params,
-            Param("tail", "f32", ("sequences", "slots", "channels"), Access.INOUT),
-            Param("y", "f32", matrix, Access.OUT),
-            self.packs and Param("packed", "f16", packed, Access.OUT),
+            *self._each("tail", tails, Access.INOUT),
+            *self._each("y", matrix, Access.OUT),
+            *((Param("packed", "f16", packed, Access.OUT),) if self.packs else ()),
         )
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The parameters that each of several convolutions has of its own."""
+        return ("x", "weight", *(("bias",) if self.bias else ()), "tail", "y")
+
+    def _each(
+        self, name: str, shape: tuple[str | int, ...], access: Access = Access.IN
+    ) -> tuple[Param, ...]:
+        """That parameter of each."""
+        numbers = range(self.beside)
+        return tuple(Param(f"{name}{n or ''}", "f32", shape, access) for n in numbers)
 
     @property
     def launch_shape(self) -> LaunchShape:
         return LaunchShape(
-            grid=(ceil_div(self.channels, THREADS), self.rows, 1),
+            grid=(ceil_div(self.channels, THREADS), self.rows, self.beside),
             block=(THREADS, 1, 1),
         )
 
@@ -124,6 +147,14 @@ class CausalConv(RecurrentRows):
         return exact.rounded_to("f16") if self.packs else exact
 
     def reference(self, **inputs: Any) -> dict[str, Array]:
+        made: dict[str, Array] = {}
+        for tag in ("", *map(str, range(1, self.beside))):
+            own = {name: inputs[f"{name}{tag}"] for name in self.names if name != "y"}
+            made |= {f"{name}{tag}": of for name, of in self._reference(inputs | own).items()}
+        return made
+
+    def _reference(self, inputs: Mapping[str, Any]) -> dict[str, Array]:
+        """That of one convolution."""
         u = inputs["x"].astype(np.float64)
         if self.gated:
             u = u * inputs["input_gate"]
@@ -162,11 +193,14 @@ class CausalConv(RecurrentRows):
             "gated drafts": cls(9, 3, 64, 0, channels=40, taps=3, gated=True, most=2, drafted=True),
             "packed": cls(16, 20, 64, 0, channels=256, taps=4, activation=silu, packs=True),
             "packed, gated": cls(24, 9, 64, 0, channels=512, taps=3, gated=True, packs=True),
+            "three": cls(1, 3, 64, 0, channels=140, taps=4, activation=silu, beside=3),
+            "two, rows": cls(5, 7, 64, 0, channels=37, taps=3, bias=True, beside=2),
+            "three rings": cls(5, 4, 64, 0, channels=130, taps=4, most=3, beside=3),
             "packed ring": cls(8, 9, 64, 0, channels=256, taps=4, bias=True, most=3, packs=True),
         }
 
     def flops(self) -> int:
-        return 2 * self.rows * self.channels * self.taps
+        return 2 * self.beside * self.rows * self.channels * self.taps
 
 
 def _shifted(spec: CausalConv, inputs: Mapping[str, Any], u: Array) -> tuple[Array, Array]:

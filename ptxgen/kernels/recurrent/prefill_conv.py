@@ -25,6 +25,8 @@ class PrefillConv(CausalConv):
     def check_segments(self) -> None:
         if not self.segments:
             raise PtxgenError("prefill_conv: no segments: single rows are causal_conv's")
+        if self.beside > 1:
+            raise PtxgenError("prefill_conv: a convolution a launch")
 
     @staticmethod
     def can_pack(rows: int, channels: int) -> bool:

@@ -369,6 +369,24 @@ CASES = {
         ),
         "Q8_0",
     ),
+    "two shared experts beside 140, chosen by sigmoids": (
+        Shape(
+            *("glm4moe", 2, 96, 4, 2, 24, 160, 71, False),
+            {
+                "rope.dimension_count": 12,
+                "expert_count": 140,
+                "expert_used_count": 6,
+                "expert_shared_count": 2,
+                "expert_feed_forward_length": 96,
+                "leading_dense_block_count": 1,
+                "expert_gating_func": 2,
+                "expert_weights_norm": True,
+                "expert_weights_scale": 2.5,
+            },
+            ("exp_probs_b.bias",),
+        ),
+        "Q5_1",
+    ),
     "ALiBi of 3 heads, LayerNorm": (
         Shape(
             *("bloom", 2, 96, 3, 3, 32, 160, 71, True),

@@ -25,7 +25,7 @@ SPARED = {
         *("ssm_conv1d", "ssm_norm", "attn_gate"),
         "ffn_gate_inp_shexp.activation",
     },
-    "kimi-linear-moe": {"ssm_norm"},
+    "kimi-linear-moe": {"ssm_norm", "ssm_g_b"},
     "plamo2-dense": {"ssm_conv1d", "ssm_gate", "post_norm"},
     "lfm2-dense": set(),
 }
@@ -66,6 +66,28 @@ def test_launches_of_a_layer_of_mamba() -> None:
         assert {label for label in launches(session, 16) if "pack" in label} == {"ssm_dt.pack"}
         several = {label for label in launches(session, 12) if "pack" in label}
         assert several == {"ssm_x.pack", "ssm_dt.pack", "ssm_out.pack"}
+
+
+def test_launches_of_a_layer_of_kimi_linear() -> None:
+    """One convolution of queries, keys and values; of one token one launch for two products of low
+    rank."""
+    model = SyntheticModel("kimi-linear-48b-a3b", "q4_k_m")
+    config, settings = Config.of(model), SessionSettings(64, sequences=2)
+    latent = {"attn_kv_a", "attn_k_b", "attention", "attn_v_b", "attn_output"}
+    delta = {"ssm_in", "ssm_f_b", "ssm_conv1d_q", "ssm_scan", "ssm_out"}
+    mixture = {"ffn_gate_inp", "ffn_experts_gate_up", "ffn_experts_down"}
+    mixture |= {"ffn_gate_up_shexp", "ffn_down_shexp"}
+    with (
+        paper_device("sm_90a", 132) as device,
+        Weights(model, config, device) as weights,
+        Session(device, weights, settings) as session,
+    ):
+        one = latent | delta | mixture | {"ffn_gate_up", "ffn_down"}  # the first layer is dense
+        assert launches(session, 1) == one
+        combined = {"ffn_experts.combine"} & launches(session, 2)
+        assert launches(session, 2) == one | combined | {"ssm_g_b", "ssm_norm"}
+        prompt = session.shapes.prompt(0, 64, Output.GREEDY)[0]
+        assert {f"ssm_conv1d_{name}" for name in "qkv"} <= launches(session, prompt)
 
 
 def test_launches_of_a_layer_of_rwkv_7() -> None:

@@ -11,8 +11,9 @@ import pytest
 from tests.model.lower.workbench import Workbench
 from urdir.driver.device import Device
 from urdir.model.families.rwkv import LowRank
-from urdir.model.graph.ops import Product
+from urdir.model.graph.ops import Add, Product
 from urdir.model.graph.rwkv import LowRanks
+from urdir.model.graph.tensor import Tensor
 from urdir.ptxgen.kernels.activation import Activation
 
 Make = Callable[..., Workbench]
@@ -50,10 +51,23 @@ def test_a_product_of_another_s_result_is_a_launch_of_its_own(make: Make) -> Non
     ys = [made.out(64, f"y{number}") for number in range(3)]
     for number, x in enumerate((first, second, ys[0])):
         made.add(Product, f"product {number}", ys[number], x, linears[number][0])
-    assert len(made.run()) == 3
+    assert len(made.run()) == 2
     first_values = a @ linears[0][1].T
     made.compare(ys[1], b @ linears[1][1].T, 1e-6)
     made.compare(ys[2], first_values @ linears[2][1].T, 1e-6)
+
+
+def test_a_sum_after_two_products_is_a_part_of_the_second(make: Make) -> None:
+    made = make(1)
+    (first, a), (second, b), (stream, before) = (made.input(64, f"x{n}") for n in range(3))
+    (w, weights, _), (u, others, _) = made.linear(64, 64), made.linear(64, 64)
+    y, product, total = made.out(64, "y"), Tensor("product", 1, 64), made.out(64, "total")
+    made.add(Product, "first", y, first, w)
+    made.add(Product, "second", product, second, u)
+    made.add(Add, "sum", total, stream, product)
+    assert len(made.run()) == 2
+    made.compare(y, a @ weights.T, 1e-6)
+    made.compare(total, before + b @ others.T, 1e-6)
 
 
 @pytest.mark.parametrize(
