@@ -185,7 +185,7 @@ BUGS: dict[str, tuple[Any, list[tuple[str, str]], type[Exception], str]] = {
         [(ARRIVE, ""), (WAIT, "bar.sync 0;")],
         CudaError,
         r"kernel gemv: race: .*\(ld.shared::cluster.f32 .* touches the shared memory of CTA "
-        r"\(1, 0, 0\), which may not have begun; hint: barrier.cluster.arrive and",
+        r"\([01], 0, 0\), which may not have begun; hint: barrier.cluster.arrive and",
     ),
     "none in a batch": (
         example("gemm_small", "cluster residual"),

@@ -321,7 +321,7 @@ def test_dump_from_a_device_takes_the_drivers_cubin(
         (("dump", "urdir.ptxgen.spec:KernelSpec"), 2, "not a KernelSpec with a name"),
         (("dump", "add", "--set", "m=3"), 2, "no field 'm'"),
         (("dump", "add", "--set", "n=three"), 2, "not int"),
-        (("dump", "add", "--set", "n=0"), 2, "at least 1"),
+        (("dump", "add", "--set", "n=0"), 2, "n is 0: 1 or more"),
         (("dump", "add", "--target", "sm_1"), 2, "unknown target 'sm_1'"),
         (("dump", "add", "--from-device", "emulator"), 2, "cuda"),
         (("dump", "--model", "/absent.gguf", "-o", "x"), 1, "/absent.gguf"),

@@ -711,7 +711,7 @@ class TestFiles:
         ("case", "words"),
         [
             ("architecture", "'gpt2' models"),
-            ("kind", "no adapter"),
+            ("kind", "not a LoRA adapter"),
             ("adapter type", "only lora"),
             ("no pair", "lora_b' is missing"),
             ("nothing", "without tensors"),
