@@ -98,8 +98,8 @@ TARGETS = ("sm_90a",)
 #: Row groups and splits of the columns: for vectors that fit in one CTA's few, and for more.
 FEW_SHAPES = ((1, 4), (1, 2), (4, 1), (2, 2), (2, 1), (1, 1))
 MANY_SHAPES = ((2, 1), (1, 1))
-#: The most vectors of a CTA with weights that are floats. An 8B BF16 model, ms of prompts of 513 and
-#: 1,025 tokens: 16.87 and 28.49 in tiles of up to 296, 16.55 and 26.68 before there were these.
+#: The most vectors of a CTA with weights that are floats. An 8B BF16 model, ms of prompts of 513
+#: and 1,025 tokens: 16.87 and 28.49 in tiles of up to 296, 16.55 and 26.68 before there were these.
 FLOATS_MOST = 256
 #: Up to this many vectors splits as well: a warpgroup alone takes longer than the tiles of two.
 SPLIT_SHAPES, SPLIT_MOST = ((1, 2),), 136
@@ -108,7 +108,11 @@ SLICED_MOST = 128
 #: Up to this many vectors four row groups have registers for the sums, which are handed over.
 TALL_SHAPES, TALL_MOST = ((4, 1),), 120
 #: Of more vectors than a CTA's, in how many tiles they may be, and how wide these are else.
-TILES, WIDTHS = 6, (128, 176, 192, 208, 256)
+TILES, WIDTHS = range(1, 5), (128, 176, 192, 208, 256)
+#: Or in up to as many tiles from the fewest on that are no narrower than the first of these. Q, K
+#: and V of 512 vectors of an 8B Q4_K_M model in five of 104 take 42.7 us by the estimate, in two
+#: 44.0; a prompt took 12.19 ms so, else 11.69.
+MORE = 6
 #: The most stages of weights, of CTAs that are to have an SM each.
 MOST_STAGES = 8
 #: Stages of weights, and stages of activations and their slices, deepest first.
@@ -261,8 +265,7 @@ def _with_cuts(product: GemmWgmma, sms: int) -> Iterator[GemmWgmma]:
     shapes: tuple[tuple[int, int], ...] = FEW_SHAPES if whole <= FEW else MANY_SHAPES
     shapes += SPLIT_SHAPES if FEW < whole <= SPLIT_MOST else ()
     shapes += TALL_SHAPES if FEW < whole <= TALL_MOST else ()
-    is_float = any(fmt.is_float for fmt in product.formats)
-    for vectors in _widths(whole, FLOATS_MOST if is_float else MOST):
+    for vectors in _widths(whole, any(fmt.is_float for fmt in product.formats)):
         for groups, splits in shapes:
             for cluster in _clusters(product, vectors):
                 way = _deepest(product, groups, splits, cluster, vectors)
@@ -304,12 +307,15 @@ def _alone_on_sm(way: GemmWgmma) -> Iterator[GemmWgmma]:
             return
 
 
-def _widths(whole: int, most: int) -> list[int]:
-    """Vectors of a CTA, up to as many, of a ``whole`` number of groups."""
+def _widths(whole: int, is_float: bool) -> list[int]:
+    """Vectors of a CTA, of a ``whole`` number of groups."""
     if whole <= FEW:
         return [whole]
-    fewest = ceil_div(whole, most)
-    even = {GROUP * ceil_div(whole // GROUP, tiles) for tiles in range(1, fewest + TILES)}
+    most = FLOATS_MOST if is_float else MOST
+    fewest, groups = ceil_div(whole, most), whole // GROUP
+    even = {GROUP * ceil_div(groups, tiles) for tiles in TILES}
+    more = (GROUP * ceil_div(groups, tiles) for tiles in range(fewest, fewest + MORE))
+    even |= {vectors for vectors in more if vectors >= WIDTHS[0]}
     return sorted(v for v in {*even, *WIDTHS} if FEW / 2 <= v <= min(whole, most))
 
 
