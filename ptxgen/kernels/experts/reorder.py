@@ -38,7 +38,6 @@ class ReorderExperts(KernelSpec):
     norm: Norm | None = None
 
     name = "reorder_experts"
-    template = ("urdir.templates", "experts/reorder.ptx.j2")
 
     def __post_init__(self) -> None:
         if self.cols < 1 or self.cols % THREAD_COLS or self.experts * self.cols >= 1 << 30:
@@ -60,13 +59,11 @@ class ReorderExperts(KernelSpec):
 
     @property
     def params(self) -> tuple[Param, ...]:
-        norm = self.norm is not None and self.norm.weight
-        weight = (Param("weight", "f32", ("cols",), Access.IN),) if norm else ()
-        return (
+        return Param.given(
             Param("x", "f32", ("rows", "cols"), Access.IN),
             Param("expert", "u32", ("rows", "used"), Access.IN),
             *ORDER,
-            *weight,
+            self.norm and self.norm.weight and Param("weight", "f32", ("cols",), Access.IN),
             Param("y", "f32", ("rows", "used", "cols"), Access.OUT),
         )
 

@@ -192,7 +192,6 @@ class GemmWgmma(PackedProduct):
         return max(n for n in range(1, 17) if self.tiling.row_ctas % n == 0)
 
     name = "gemm_wgmma"
-    template = ("urdir.templates", "linear/products/gemm_wgmma.ptx.j2")
 
     @property
     def targets(self) -> tuple[str, ...]:
