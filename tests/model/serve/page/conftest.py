@@ -31,7 +31,8 @@ class Browser:
         if os.geteuid() == 0:
             flags.append("--no-sandbox")  # root has none
         options = {"binary": CHROMIUM, "args": flags}
-        timeouts = {"script": int(1000 * PATIENCE), "pageLoad": int(1000 * PATIENCE), "implicit": 0}
+        # "implicit": an element is looked for so long; a page just opened may not have it yet
+        timeouts = dict.fromkeys(("script", "pageLoad", "implicit"), int(1000 * PATIENCE))
         capabilities = {"alwaysMatch": {"goog:chromeOptions": options, "timeouts": timeouts}}
         session = driver.post("/session", json={"capabilities": capabilities}).json()["value"]
         self._driver = driver
@@ -39,7 +40,7 @@ class Browser:
 
     def command(self, path: str, **body: Any) -> Any:
         reply = self._driver.post(f"{self._path}/{path}", json=body).json()["value"]
-        assert not (isinstance(reply, dict) and "error" in reply), reply
+        assert not (isinstance(reply, dict) and "error" in reply), (reply, self.get("source"))
         return reply
 
     def get(self, path: str) -> Any:
@@ -105,7 +106,9 @@ def browser() -> Iterator[Browser]:
             assert line, "chromedriver did not start"
             found = re.search(r"started successfully on port (\d+)", line)
         url = f"http://127.0.0.1:{found[1]}"
-        with httpx.Client(base_url=url, timeout=PATIENCE, trust_env=False, verify=False) as driver:
+        with httpx.Client(
+            base_url=url, timeout=2 * PATIENCE, trust_env=False, verify=False
+        ) as driver:
             opened = Browser(driver)
             yield opened
             opened.close()
