@@ -216,6 +216,15 @@ def _weight_rows(of: Norm) -> dict[str, int]:
     return {"weight_rows": of.sets} if of.over or of.sets > 1 else {}
 
 
+def before_norm(at: Lowering, x: Tensor, norm: Norm | None) -> tuple[Slice, NormLayer | None]:
+    """What a launch reads, and the norm that it computes."""
+    if norm is None:
+        return at.place(x), None
+    if at.completed == (norm.x, norm.of):
+        return at.work["normed"], None
+    return at.place(norm.x), at.norm(norm.of)
+
+
 RULES: Sequence[Rule] = (
     *variants("norm scale? add norm", lower_norm_after),
     Rule("norm add scale_by", lower_norm_after),

@@ -15,6 +15,7 @@ from urdir.model.lower import (
     linear,
     moe,
     norms,
+    router,
     rwkv,
     shared_expert,
     stream,
@@ -22,7 +23,7 @@ from urdir.model.lower import (
 from urdir.model.lower.rule import RuleBook
 
 #: Rules of these begin with operations that others begin with, too, and are tried in this order.
-_FIRST = (adapters, shared_expert, moe, attention, rwkv, linear, collectives, norms, stream)
+_FIRST = (adapters, shared_expert, router, moe, attention, rwkv, linear, collectives, norms, stream)
 
 
 def _rooms() -> Iterator[ModuleType]:

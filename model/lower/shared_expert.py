@@ -12,8 +12,9 @@ from urdir.model.lower.experts.layer import MixtureLayer, RouterLayer, SharedLay
 from urdir.model.lower.experts.per_row import PerRow
 from urdir.model.lower.experts.products import MixtureCall
 from urdir.model.lower.lowering import Lowering
-from urdir.model.lower.moe import append_router, before_norm, is_one_launch, products_choose
+from urdir.model.lower.norms import before_norm
 from urdir.model.lower.requests import alike
+from urdir.model.lower.router import append_router, is_one_launch, products_choose
 from urdir.model.lower.rule import Rule
 from urdir.model.memory.weights import Matrix
 from urdir.ptxgen.kernels.activation import Activation

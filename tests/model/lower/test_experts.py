@@ -21,7 +21,7 @@ from urdir.model.graph.experts import Experts, Route
 from urdir.model.graph.ops import Add, Scale
 from urdir.model.graph.ops import Norm as Normed
 from urdir.model.graph.tensor import Tensor
-from urdir.model.lower import moe
+from urdir.model.lower import router as router_rules
 from urdir.model.lower.experts import shared_read
 from urdir.ptxgen.kernels.activation import Activation
 from urdir.ptxgen.kernels.advance import IDLE
@@ -177,7 +177,7 @@ def test_layers_in_a_graph_read_nothing_too_early(
 ) -> None:
     """Two layers share all buffers. Replays give what launches one after the other give, and the
     emulator finds no race of kernels that overlap."""
-    monkeypatch.setattr(moe, "MANY_LOGITS", many_logits)
+    monkeypatch.setattr(router_rules, "MANY_LOGITS", many_logits)
     monkeypatch.setattr(shared_read, "pays_together", lambda *_: together)
     made = ExpertsBench(urdir_sanitizer, rows, exact=False)
     selection = Selection(EXPERTS, 2, normalised=True)
@@ -318,7 +318,7 @@ def test_any_number_of_rows(
     bench: ExpertsBench, case: str, allowed: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Many logits as well: from 9 rows on."""
-    monkeypatch.setattr(moe, "MANY_LOGITS", 8 * EXPERTS)
+    monkeypatch.setattr(router_rules, "MANY_LOGITS", 8 * EXPERTS)
     check_mixture(bench, case, allowed)
 
 
@@ -532,7 +532,7 @@ def test_many_logits_are_a_product_of_their_own(
     emulator: Device, rows: int, norm: Norm | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In f32: with weights rounded to f16 the logits would be off by 3e-4."""
-    monkeypatch.setattr(moe, "MANY_LOGITS", 8 * EXPERTS)
+    monkeypatch.setattr(router_rules, "MANY_LOGITS", 8 * EXPERTS)
     made = ExpertsBench(emulator, rows, exact=False)
     selection = Selection(EXPERTS, 3)
     router, r, bias = made.experts(1, HIDDEN, bias=True, fmt="F32")

@@ -11,7 +11,7 @@ from urdir.driver.device import Device
 from urdir.model.graph.ops import Norm as Normed
 from urdir.model.graph.ops import Product
 from urdir.model.graph.tensor import Tensor
-from urdir.model.lower import moe
+from urdir.model.lower import router
 from urdir.ptxgen.kernels.experts.selection import Selection
 
 HIDDEN, WIDTH, LAST = 512, 256, 272
@@ -40,7 +40,7 @@ OTHERS = {
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Logits of few rows are many, and products are as wide as packed vectors need."""
-    monkeypatch.setattr(moe, "MANY_LOGITS", 8)
+    monkeypatch.setattr(router, "MANY_LOGITS", 8)
     monkeypatch.setattr(test_router_parts, "HIDDEN", HIDDEN)
     monkeypatch.setattr(test_router_parts, "WIDTH", WIDTH)
 
