@@ -9,7 +9,7 @@ import struct
 from pathlib import Path
 
 from tests.fuzz import gguf_header, trees
-from tests.model.engine.test_adapters import made, unpacked, write_gguf, write_peft
+from tests.model.files.adapter_files import made, unpacked, write_gguf, write_peft
 from urdir.model.files.adapter import open_adapter
 from urdir.model.files.gguf import Gguf
 

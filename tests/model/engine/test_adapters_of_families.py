@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.model.engine.test_adapters import TOKENS, made, write_gguf
+from tests.model.engine.test_adapters import TOKENS
+from tests.model.files.adapter_files import made, write_gguf
 from urdir.model.engine.engine import Engine
 from urdir.model.engine.realizar import EagerSteps
 from urdir.model.families.config import Config

@@ -94,6 +94,7 @@ def test_orders_of_experts_take_a_number_a_column(
     assert nbytes[0] - nbytes[1] == 4 * (vectors + 2 * 64)  # and the output's 128
 
 
+@pytest.mark.turns(4, which=(0, 1))
 @pytest.mark.parametrize("slots", [0, 1, 2, 4])
 def test_experts_with_orders_in_host_memory(
     data: Path, tmp_path: Path, device_name: str, slots: int

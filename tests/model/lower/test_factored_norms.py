@@ -45,7 +45,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(test_router_parts, "WIDTH", WIDTH)
 
 
-@pytest.mark.turns(4, which=(0, 3))
+@pytest.mark.turns(8, which=(0, 3))
 @pytest.mark.parametrize("rows", [19, 40])
 @pytest.mark.parametrize("case", CASES | OTHERS)
 def test_norms_take_no_launches(emulator: Device, case: str, rows: int) -> None:

@@ -266,6 +266,7 @@ _COUNTED = """\
 """
 
 
+@pytest.mark.turns(2)
 @pytest.mark.parametrize("name", _PARTS)
 def test_100000_characters_stream_without_a_long_frame(page: Browser, name: str) -> None:
     """1,000 characters a frame, many times what a model writes. The work of a frame does not grow
