@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 from urdir.model.commands import options
 from urdir.model.commands.opening import open_device
@@ -30,21 +31,11 @@ def add_parser(commands: options.Subparsers) -> None:
     parser.add_argument("source", metavar="MODEL", help="a file, a folder, hf:org/repo or demo")
     parser.add_argument("out", metavar="OUT.gguf", type=Path)
     types = [name for name in QUANTISED if name != "fp8"]  # GGUF lacks it
+    of_type: dict[str, Any] = {"type": str.lower, "choices": types, "metavar": "TYPE"}
     parser.add_argument(
-        "named",
-        nargs="?",
-        type=str.lower,
-        choices=types,
-        metavar="TYPE",
-        help="as llama-quantize takes it: the same as --type",
+        "named", nargs="?", **of_type, help="as llama-quantize takes it: the same as --type"
     )
-    parser.add_argument(
-        "--type",
-        type=str.lower,
-        choices=types,
-        metavar="TYPE",
-        help=f"{', '.join(types)} (q4_k_m)",
-    )
+    parser.add_argument("--type", **of_type, help=f"{', '.join(types)} (q4_k_m)")
     options.add_device(parser)
 
 

@@ -34,7 +34,7 @@ class Reply:
     """What a model answered; as text, its ``content``.
 
     ``choices`` are its tokens, those of reasoning and calls too, with log-probabilities if the
-    settings ask for ``logprobs``.
+    settings have ``logprobs``.
     """
 
     content: str

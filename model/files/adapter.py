@@ -20,7 +20,7 @@ from urdir.model.errors import ConfigError, ModelError, UnsupportedError
 from urdir.model.files.gguf import Gguf, Tensor
 from urdir.model.files.low_rank import Adapter, Floats, LowRank, low_rank
 from urdir.model.files.metadata import REORDERED, Metadata
-from urdir.model.files.model_file import SHARED_ORDERS, ModelFile
+from urdir.model.files.model_file import SHARED_ORDERS, ModelFile, is_part_of_folder
 from urdir.model.foreign import foreign, one_line
 from urdir.ptxgen.weights.formats import format_of
 from urdir.ptxgen.weights.layout import Layout
@@ -40,7 +40,7 @@ def open_adapter(
     source = Path(path)
     found: Adapter
     with foreign(one_line(str(source)), ModelError):
-        if source.suffix in (".safetensors", ".json") and source.is_file():
+        if is_part_of_folder(source):
             raise ConfigError(f"{source}: a part of an adapter: give its folder, {source.parent}")
         if source.is_dir():
             from urdir.model.files.pretrained.peft import read_peft

@@ -18,6 +18,11 @@ SHARED_ORDERS = {
 }
 
 
+def is_part_of_folder(path: Path) -> bool:
+    """Whether it is a file of a folder of safetensors, which is opened as a whole."""
+    return path.suffix in (".safetensors", ".json") and path.is_file()
+
+
 class ModelFile(Protocol):
     """A ``Gguf``, ``SafetensorsModel`` or ``SyntheticModel``.
 

@@ -11,6 +11,7 @@ from urdir.model.errors import ModelError, SettingsError
 from urdir.model.files.demo import BUILT_IN
 from urdir.model.files.gguf import Gguf
 from urdir.model.files.hub import PREFIX, HubName, download
+from urdir.model.files.model_file import is_part_of_folder
 from urdir.model.foreign import foreign, one_line
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ def _open(source: str | os.PathLike[str], quantize: str | None) -> Gguf | Safete
         from urdir.model.files.pretrained.model import SafetensorsModel
 
         return SafetensorsModel(path, quantize, name)
-    if path.suffix in (".safetensors", ".json") and path.is_file():
+    if is_part_of_folder(path):
         raise ModelError(f"{path}: a part of a model: give its folder, {path.parent}")
     if quantize is not None:
         raise SettingsError(

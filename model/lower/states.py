@@ -83,10 +83,10 @@ def convolution(at: Lowering, of: Convolve, packed: Slice | None = None) -> Stat
 
 
 def append_convolutions(at: Lowering, ops: Sequence[Convolve]) -> None:
-    """Append convolutions alike, of rows that are decoded, as one launch."""
+    """Append three convolutions alike, of rows that are decoded, as one launch."""
     steps = [convolution(at, of) for of in ops]
     arguments: dict[str, Slice] = {}
-    for tag, op, step in zip(("", "1", "2"), ops, steps, strict=False):
+    for tag, op, step in zip(("", "1", "2"), ops, steps, strict=True):
         own = {**step.arguments, "x": at.place(op.x), "y": step.y}
         arguments |= {f"{name}{tag}": of for name, of in own.items()}
     kernel = partial(steps[0].kernel, beside=len(ops))

@@ -28,7 +28,7 @@ from urdir.model.text.tokenizer import Tokenizer
 
 Mask = NDArray[np.uint32]
 
-#: The version of llguidance that the extra `serve` asks for. An older one refuses end tokens.
+#: The version of llguidance that the extra `serve` requires. An older one refuses end tokens.
 _OLDEST = (1, 9)
 # In forced text a mask has every token that fits, not only the library's choice, which would need
 # our tokeniser at every step.
@@ -126,7 +126,7 @@ class Matcher:
 
 
 def _check_library() -> None:
-    """Raise ModelError if llguidance is missing, or older than the extra asks for."""
+    """Raise ModelError if llguidance is missing, or older than the extra requires."""
     wanted = "constrained output needs llguidance{}: pip install 'urdir[serve]'"
     if importlib.util.find_spec("llguidance") is None:
         raise ModelError(wanted.format(""))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +11,7 @@ from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.column_orders import ORDER, in_orders, random_orders
 from urdir.ptxgen.kernels.norm import Norm
 from urdir.ptxgen.kernels.pairs import random_choice
+from urdir.ptxgen.limits import POSITIVE, limited
 from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, Tolerance, ceil_div
 
 CTA_THREADS = 128
@@ -38,17 +38,16 @@ class ReorderExperts(KernelSpec):
     norm: Norm | None = None
 
     name = "reorder_experts"
+    limits = limited(rows=POSITIVE, used=POSITIVE, cols=range(THREAD_COLS, 1 << 30, THREAD_COLS))
 
     def __post_init__(self) -> None:
-        if self.cols < 1 or self.cols % THREAD_COLS or self.experts * self.cols >= 1 << 30:
+        super().__post_init__()
+        if self.experts * self.cols >= 1 << 30:
             raise PtxgenError(
-                f"{self.name}: {self.experts} orders of {self.cols} columns: a multiple of "
-                f"{THREAD_COLS}, less than 4 GiB of them"
+                f"{self.name}: {self.experts} orders of {self.cols} columns: under 4 GiB of them"
             )
-        if self.rows < 1 or not 1 <= self.used <= self.experts:
-            raise PtxgenError(
-                f"{self.name}: {self.used} of {self.experts} experts for {self.rows} rows"
-            )
+        if self.used > self.experts:
+            raise PtxgenError(f"{self.name}: {self.used} of {self.experts} experts")
         if self.norm is not None and not self.can_norm(self.norm, self.cols):
             raise PtxgenError(f"{self.name}: {self.norm} must be a launch of its own")
 
@@ -94,7 +93,7 @@ class ReorderExperts(KernelSpec):
         return {p.name: inputs[p.name] for p in self.params if p.name in inputs}
 
     @classmethod
-    def examples(cls) -> Mapping[str, ReorderExperts]:
+    def examples(cls) -> dict[str, ReorderExperts]:
         rms = Norm("rms", 1e-5)
         return {
             "smallest": cls(1, 1, 1, 4),
