@@ -318,7 +318,7 @@ def test_experts_whose_first_matrices_have_orders(
 
 
 def _tokens(engine: Engine, adapters: Any) -> tuple[list[int], int]:
-    request = Request(prompt=tuple(TOKENS), settings=GREEDY, limit=6, adapters=adapters)
+    request = Request(prompt=tuple(TOKENS), settings=GREEDY, limit=4, adapters=adapters)
     generation = Generation(engine.session, None, request)
     for _ in generation.pieces():
         pass

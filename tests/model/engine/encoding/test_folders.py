@@ -188,10 +188,10 @@ def test_a_folder_gives_the_scores_and_embeddings_of_the_golden(
             Encoder(device, weights, EncoderSettings(64, 64, exact=True)) as encoder,
         ):
             assert encoder.embedding.labels == tuple(fields["id2label"].values())
-            scores, means = encoder.encode(texts), encoder.encode(texts, "mean")
+            scores, means = encoder.encode(texts), encoder.encode(texts[:1], "mean")
     assert np.abs(scores - golden["score"].reshape(scores.shape)).max() < DIFFERENCE
     if "embedding_mean" in golden:
-        assert distance(means, golden["embedding_mean"]) < DISTANCE
+        assert distance(means, golden["embedding_mean"][:1]) < DISTANCE
 
 
 @pytest.mark.parametrize(("mode", "pooling"), [("cls_token", "cls"), ("lasttoken", "last")])
