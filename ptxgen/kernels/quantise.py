@@ -7,21 +7,19 @@ from typing import Any
 
 import numpy as np
 
-from urdir.ptxgen.kernels.quantising import SOURCES, Quantising
+from urdir.ptxgen.kernels.quantise_kernel import SOURCES, QuantiseKernel
 from urdir.ptxgen.spec import Access, LaunchShape, Param, ceil_div
 from urdir.ptxgen.weights.formats import FORMATS
 from urdir.ptxgen.weights.quantise import STEPS
 
-#: The types that are made of groups alone; `QuantiseRows` makes those with a scale a row.
-TYPES = ("Q4_K", "Q5_K", "Q6_K", "Q8_0")
-
 
 @dataclass(frozen=True)
-class Quantise(Quantising):
-    """Blocks of K-quants or Q8_0, made of floats (`Quantising`); a thread has a group."""
+class Quantise(QuantiseKernel):
+    """Blocks of K-quants or Q8_0 (`QuantiseKernel`), which are made of groups alone: a thread has
+    one."""
 
     name = "quantise"
-    types = TYPES
+    types = ("Q4_K", "Q5_K", "Q6_K", "Q8_0")
     launch_fields = frozenset({"rows", "cols"})
     cta_threads = 128
 
@@ -79,7 +77,7 @@ class Quantise(Quantising):
     def examples(cls) -> dict[str, Quantise]:
         return {
             f"{name} of {source}": cls(FORMATS[name], FORMATS[source], 3, 5 * FORMATS[name].block)
-            for name in TYPES
+            for name in cls.types
             for source in SOURCES
         }
 

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from urdir.ptxgen.kernels.quantising import SOURCES, Quantising
+from urdir.ptxgen.kernels.quantise_kernel import SOURCES, QuantiseKernel
 from urdir.ptxgen.spec import Access, LaunchShape, Param
 from urdir.ptxgen.weights.e4m3 import MOST
 from urdir.ptxgen.weights.formats import FORMATS
 
-TYPES = ("E4M3R256", "E4M3G128", "E4M3G32")
-
 
 @dataclass(frozen=True)
-class QuantiseRows(Quantising):
-    """Blocks of E4M3 numbers with one scale a row, made of floats (`Quantising`); a CTA has a row."""
+class QuantiseRows(QuantiseKernel):
+    """Blocks of E4M3 numbers with one scale a row (`QuantiseKernel`): a CTA has one."""
 
     name = "quantise_rows"
-    types = TYPES
+    types = ("E4M3R256", "E4M3G128", "E4M3G32")
     launch_fields = frozenset({"rows"})
     cta_threads = 256
     most = MOST
@@ -43,7 +41,7 @@ class QuantiseRows(Quantising):
     def examples(cls) -> dict[str, QuantiseRows]:
         whole = {
             f"{name} of {source}": cls(FORMATS[name], FORMATS[source], 3, 3 * FORMATS[name].block)
-            for name in TYPES
+            for name in cls.types
             for source in SOURCES
         }
         return {**whole, "long rows": cls(FORMATS["E4M3G32"], FORMATS["BF16"], 2, 2080)}

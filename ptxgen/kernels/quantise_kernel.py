@@ -18,7 +18,7 @@ SOURCES = ("F32", "F16", "BF16")
 
 
 @dataclass(frozen=True)
-class Quantising(KernelSpec):
+class QuantiseKernel(KernelSpec):
     """Blocks of ``format``, one of ``types``, of (rows, cols) values of the type ``source``, a
     multiple of blocks. Equal to `QUANTISERS` bit for bit, where values are finite."""
 
