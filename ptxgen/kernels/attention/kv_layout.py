@@ -264,7 +264,7 @@ class KvLayout:
 
     @property
     def table_params(self) -> tuple[Param, ...]:
-        """``block_table`` if paged."""
+        """``block_table`` (sequences, blocks) if paged."""
         if not self.is_paged:
             return ()
         return (Param("block_table", "u32", (self.sequences, self.blocks), Access.IN),)
