@@ -23,6 +23,7 @@ from urdir.ptxgen.kernels.norm import Norm
 from urdir.ptxgen.kernels.normalise import Normalise
 from urdir.ptxgen.render import jinja as template_environment
 from urdir.ptxgen.render import sources
+from urdir.ptxgen.render.compiled import TemplateModules
 
 SPEC = Normalise(rows=2, cols=70, norm=Norm("rms", 1e-5))
 TEMPLATE = "urdir.templates/normalise.ptx.j2"
@@ -211,6 +212,11 @@ def test_the_next_process_of_a_checkout_compiles_nothing(
     assert text_of_a_new_process() == expected
     assert compiled == []
     assert {path.suffix for path in files_below(checkout)} == {".py"}
+
+
+def test_the_first_module_of_a_checkout_may_lie_two_folders_deep(checkout: Path) -> None:
+    TemplateModules(checkout, "options").write("linear/products/x.ptx.j2", "text", "code")
+    assert (checkout / "linear/products/x_ptx.py").read_text().startswith("code\n#")
 
 
 @pytest.mark.parametrize("damage", ["", "too short", "raise SystemExit\n{}", "{}\n", "{}0"])
