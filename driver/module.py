@@ -50,7 +50,6 @@ _RESOURCES: Mapping[str, str] = {
     "registers": "NUM_REGS",
     "local_bytes": "LOCAL_SIZE_BYTES",
     "shared_bytes": "SHARED_SIZE_BYTES",
-    "const_bytes": "CONST_SIZE_BYTES",
     "max_threads": "MAX_THREADS_PER_BLOCK",
 }
 
@@ -65,7 +64,6 @@ class Resources:
     registers: int
     local_bytes: int
     shared_bytes: int
-    const_bytes: int
     max_threads: int
 
 

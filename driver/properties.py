@@ -15,23 +15,17 @@ _ATTRIBUTES: Mapping[str, str] = {
     "sm_count": "MULTIPROCESSOR_COUNT",
     "warp_size": "WARP_SIZE",
     "max_threads_per_block": "MAX_THREADS_PER_BLOCK",
-    "max_threads_per_sm": "MAX_THREADS_PER_MULTIPROCESSOR",
-    "max_blocks_per_sm": "MAX_BLOCKS_PER_MULTIPROCESSOR",
     "registers_per_block": "MAX_REGISTERS_PER_BLOCK",
-    "registers_per_sm": "MAX_REGISTERS_PER_MULTIPROCESSOR",
     "shared_per_block": "MAX_SHARED_MEMORY_PER_BLOCK",
     "shared_per_block_optin": "MAX_SHARED_MEMORY_PER_BLOCK_OPTIN",
     "shared_per_sm": "MAX_SHARED_MEMORY_PER_MULTIPROCESSOR",
     "l2_bytes": "L2_CACHE_SIZE",
-    "clock_khz": "CLOCK_RATE",
-    "memory_clock_khz": "MEMORY_CLOCK_RATE",
-    "memory_bus_bits": "GLOBAL_MEMORY_BUS_WIDTH",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceProperties:
-    """One device; sizes in bytes, clocks in kHz, versions as (major, minor)."""
+    """One device; sizes in bytes, versions as (major, minor)."""
 
     name: str
     compute_capability: tuple[int, int]
@@ -44,17 +38,11 @@ class DeviceProperties:
     sm_count: int
     warp_size: int
     max_threads_per_block: int
-    max_threads_per_sm: int
-    max_blocks_per_sm: int
     registers_per_block: int
-    registers_per_sm: int
     shared_per_block: int
     shared_per_block_optin: int
     shared_per_sm: int
     l2_bytes: int
-    clock_khz: int
-    memory_clock_khz: int
-    memory_bus_bits: int
 
     @property
     def max_cluster(self) -> int:

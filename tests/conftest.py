@@ -98,7 +98,6 @@ def pytest_collectstart() -> None:
 
 
 def pytest_collection_finish() -> None:
-    gc.collect()
     gc.freeze()  # thousands of tests, which every collection would look through
     gc.enable()
     gc.set_threshold(200_000, 1 << 30, 1 << 30)  # older objects: see `pytest_runtest_teardown`

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.kept_kernels import kept
 from urdir.model.environment import VARIABLES
 from urdir.ptxgen.tools.assemble import is_available
 
@@ -179,7 +180,7 @@ def test_an_example_prints_the_documented_output(
         return
     monkeypatch.chdir(folder)
     monkeypatch.setenv("URDIR_DEVICE", "emulator")
-    with redirect_stdout(io.StringIO()) as printed:
+    with kept(), redirect_stdout(io.StringIO()) as printed:
         exec(compile(text, script.document, "exec"), {"__name__": "__main__"})
     assert printed.getvalue() == expected
 

@@ -23,9 +23,11 @@ if TYPE_CHECKING:
     from urdir.model.engine.encoding.encoder import Encoder
     from urdir.model.engine.options import EngineOptions
     from urdir.model.engine.session import Session
+    from urdir.model.engine.speculation.model_source import Drafter
     from urdir.model.families.config import Config
     from urdir.model.files.low_rank import Adapter
     from urdir.model.files.model_file import ModelFile
+    from urdir.model.memory.draft_model import DraftModel
     from urdir.model.memory.session_settings import SessionSettings
     from urdir.model.memory.weights import Weights
     from urdir.ptxgen.kernels.linear.epilogue.adapted import Element
@@ -82,7 +84,6 @@ def _open_session(
     from urdir.model.engine.fitting import fitting_settings
     from urdir.model.engine.placing import placed
     from urdir.model.engine.session import Session
-    from urdir.model.engine.speculation.model_source import Drafter
     from urdir.model.memory.weight_sizes import shares_of
     from urdir.model.memory.weights import Weights
 
@@ -113,15 +114,10 @@ def _open_session(
         )
     weights = [opening.own(Weights(file, share, device)) for share, device in ranks]
     _keep_counts(opening, options, file, weights)
+    drafters = _open_drafters(opening, pair, settings.draft_model, weights)
     loaded = [(each, file) for each in weights]
-    drafters: list[Drafter] = []
-    model = settings.draft_model
-    if pair is not None and model is not None:
-        drafts = weights
-        if (of := pair.file) is not None:
-            drafts = [opening.own(Weights(of, pair.own, device)) for device in devices]
-            loaded += [(each, of) for each in drafts]
-        drafters = [Drafter(model, each, pair.launches, pair.token_map) for each in drafts]
+    if pair is not None and pair.file is not None:
+        loaded += [(each.weights, pair.file) for each in drafters]
     opening.upload(loaded, None if options.stream_dir is None else Path(options.stream_dir))
     session = opening.own(
         Session(
@@ -146,6 +142,20 @@ def _open_session(
         host_sampling=options.host_sampling,
         seconds=opening.seconds,
     )
+
+
+def _open_drafters(
+    opening: Opening, pair: Pair | None, model: DraftModel | None, weights: Sequence[Weights]
+) -> list[Drafter]:
+    """The draft ``model`` on each device: with weights of the pair's file, or the model's own."""
+    from urdir.model.engine.speculation.model_source import Drafter
+    from urdir.model.memory.weights import Weights
+
+    if pair is None or model is None:
+        return []
+    if (of := pair.file) is not None:
+        weights = [opening.own(Weights(of, pair.own, each.device)) for each in weights]
+    return [Drafter(model, each, pair.launches, pair.token_map) for each in weights]
 
 
 def _begin_compilers(opening: Opening, options: EngineOptions) -> Compilers | None:

@@ -97,16 +97,9 @@ class Rank(Owner):
                 sources = [rank.source for rank in followers if rank.source is not None]
                 opened = open_source(drafter, self.parts, cache, stream, sources)
                 self.source = owners.enter_context(opened)
-            steps = [(rank.steps, rank.stream) for rank in followers]
-            graphs, build = budget.graphs, partial(building, source=self.source, known={})
-            if weights.config.stage is None:
-                own = Steps(self.parts, graphs, observer, steps, build)
-            elif followers:
-                places = [Place(self.parts, stream), *(Place(r.parts, r.stream) for r in followers)]
-                own = ChainedSteps(places, graphs, observer, steps)
-            else:
-                own = Steps(self.parts, graphs, build=building_layers)
-            self.steps = owners.enter_context(own)
+            self.steps = owners.enter_context(
+                self._open_steps(stream, budget.graphs, observer, followers)
+            )
             self.source_encoder = None
             if budget.source is not None:
                 encoder = SourceEncoder(self.parts, budget.source, stream, observer)
@@ -117,6 +110,19 @@ class Rank(Owner):
                 owners.enter_context(host)
             self.storage = SequenceStorage(cache, recurrent, host)
             self._owners = owners.pop_all()
+
+    def _open_steps(
+        self, stream: Stream, graphs: int, observer: Observer | None, followers: Sequence[Rank]
+    ) -> Steps:
+        """The steps of all layers, or of this rank's stage; the first rank has those of all."""
+        steps = [(rank.steps, rank.stream) for rank in followers]
+        if self.parts.config.stage is None:
+            build = partial(building, source=self.source, known={})
+            return Steps(self.parts, graphs, observer, steps, build)
+        if followers:
+            places = [Place(self.parts, stream), *(Place(r.parts, r.stream) for r in followers)]
+            return ChainedSteps(places, graphs, observer, steps)
+        return Steps(self.parts, graphs, build=building_layers)
 
     def close(self) -> None:
         """Free all of it. Idempotent."""

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from urdir.driver.launch import launch, pack
-from urdir.ptxgen.kernels import quantise, quantise_rows
 from urdir.ptxgen.kernels.quantise import Quantise
 from urdir.ptxgen.kernels.quantise_rows import QuantiseRows
 
@@ -30,12 +29,12 @@ class FloatRows:
 
 def can_quantise(fmt: Format) -> bool:
     """Whether the device makes blocks of this type."""
-    return fmt.name in quantise.TYPES + quantise_rows.TYPES
+    return fmt.name in Quantise.types + QuantiseRows.types
 
 
 def quantise_spec(fmt: Format, floats: Format, rows: int, cols: int) -> Quantise | QuantiseRows:
     """The kernel that makes blocks of (rows, cols) floats; its text is that of any ``rows``."""
-    made: type[Quantise | QuantiseRows] = Quantise if fmt.name in quantise.TYPES else QuantiseRows
+    made: type[Quantise | QuantiseRows] = Quantise if fmt.name in Quantise.types else QuantiseRows
     return made(fmt, floats, rows, cols)
 
 

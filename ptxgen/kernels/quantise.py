@@ -7,37 +7,21 @@ from typing import Any
 
 import numpy as np
 
-from urdir.ptxgen.errors import PtxgenError
-from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, ceil_div
-from urdir.ptxgen.weights.formats import FORMATS, Format
-from urdir.ptxgen.weights.layout import Layout
-from urdir.ptxgen.weights.quantise import QUANTISERS, STEPS
-
-#: The types that are made of groups alone; `QuantiseRows` makes those with a scale a row.
-TYPES = ("Q4_K", "Q5_K", "Q6_K", "Q8_0")
-#: The types of sources.
-SOURCES = ("F32", "F16", "BF16")
+from urdir.ptxgen.kernels.quantise_kernel import SOURCES, QuantiseKernel
+from urdir.ptxgen.spec import Access, LaunchShape, Param, ceil_div
+from urdir.ptxgen.weights.formats import FORMATS
+from urdir.ptxgen.weights.quantise import STEPS
 
 
 @dataclass(frozen=True)
-class Quantise(KernelSpec):
-    """Blocks of ``format`` of (rows, cols) values of the type ``source``, a multiple of blocks.
-
-    Equal to `QUANTISERS` bit for bit, where values are finite. A thread has a group.
-    """
-
-    format: Format
-    source: Format
-    rows: int
-    cols: int
+class Quantise(QuantiseKernel):
+    """Blocks of K-quants or Q8_0 (`QuantiseKernel`), which are made of groups alone: a thread has
+    one."""
 
     name = "quantise"
+    types = ("Q4_K", "Q5_K", "Q6_K", "Q8_0")
     launch_fields = frozenset({"rows", "cols"})
     cta_threads = 128
-
-    def __post_init__(self) -> None:
-        check(self.name, self.format, self.source, TYPES)
-        _ = Layout(self.format, self.rows, self.cols)
 
     @property
     def group(self) -> int:
@@ -86,48 +70,17 @@ class Quantise(KernelSpec):
             grid=(ceil_div(threads, self.cta_threads), 1, 1), block=(self.cta_threads, 1, 1)
         )
 
-    def reference(self, **inputs: Any) -> dict[str, Array]:
-        values = Layout(self.source, self.rows, self.cols)
-        rows = values.unpack(values.pack(inputs["source"]))
-        return {"y": QUANTISERS[self.format.name](rows).reshape(-1)}
-
     def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
-        values = unlike_values(self.rows * self.cols, self.source, rng)
-        return {"source": values, "blocks": np.uint32(self.blocks)}
+        return {**super().make_inputs(rng), "blocks": np.uint32(self.blocks)}
 
     @classmethod
     def examples(cls) -> dict[str, Quantise]:
         return {
             f"{name} of {source}": cls(FORMATS[name], FORMATS[source], 3, 5 * FORMATS[name].block)
-            for name in TYPES
+            for name in cls.types
             for source in SOURCES
         }
 
     def flops(self) -> int:
         tried = 1 if self.format.name == "Q8_0" else 20 * len(self.tried)
         return (tried + 8) * self.rows * self.cols
-
-
-def check(name: str, fmt: Format, source: Format, types: tuple[str, ...]) -> None:
-    """Raise PtxgenError for other types."""
-    if fmt.name not in types or source.name not in SOURCES:
-        raise PtxgenError(
-            f"{name}: {fmt.name} of {source.name}: {', '.join(types)} of {', '.join(SOURCES)}"
-        )
-
-
-def unlike_values(count: int, source: Format, rng: np.random.Generator) -> Array:
-    """Bytes of values of unlike size, a multiple of 32: some groups are zeros, or are equal
-    values, or have one sign."""
-    values = rng.standard_normal((count // 32, 32)) * np.exp(rng.standard_normal((count // 32, 1)))
-    kinds = rng.integers(0, 16, len(values))
-    values[kinds == 0] = 0
-    values[kinds == 1] = -0.25
-    values[kinds == 2] = np.abs(values[kinds == 2])
-    values[kinds == 3, ::3] = 0
-    values[kinds == 4] *= 1e-6
-    values[: 8 * (len(values) > 16)] = 0
-    flat = values.astype(np.float32).reshape(-1)
-    if source.element == "bf16":
-        return (flat.view(np.uint32) >> 16).astype(np.uint16).view(np.uint8)
-    return flat.astype(np.float16 if source.element == "f16" else np.float32).view(np.uint8)

@@ -71,7 +71,8 @@ class TemplateModules:
         """Write the module of a template atomically."""
         data = source.encode()  # first: its line numbers map to those of the text
         path = self._path(file)
-        for folder in (self._folder, path.parent):
+        folders = [path.parent, *path.parent.parents]
+        for folder in reversed(folders[: folders.index(self._folder) + 1]):
             folder.mkdir(mode=0o755, exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=path.parent)
         try:

@@ -77,9 +77,9 @@ def _exponent(at: int) -> Plane:
     return Plane("exponents", 1, 1, (Part("d", 0, Field(8, 8 * at), Field(8, 0)),))
 
 
-def _f32_factors(block: int, at: int) -> Plane:
-    """``d`` as an f32 number, at this byte of a block."""
-    part = Part("d", 0, Field(8, 8 * at, (8, 16)), Field(8, 0, (8, 16)))
+def _f32_factors(block: int) -> Plane:
+    """``d`` as an f32 number, with which a block begins."""
+    part = Part("d", 0, Field(8, 0, (8, 16)), Field(8, 0, (8, 16)))
     return Plane("singles", block // UNIT, 4, (part,))
 
 
@@ -121,7 +121,7 @@ def _e4m3(group: int, of_rows: bool = False) -> Format:
     quants = Field(8, _at(4), tuple(8 << k for k in range(group.bit_length() - 1)))
     return _quantised(
         f"E4M3{'R' if of_rows else 'G'}{group}", OWN_TYPES + group // UNIT, group, 4 + group,
-        _f32_factors(group, 0), quants=[quants], element="e4m3", halvings=16, of_rows=of_rows,
+        _f32_factors(group), quants=[quants], element="e4m3", halvings=16, of_rows=of_rows,
     )  # fmt: skip
 
 
@@ -133,7 +133,7 @@ def _e2m1(block: int) -> Format:
     codes = Field(4, _at(at), tuple(4 << k for k in range(block.bit_length() - 1)))
     return _quantised(
         f"E2M1G{block}", OWN_TYPES + 256 + block // UNIT, block, at + block // 2,
-        _e4m3_factors("factor", factors), _f32_factors(block, 0),
+        _e4m3_factors("factor", factors), _f32_factors(block),
         quants=[codes], table=E2M1, group=16, of_rows=True,
     )  # fmt: skip
 
@@ -146,7 +146,7 @@ def _codes(kind: str, group: int) -> Format:
     table = tuple(round(value * CODES[kind]) for value in CODE_VALUES[kind])
     return _quantised(
         f"{kind}G{group}", number, group, 4 + group // 2,
-        _f32_factors(group, 0), quants=[codes], table=table,
+        _f32_factors(group), quants=[codes], table=table,
     )  # fmt: skip
 
 

@@ -18,7 +18,6 @@ from typing import Any, Protocol
 
 from tests.fuzz import gguf_header, trees
 from tests.fuzz.adapters import AdapterTarget
-from tests.fuzz.http_requests import HttpTarget
 from tests.model.files.plain_folder import LLAMA3_SCALING
 from tests.model.files.quantised_folders import KINDS, quantised
 from urdir.driver import bindings
@@ -416,13 +415,19 @@ def _put_up_with(use: Callable[[Any], object], argument: Any) -> None:
         use(argument)
 
 
+def _http_target(folder: Path) -> Target:
+    from tests.fuzz.http_requests import HttpTarget  # a third of what each process would import
+
+    return HttpTarget(folder)
+
+
 TARGETS: dict[str, Callable[[Path], Target]] = {
     "gguf": GgufTarget,
     "safetensors": SafetensorsTarget,
     "adapter": AdapterTarget,
     "tokenizer": TokenizerTarget,
     "template": TemplateTarget,
-    "http": HttpTarget,
+    "http": _http_target,
     "ptx": PtxTarget,
 }
 #: MiB of addresses that a target may reserve: the emulator keeps them for registers, mostly unused.

@@ -96,11 +96,11 @@ def half_to_f64(bits: Array, kind: str) -> Array:
     return bf16_to_f32(bits).astype(np.float64)
 
 
-def f64_to_half(x: Array, kind: str, mode: str = "rn") -> Array:
+def f64_to_half(x: Array, kind: str) -> Array:
     """float64 to f16 or bf16 bits, rounded once; NaN is 0x7FFF."""
     if kind == "bf16":
-        return f64_to_bf16(x, mode)
-    half = f64_to_f16(x, mode)
+        return f64_to_bf16(x)
+    half = f64_to_f16(x)
     canonical_nan(half)
     return half.view(np.uint16)
 

@@ -52,9 +52,8 @@ class BlockSlots(KernelSpec):
 
     @property
     def params(self) -> tuple[Param, ...]:
-        table = tuple(p for p in self.layout.params(Access.IN) if p.name == "block_table")
         return Param.given(
-            *table,
+            *self.layout.table_params,
             self.chosen and Param("selected", "u32", ("rows", "tokens"), Access.IN),
             Param("sequence", "u32", ("rows",), Access.IN),
             Param("position", "u32", ("rows",), Access.IN),

@@ -36,7 +36,7 @@ class DecodeCta:
         self.spec, self.target, self.layout, self.reads_once = spec, target, layout, reads_once
         self.head_dim, self.value_dim = layout.widths
         self.warps = tiles.lanes.warps
-        self.threads = threads = 32 * self.warps
+        self.threads = 32 * self.warps
         # query heads of the CTA; lanes that share a key; groups of eight dims of a key and a value,
         # and their number per lane
         self.tile, self.tiles, self.lanes = tiles.size, tiles.each, tiles.lanes.count
@@ -66,17 +66,33 @@ class DecodeCta:
         self.ring_bytes = self.stages * self.stage_bytes
         has_ring = (self.asynchronous or self.tensor_cores) and not self.is_ring_apart
 
-        # the row's new token, if the spec has one: staged heads; of a head the pairs that rotate
-        # and the other values
+        token = self._place_token(has_ring)
+        # the warps' maxima and sums, then their weighted values, in place of the ring; if the ring
+        # is separate only merged values are here
+        self.values_at = 8 * self.warps * self.vectors
+        sums = self.values_at + 4 * self.warps * self.vectors * self.value_dim
+        scratch = [32 * self.threads if self.is_ring_apart else sums]
+        if has_ring:
+            scratch.append(self.ring_bytes)
+        if spec.token:
+            scratch.append(token)
+        # a multiple of the alignment of dynamic shared memory: no gap between them
+        self.scratch_bytes = 256 * ceil_div(max(scratch), 256)
+
+    def _place_token(self, has_ring: bool) -> int:
+        """Staged heads of the row's new token, and their places in scratch memory. Returns the
+        bytes up to their end."""
+        spec = self.spec
+        # of a head the pairs that rotate and the other values
         self.staged_heads = self.tile + spec.appends
         # heads whose norms a warp finds
-        norms = spec.token.norms(tiles.size) if spec.token else 0
+        norms = spec.token.norms(self.tile) if spec.token else 0
         self.norm_rounds = ceil_div(norms, self.warps)
         self.pairs = spec.rope.pairs if spec.rope else 0
         self.rest = self.head_dim - 2 * self.pairs
         # pairs per thread, in the queries and the key
-        self.turn_rounds = ceil_div(self.staged_heads * self.pairs, threads)
-        self.copy_rounds = ceil_div(self.staged_heads * self.rest, threads)
+        self.turn_rounds = ceil_div(self.staged_heads * self.pairs, self.threads)
+        self.copy_rounds = ceil_div(self.staged_heads * self.rest, self.threads)
         self.rounds = self.turn_rounds + self.copy_rounds
         # the last stage of the ring is filled only after all threads have read theirs
         self.turned_at = self.ring_bytes - self.stage_bytes if has_ring else 0
@@ -90,24 +106,13 @@ class DecodeCta:
             self.sums_at[name] = end
             end += 16 * ceil_div(norm.warps, 4)
         # eight dims of a key or a value in the cache's form, and the key
-        self.eight_bytes = eight_nbytes(layout)
+        self.eight_bytes = eight_nbytes(self.layout)
         self.token_bytes = self.eights["k"] * self.eight_bytes
         # the warp that stores the row's new key, before the one that stores the value: others than
         # those that split the queries, if there are any
         splitting = self.strip_count if self.tensor_cores else 0
         self.keeper = splitting if splitting + 2 <= self.warps else 0
-
-        # the warps' maxima and sums, then their weighted values, in place of the ring; if the ring
-        # is separate only merged values are here
-        self.values_at = 8 * self.warps * self.vectors
-        sums = self.values_at + 4 * self.warps * self.vectors * self.value_dim
-        scratch = [32 * threads if self.is_ring_apart else sums]
-        if has_ring:
-            scratch.append(self.ring_bytes)
-        if spec.token:
-            scratch.append(end if self.row_norms else self.norms_at + 4 * (self.staged_heads + 1))
-        # a multiple of the alignment of dynamic shared memory: no gap between them
-        self.scratch_bytes = 256 * ceil_div(max(scratch), 256)
+        return end
 
     @property
     def fetched(self) -> str:

@@ -260,9 +260,14 @@ class KvLayout:
             Param(name, layout.element_dtype, layout.shape, access)
             for name, layout in self.caches.items()
         )
+        return caches + self.table_params
+
+    @property
+    def table_params(self) -> tuple[Param, ...]:
+        """``block_table`` (sequences, blocks) if paged."""
         if not self.is_paged:
-            return caches
-        return (*caches, Param("block_table", "u32", (self.sequences, self.blocks), Access.IN))
+            return ()
+        return (Param("block_table", "u32", (self.sequences, self.blocks), Access.IN),)
 
     @property
     def token_params(self) -> tuple[Param, ...]:

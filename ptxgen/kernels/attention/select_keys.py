@@ -75,11 +75,10 @@ class SelectKeys(KernelSpec):
 
     @property
     def params(self) -> tuple[Param, ...]:
-        table = tuple(p for p in self.layout.params(Access.IN) if p.name == "block_table")
         return (
             Param("first", "u32"),
             Param("scores", "f32", ("rows", "keys"), Access.IN),
-            *table,
+            *self.layout.table_params,
             Param("sequence", "u32", ("rows",), Access.IN),
             Param("position", "u32", ("rows",), Access.IN),
             Param("slots", "u32", ("rows", "width"), Access.OUT),

@@ -45,10 +45,10 @@ def environment(**more: str) -> dict[str, str]:
     "module",
     [
         "urdir.model.interrupts",
-        "urdir.model.commands.parser",
+        pytest.param("urdir.model.commands.parser", marks=pytest.mark.full),
         "urdir.model.commands.opening",
         "urdir.model.memory.weights",  # a model is opened, in three threads
-        pytest.param("urdir.model.text.text_stream", marks=pytest.mark.slow),
+        pytest.param("urdir.model.text.text_stream", marks=pytest.mark.full),
         pytest.param("urdir.model.engine.generate", marks=pytest.mark.slow),  # weights go up
     ],
 )

@@ -207,14 +207,14 @@ def test_tables_are_as_wide_as_the_terminal(
 @needs_assembler
 def test_stats_are_drawn(cli: Cli, nano: Path, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="draws with the optional matplotlib")
-    for argv in (("--model", nano, "-c", "8"), ("gemm",)):
+    for argv in (("--model", nano, "-c", "8"), ("add",)):
         picture = tmp_path / "kernels.svg"
         code, _, err = cli("ptx", "stats", *argv, "--plot", picture)
         assert (code, f"{picture} written" in err) == (0, True)
         drawn = picture.read_text()
         assert drawn.count("<path") > 20
-    assert cli("ptx", "stats", "gemm", "--plot", tmp_path / "x.nothing")[0] == 1
-    assert cli("ptx", "stats", "gemm", "--plot", tmp_path / "no" / "x.png")[0] == 1
+    assert cli("ptx", "stats", "add", "--plot", tmp_path / "x.nothing")[0] == 1
+    assert cli("ptx", "stats", "add", "--plot", tmp_path / "no" / "x.png")[0] == 1
 
 
 def test_drawing_without_matplotlib(

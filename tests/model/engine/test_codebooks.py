@@ -9,15 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.model.engine.test_random_models import logits, random_tokens
-from tests.model.stepping import logits_of, stepping
+from tests.model.engine.test_random_models import errors
 from urdir.driver.device import Device
-from urdir.model.engine.session import Session
-from urdir.model.families.config import Config
 from urdir.model.families.shapes import Shape
-from urdir.model.memory.session_settings import SessionSettings
-from urdir.model.memory.weights import Weights
-from urdir.model.verify.conformance import relative_rms
 from urdir.ptxgen.weights.formats import FORMATS, random_blocks
 from urdir.ptxgen.weights.layout import Layout
 
@@ -55,14 +49,6 @@ def test_logits_are_the_reference_s(
 ) -> None:
     shape, kinds = CASES[case]
     model = of_types(random_model(shape, "Q8_0"), kinds)
-    config, tokens = Config.of(model), random_tokens(shape.vocab)
-    with (
-        Weights.load(model, config, device) as weights,
-        stepping(device, weights, SessionSettings(32, "f32", exact=True)) as eager,
-    ):
-        found = logits(eager, tokens)
-        with Session(device, weights, SessionSettings(32)) as rounded:
-            after_prompt = logits_of(rounded, tokens)
-    golden = reference_model(model, config).logits(tokens)
-    assert relative_rms(found, golden[[0, 1, 19, 20]]) <= 1e-5
-    assert relative_rms(after_prompt, golden[20]) <= 2e-3
+    exact, rounded = errors(device, model, reference_model)
+    assert exact <= 1e-5
+    assert rounded <= 2e-3

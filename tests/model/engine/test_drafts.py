@@ -134,7 +134,7 @@ of_each = pytest.mark.references("drafts", NAMES, argument="pair")
 
 
 @of_each
-@pytest.mark.turns(7, which=(1, 2, 4, 5))  # of the others the chain is compared
+@pytest.mark.turns(7, which=(1, 2, 4, 5))  # of 0 and 6 the chain is compared
 def test_exact_logits_are_llama_cpp_s(pair: Opened) -> None:
     count, golden = pair.positions, pair.golden
     logits, drafted = logits_with_draft(pair.draft, golden.tokens[:count])
@@ -194,7 +194,7 @@ def process_known(
 
 
 @of_each
-@pytest.mark.turns(7, which=(0, 3, 6))
+@pytest.mark.turns(7, which=(0, 6))  # of EAGLE-3: rounds, below
 @pytest.mark.slow
 def test_a_chain_is_llama_cpp_s(pair: Opened) -> None:
     """Tokens that are drafted one after the other, after the whole text: as many as are wanted, and

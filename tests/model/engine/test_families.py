@@ -37,9 +37,7 @@ SAMPLE = {
     "hunyuan-moe-moe": "norms after RoPE, a shared expert",
     "llama4-moe": "chunks, layers without RoPE, weights before experts",
     "mimo2-moe": "values narrower than keys",
-    "phi2-dense": "a norm for attention and feed-forward together, biases everywhere",
     "phi3-dense": "stacked matrices, long RoPE factors",
-    "qwen3-dense": "norms of heads alone",
     "qwen2moe-moe": "a shared expert with a gate",
     "spark2_5-dense": "gated attention",
 }

@@ -304,9 +304,7 @@ def test_a_mixture_is_the_weighted_sum_of_its_experts(
     check_mixture(bench, case, allowed)
 
 
-@pytest.mark.turns(3)
-@pytest.mark.parametrize("case", ["qwen3", "llama 4"])
-@pytest.mark.parametrize(
+any_number_of_rows = pytest.mark.parametrize(
     ("rows", "exact", "together", "allowed"),
     [
         *((rows, False, together, 1e-3) for rows in (2, 5, 8) for together in (False, True)),
@@ -314,6 +312,11 @@ def test_a_mixture_is_the_weighted_sum_of_its_experts(
         (40, True, False, 1e-5),
     ],
 )
+
+
+@pytest.mark.turns(3)
+@pytest.mark.parametrize("case", ["qwen3", "llama 4"])
+@any_number_of_rows
 def test_any_number_of_rows(
     bench: ExpertsBench, case: str, allowed: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -341,14 +344,7 @@ def test_columns_in_orders_of_the_experts(
 
 
 @pytest.mark.turns(3)
-@pytest.mark.parametrize(
-    ("rows", "exact", "together", "allowed"),
-    [
-        *((rows, False, together, 1e-3) for rows in (2, 5, 8) for together in (False, True)),
-        *((rows, False, False, 4e-3) for rows in (9, 16, 40)),
-        (40, True, False, 1e-5),
-    ],
-)
+@any_number_of_rows
 def test_columns_in_orders_of_any_number_of_rows(bench: ExpertsBench, allowed: float) -> None:
     check_mixture(bench, "qwen3", allowed, "one")
 

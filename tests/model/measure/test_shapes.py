@@ -22,7 +22,8 @@ from urdir.model.memory.weights import Weights
 from urdir.ptxgen.spec import KernelSpec
 from urdir.ptxgen.tools.assemble import assemble, is_available
 
-CONTEXT = 1024
+#: Of plans by default: keys of two lengths; with ``--full`` of three.
+CONTEXT, LONG = 512, 1024
 #: Layers whose kernels are those of all.
 LAYERS = 6
 MORE_LAYERS = {"lfm2-8b-a1b": 12, "nemotron-h-8b": 12}
@@ -41,12 +42,13 @@ def first_layers(shape: Shape, count: int) -> Shape:
     return replace(shape, layers=count, keys=keys)
 
 
-#: Whose plans take longest, and have layers that others have, too; and all but the smallest and the
-#: largest of an architecture.
+#: Whose plans take longest, and have layers that others have, too; all but the smallest and the
+#: largest of an architecture; those whose plans `test_ptx_digests.py` makes.
 FULL = {
     *("deepseek-v2-lite", "qwen3-next-80b-a3b", "qwen3.5-35b-a3b", "granite-4.0-h-small"),
     *("llama-3.2-3b", "llama-3.1-8b", "mistral-small-24b", "qwen2.5-1.5b", "qwen2.5-7b"),
     *("qwen3-0.6b", "gemma-3-4b"),
+    *("llama-3.2-1b", "llama-3.1-70b", "qwen2.5-0.5b", "qwen3-8b"),
 }
 
 
@@ -62,10 +64,12 @@ def test_every_shape_has_plans(
     assert config.layers
     if not config.is_causal:
         pytest.skip("encoders have steps of their own")
-    if name not in WHOLE - BY_TYPE and not pytestconfig.getoption("--full"):
+    is_full = pytestconfig.getoption("--full")
+    if name not in WHOLE - BY_TYPE and not is_full:
         monkeypatch.setitem(SHAPES, name, first_layers(SHAPES[name], MORE_LAYERS.get(name, LAYERS)))
     model = SyntheticModel(name)
-    kernels = model_kernels(model, Config.of(model), CONTEXT, "sm_90a", 132)
+    context = LONG if is_full else CONTEXT
+    kernels = model_kernels(model, Config.of(model), context, "sm_90a", 132)
     assert any(kernel.per_step(prompt=False) for kernel in kernels)
     assert any(kernel.per_step(prompt=True) for kernel in kernels)
 
@@ -125,7 +129,7 @@ def test_steps_of_one_row_have_what_their_adapters_need(monkeypatch: pytest.Monk
     with (
         paper_device("sm_90a", 132) as device,
         Weights(model, config, device) as weights,
-        Session(device, weights, SessionSettings(CONTEXT, sequences=1)) as session,
+        Session(device, weights, SessionSettings(LONG, sequences=1)) as session,
     ):
         counts = [
             {

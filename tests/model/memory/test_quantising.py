@@ -23,7 +23,7 @@ from urdir.model.memory.device_blocks import DeviceBlocks
 from urdir.model.memory.matrix_rows import float_rows, source_rows
 from urdir.model.memory.quantising import FloatRows
 from urdir.model.memory.weights import Weights
-from urdir.ptxgen.kernels.quantise import unlike_values
+from urdir.ptxgen.kernels.quantise_kernel import unlike_values
 from urdir.ptxgen.weights.formats import FORMATS
 from urdir.ptxgen.weights.layout import Layout
 from urdir.ptxgen.weights.quantise import QUANTISERS

@@ -45,7 +45,13 @@ def sockets(pid: int) -> int:
     return found
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "number",
+    [
+        signal.SIGTERM,
+        pytest.param(signal.SIGKILL, marks=pytest.mark.full),  # of a server: test_apart.py
+    ],
+)
 def test_while_the_model_is_loaded(start: Callable[..., Apart], number: signal.Signals) -> None:
     """Requests are refused; all processes end with the first, however that ends."""
     server = start("--load", "600")
@@ -273,7 +279,10 @@ def test_a_file_that_is_refused(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("flags", "words"),
-    [(("-ot", "nothing=CPU"), "no such tensor"), (("--device", "abacus"), "abacus")],
+    [
+        (("-ot", "nothing=CPU"), "no such tensor"),
+        pytest.param(("--device", "abacus"), "abacus", marks=pytest.mark.full),
+    ],
 )
 def test_bad_usage_that_the_engine_finds(flags: tuple[str, ...], words: str) -> None:
     command = [sys.executable, "-m", "urdir.model", "serve", "--port", "0", "--device", "emulator"]

@@ -85,11 +85,12 @@ def test_json_has_every_example(cli: Cli) -> None:
 
 @pytest.mark.slow
 def test_the_device_can_be_chosen(cli: Cli) -> None:
-    code, out, _ = cli("check", "--kernel", "gemm", "--device", "emulator:sm_75", "--json")
+    code, out, _ = cli("check", "--kernel", "select_keys", "--device", "emulator:sm_75", "--json")
     report = json.loads(out)
     assert (code, report["target"]) == (0, "sm_75")
     skipped = [row for row in report["rows"] if row["status"] == "skipped"]
-    wanted = [s for s in kernel("gemm").examples().values() if "sm_75" not in s.targets]
+    wanted = [s for s in kernel("select_keys").examples().values() if "sm_75" not in s.targets]
+    assert wanted
     assert [row["example"] for row in skipped] == [str(spec) for spec in wanted]
     assert all("the device is sm_75" in row["skipped"] for row in skipped)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.model.serve.router_toys import RunningRouter, Toys, running_router, spec
+from tests.model.serve.router.toys import RunningRouter, Toys, running_router, spec
 from urdir.model.serve.limits import Limits
 from urdir.model.serve.router.spec import RouterSettings
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.model.serve.router_toys import spec
+from tests.model.serve.router.toys import spec
 from tests.patience import PATIENCE
 from urdir.model.serve.errors import ApiError
 from urdir.model.serve.router.fleet import Fleet

@@ -15,7 +15,7 @@ from typing import Any
 
 import httpx
 
-from tests.model.serve.conftest import ToyModel, ToyService
+from tests.model.serve.conftest import Gate, ToyModel, ToyService
 from tests.patience import PATIENCE, wait_for
 from urdir.model.errors import ModelError
 from urdir.model.serve.access import Access
@@ -29,6 +29,8 @@ from urdir.model.serve.router.spec import ModelSpec, RouterSettings
 from urdir.model.serve.router.upstream import describe
 from urdir.model.serve.router.worker import Failure, LoadError
 from urdir.model.serve.server import HttpServer, Server
+
+LONG = 3600.0  # seconds
 
 
 def never(*_: object) -> None:
@@ -215,3 +217,24 @@ def running_router(
             router.server.should_exit = router.server.force_exit = True
             thread.join(PATIENCE)
             assert not thread.is_alive()
+
+
+#: The fixture `start`: toys, settings and limits as wanted.
+Start = Callable[..., RunningRouter]
+
+
+def held(router: RunningRouter, name: str, tokens: int = 1) -> Gate:
+    """A gate in the next answers of a model, after so many tokens."""
+    gate = router.toys.service(name).gate = Gate(tokens)
+    return gate
+
+
+@contextlib.contextmanager
+def streamed(router: RunningRouter, name: str) -> Iterator[Iterator[str]]:
+    """The lines of a stream whose first one has come."""
+    body = {"model": name, "prompt": "Hi", "max_tokens": 500, "stream": True}
+    with router.client.stream("POST", "/v1/completions", json=body) as response:
+        assert response.headers["content-type"].startswith("text/event-stream")
+        lines = response.iter_lines()
+        next(lines)
+        yield lines
