@@ -261,6 +261,20 @@ RIGHT = {
         bar.sync 0;
         ld.shared.u32 %w, [words];""",
     ),
+    "a loop of atomics that threads of a warp leave at different times": (
+        """@%p st.shared.u32 [words], 0;
+        bar.sync 0;
+        mov.u32 %n, %i;
+        NEXT:
+        setp.ge.u32 %done, %n, 100;
+        @%done bra DONE;
+        atom.shared.add.u32 %w, [words], 1;
+        add.u32 %n, %n, 64;
+        bra NEXT;
+        DONE:
+        bar.sync 0;
+        ld.shared.u32 %w, [words];""",
+    ),
     "halves that meet at a counted barrier": (
         """@%q bra FIRST;
         st.shared.u32 [%slot], %v;
