@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from urdir.driver.compare import MismatchError, written_params
+from urdir.driver.compare import written_params
 from urdir.driver.dependencies import Edge
-from urdir.driver.errors import DriverError, LaunchError
+from urdir.driver.errors import DriverError, LaunchError, MismatchError
 from urdir.driver.graph import Graph, RecordedGraph
 from urdir.driver.kernel import access_of
 from urdir.driver.launch import launch

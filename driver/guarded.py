@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from urdir.driver.compare import MismatchError
 from urdir.driver.context import Closing
+from urdir.driver.errors import MismatchError
 from urdir.driver.memory import Region
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from urdir.driver.compare import Deviation, MismatchError, compare
-from urdir.driver.errors import LaunchError
+from urdir.driver.compare import Deviation, compare
+from urdir.driver.errors import LaunchError, MismatchError
 from urdir.driver.guarded import GUARD_BYTES, GuardedBuffer, poison
 from urdir.driver.kernel import Kernel, access_of, signature
 from urdir.driver.launch import launch, pack
@@ -42,6 +42,7 @@ def check_kernel(
     Returns the worst element of every output; raises MismatchError beyond the tolerance, and as
     `run_kernel`: CudaError for findings of the sanitizer.
     """
+    signature(kernel)  # LaunchError for a class, or what is no kernel
     inputs = kernel.make_inputs(np.random.default_rng(seed))
     with device.api.sanitizing() if sanitize and device.is_emulated else nullcontext():
         outputs = run_kernel(device, kernel, inputs)
@@ -53,8 +54,9 @@ def run_kernel(device: Device, kernel: Kernel, inputs: Mapping[str, Any]) -> dic
 
     ``inputs`` holds every IN and INOUT array, shaped and typed as its parameter, and every scalar.
     OUT arrays are poisoned, which reveals unwritten elements. Raises MismatchError if the kernel
-    changed an input or wrote outside an array, LaunchError for missing inputs, LaunchError and
-    PtxLoadError for an unsuitable kernel, CudaError for a fault.
+    changed an input or wrote outside an array, or an array has another shape or type; LaunchError
+    for missing or unknown inputs; LaunchError and PtxLoadError for an unsuitable kernel; CudaError
+    for a fault.
     """
     with _placed(device, kernel, inputs) as (args, arrays, buffers):
         loaded = device.load(kernel)
@@ -92,11 +94,12 @@ def _placed(
 ) -> Iterator[tuple[dict[str, Any], dict[str, Array], dict[str, GuardedBuffer]]]:
     """Arguments for a launch in separate memory; its initial contents, and the memory."""
     takes = {p.name for p in signature(kernel).params if access_of(p) != "out"}
-    if missing := takes - {*inputs}:
-        raise LaunchError(
-            f"kernel {kernel.name} takes {', '.join(sorted(takes))}: missing "
-            f"{', '.join(sorted(missing))}"
-        )
+    for what, names in (("missing", takes - {*inputs}), ("unexpected", {*inputs} - takes)):
+        if names:
+            raise LaunchError(
+                f"kernel {kernel.name} takes {', '.join(sorted(takes))}: {what} "
+                f"{', '.join(sorted(names))}"
+            )
     arrays = {p.name: _initial(kernel, p, inputs) for p in kernel.params if p.is_pointer}
     with ExitStack() as owners:
         buffers: dict[str, GuardedBuffer] = {}

@@ -245,7 +245,11 @@ class Arena(Closing, Mapping[str, Slice]):
         self.buffer.close()
 
     def __getitem__(self, key: str) -> Slice:
-        return self._slices[key]
+        try:
+            return self._slices[key]
+        except KeyError:
+            names = ", ".join(self)
+            raise KeyError(f"arena {self.name!r} has no slice {key!r}: {names}") from None
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._slices)

@@ -194,6 +194,11 @@ RACES = {
         r"barrier 0 in divergent code: PTX line \d+ \(bar.sync 0\) is reached by 16 of the 32 "
         r"threads of a warp, by thread \(\d, 0, 0\) of CTA \(0, 0, 0\) but not by thread",
     ),
+    "more threads than a barrier counts": (
+        "bar.sync 1, 32;",
+        r"barrier 1 counts too few: PTX line \d+ \(bar.sync 1, 32\) is for 32 threads of a CTA, and "
+        r"64 arrive, such as thread \(0, 0, 0\) of CTA \(0, 0, 0\); hint: ",
+    ),
     "threads that ended": (
         """@!%q ret;
         bar.sync 0;""",
