@@ -42,7 +42,7 @@ def check_kernel(
     Returns the worst element of every output; raises MismatchError beyond the tolerance, and as
     `run_kernel`: CudaError for findings of the sanitizer.
     """
-    signature(kernel)  # LaunchError for a class, or what is no kernel
+    signature(kernel)  # LaunchError for a class or another object
     inputs = kernel.make_inputs(np.random.default_rng(seed))
     with device.api.sanitizing() if sanitize and device.is_emulated else nullcontext():
         outputs = run_kernel(device, kernel, inputs)

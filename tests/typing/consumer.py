@@ -74,6 +74,7 @@ from urdir.model import (
     Loading,
     LogitProcessor,
     LogitRow,
+    MemoryModel,
     Message,
     ModelError,
     Piece,
@@ -239,6 +240,12 @@ def weights(path: Path) -> Layout:
         kind: Format = format_of(tensor.type_id)
         assert kind in FORMATS.values()
         return Layout(kind, rows, cols)
+
+
+def own_weights(path: Path, name: str, values: npt.NDArray[np.float32]) -> Engine:
+    """The model of a file with other weights."""
+    file = Gguf(path)
+    return Engine.open(MemoryModel(file.metadata, file.tensors | {name: values}), draft="ngram")
 
 
 def any_kernel(device: Device, spec: KernelSpec) -> Arrays:

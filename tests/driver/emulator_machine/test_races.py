@@ -196,8 +196,8 @@ RACES = {
     ),
     "more threads than a barrier counts": (
         "bar.sync 1, 32;",
-        r"barrier 1 counts too few: PTX line \d+ \(bar.sync 1, 32\) is for 32 threads of a CTA, and "
-        r"64 arrive, such as thread \(0, 0, 0\) of CTA \(0, 0, 0\); hint: ",
+        r"barrier 1 counts too few: PTX line \d+ \(bar.sync 1, 32\) is for 32 threads of a CTA, "
+        r"and 64 arrive, such as thread \(0, 0, 0\) of CTA \(0, 0, 0\); hint: ",
     ),
     "threads that ended": (
         """@!%q ret;
