@@ -113,6 +113,11 @@ def deviation(
     """
     shape = kernel.shape_of(param)
     for source, array in (("reference", expected), ("output", output)):
+        if not isinstance(array, np.ndarray):
+            raise MismatchError(
+                f"kernel {kernel.name}: the {source} of {param.name} is a {type(array).__name__}, "
+                f"not an array {param.numpy_dtype} {shape}"
+            )
         if array.shape != shape or array.dtype != param.numpy_dtype:
             raise MismatchError(
                 f"kernel {kernel.name}: the {source} of {param.name} is {array.dtype} "

@@ -39,6 +39,7 @@ class GuardedBuffer(Closing):
     context manager; ``region`` is the array's memory, for a launch.
 
     With ``guard=0`` the array is its whole allocation: reads beyond it fault on the emulator.
+    Raises OutOfMemoryError, TransferError for an empty array.
     """
 
     def __init__(

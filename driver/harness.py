@@ -72,7 +72,8 @@ def time_kernel(
     """The median time of a launch in milliseconds, between two events on the device.
 
     Memory and inputs as for `run_kernel`; INOUT arrays are reset before every launch. Launch
-    overhead is included, a few microseconds for a small kernel.
+    overhead is included, a few microseconds for a small kernel. Raises as `run_kernel`; outputs are
+    not compared.
     """
     with _placed(device, kernel, inputs) as (args, arrays, buffers):
         loaded, packed = device.load(kernel), pack(kernel, args)
