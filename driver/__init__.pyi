@@ -33,5 +33,6 @@ from .memory import Slice as Slice
 from .module import LoadedKernel as LoadedKernel
 from .pinned import PinnedBuffer as PinnedBuffer
 from .plan import Plan as Plan
+from .ptx_files import PtxFiles as PtxFiles
 from .stream import Event as Event
 from .stream import Stream as Stream

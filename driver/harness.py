@@ -52,11 +52,11 @@ def check_kernel(
 def run_kernel(device: Device, kernel: Kernel, inputs: Mapping[str, Any]) -> dict[str, Array]:
     """Launch a kernel once in separate memory; returns every OUT and INOUT array by name.
 
-    ``inputs`` holds every IN and INOUT array, shaped and typed as its parameter, and every scalar.
-    OUT arrays are poisoned, which reveals unwritten elements. Raises MismatchError if the kernel
-    changed an input or wrote outside an array, or an array has another shape or type; LaunchError
-    for missing or unknown inputs; LaunchError and PtxLoadError for an unsuitable kernel; CudaError
-    for a fault.
+    ``inputs`` holds every IN and INOUT array, shaped and typed as its parameter, and every scalar;
+    what has another name is left alone. OUT arrays are poisoned, which reveals unwritten elements.
+    Raises MismatchError if the kernel changed an input or wrote outside an array, or an array has
+    another shape or type; LaunchError for missing inputs; LaunchError and PtxLoadError for an
+    unsuitable kernel; CudaError for a fault.
     """
     with _placed(device, kernel, inputs) as (args, arrays, buffers):
         loaded = device.load(kernel)
@@ -95,12 +95,11 @@ def _placed(
 ) -> Iterator[tuple[dict[str, Any], dict[str, Array], dict[str, GuardedBuffer]]]:
     """Arguments for a launch in separate memory; its initial contents, and the memory."""
     takes = {p.name for p in signature(kernel).params if access_of(p) != "out"}
-    for what, names in (("missing", takes - {*inputs}), ("unexpected", {*inputs} - takes)):
-        if names:
-            raise LaunchError(
-                f"kernel {kernel.name} takes {', '.join(sorted(takes))}: {what} "
-                f"{', '.join(sorted(names))}"
-            )
+    if missing := takes - {*inputs}:
+        raise LaunchError(
+            f"kernel {kernel.name} takes {', '.join(sorted(takes))}: missing "
+            f"{', '.join(sorted(missing))}"
+        )
     arrays = {p.name: _initial(kernel, p, inputs) for p in kernel.params if p.is_pointer}
     with ExitStack() as owners:
         buffers: dict[str, GuardedBuffer] = {}

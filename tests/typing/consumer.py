@@ -40,6 +40,7 @@ from urdir.driver import (
     PinnedBuffer,
     Plan,
     Probe,
+    PtxFiles,
     RecordedGraph,
     Slice,
     Stream,
@@ -324,7 +325,7 @@ def main() -> None:
             any_kernel(device, spec)
             plans(device)
             together(Plan("nothing"))
-        with Engine.open(demo_model()) as engine:
+        with Engine.open(demo_model(), ptx_files=PtxFiles("edited", dump=Path("x"))) as engine:
             print(answers(engine), token_by_token(engine), service(engine), weights(Path("x")))
             print(
                 engine.file.path, sooner(), by_options(EngineOptions(placement=Placement(fit=True)))
