@@ -199,7 +199,7 @@ def test_a_spec_may_need_a_newer_architecture():
     [
         ("undefined.ptx.j2", r"undefined.ptx.j2 line 2, kernel scale: 'nothing' is undefined"),
         ("undefined_float.ptx.j2", r"_float.ptx.j2 line 2, kernel scale: 'nothing' is undefined"),
-        ("constant.ptx.j2", r"constant.ptx.j2 line 3, kernel scale: error: required argument"),
+        ("constant.ptx.j2", r"constant.ptx.j2 line 3, kernel scale: TypeError: float.. argument"),
         ("far_constant.ptx.j2", r"/_half.j2 line 2, kernel scale: TypeError: unsupported operand"),
         ("broken.ptx.j2", r"broken.ptx.j2 line 2, kernel scale"),
         ("vector.ptx.j2", r"line 1, kernel scale: .* 'a'.*; '{%' begins a tag: a vector is { %a"),
