@@ -44,6 +44,9 @@ class MemoryModel(Owner):
         self.metadata = Metadata({key: _value(of) for key, of in metadata.items()}, name)
         self.tensors = {key: _tensor(key, of, name) for key, of in tensors.items()}
 
+    def __repr__(self) -> str:
+        return f"<MemoryModel {str(self.path)!r}, {len(self.tensors)} tensors>"
+
     @property
     def architecture(self) -> str:
         """general.architecture; ConfigError if missing."""

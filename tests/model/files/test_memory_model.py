@@ -35,6 +35,8 @@ def test_arrays_and_tensors_of_a_file_describe_the_same_model() -> None:
         assert tensor.nbytes == len(tensor.data) == array.nbytes
     assert list(model.metadata["tokenizer.ggml.tokens"]) == ["a", "ü", ""]  # type: ignore[arg-type]
     assert np.array_equal(model.metadata["own.numbers"], [3, 5])  # type: ignore[arg-type]
+    assert repr(model) == f"<MemoryModel 'mine', {len(model.tensors)} tensors>"
+    assert repr(model.metadata) == f"<Metadata of 'mine', {len(metadata)} keys>"
     assert open_file(model, None) is model
     with pytest.raises(SettingsError, match="mine: quantize applies to folders"):
         open_file(model, "q8_0")
