@@ -1,9 +1,10 @@
-"""Fails unless the installed wheel has every template compiled, no other module beside them, and
-the chat templates."""
+"""Fails unless the installed wheel has every template compiled, no other module beside them, the
+chat templates, and what tells type checkers that it has types."""
 
 from __future__ import annotations
 
 import sys
+from importlib.resources import files
 from typing import Any, NoReturn
 
 import jinja2
@@ -27,3 +28,6 @@ if not names or len(modules) != len(names):
     sys.exit(f"{COMPILED} has {len(modules)} modules of {len(names)} templates")
 print(f"{len(names)} compiled templates")
 named_template("chatml")
+for package in ("urdir.driver", "urdir.ptxgen", "urdir.model"):
+    if not (files(package) / "py.typed").is_file():
+        sys.exit(f"{package} lacks py.typed")

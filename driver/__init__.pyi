@@ -4,7 +4,6 @@ from .array import DeviceArray as DeviceArray
 from .array import borrow as borrow
 from .bindings import emulated as emulated
 from .compare import Deviation as Deviation
-from .compare import MismatchError as MismatchError
 from .cubin import CubinKernel as CubinKernel
 from .device import Device as Device
 from .device import Probe as Probe
@@ -13,6 +12,7 @@ from .errors import CudaError as CudaError
 from .errors import DriverError as DriverError
 from .errors import LaunchError as LaunchError
 from .errors import LifetimeError as LifetimeError
+from .errors import MismatchError as MismatchError
 from .errors import NoDeviceError as NoDeviceError
 from .errors import NoDriverError as NoDriverError
 from .errors import OutOfMemoryError as OutOfMemoryError
@@ -33,5 +33,6 @@ from .memory import Slice as Slice
 from .module import LoadedKernel as LoadedKernel
 from .pinned import PinnedBuffer as PinnedBuffer
 from .plan import Plan as Plan
+from .ptx_files import PtxFiles as PtxFiles
 from .stream import Event as Event
 from .stream import Stream as Stream

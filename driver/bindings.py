@@ -94,7 +94,12 @@ def driver_loader() -> Callable[[], None]:
 
 
 def emulated(target: str = DEFAULT_TARGET, **options: Any) -> Any:
-    """A new emulated driver whose device poses as ``target``; see `emulator.api.Api`."""
+    """A new emulated driver whose device poses as ``target``, for ``Device.open(api=...)``.
+
+    ``options`` are those of `emulator.api.Api`: ``sanitize`` (races, too), ``sm_count`` (4),
+    ``total_memory`` in bytes (8 GiB), ``device_count`` (1), ``seed`` of what CUDA leaves open (0),
+    ``driver_version`` (13000), ``watch``. Raises ValueError for an unknown target.
+    """
     _import_bindings()  # the emulator needs its enums and structs; raises if missing
     from urdir.driver.emulator.api import Api
 

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from urdir.driver.errors import DriverError
+from urdir.driver.errors import MismatchError
+from urdir.driver.guarded import poison
 from urdir.driver.kernel import Kernel, access_of
 from urdir.ptxgen.ptx.launch import Param
 
@@ -19,17 +20,13 @@ Array = npt.NDArray[Any]
 STEPS: Mapping[str, float] = {"f16": 2.0**-10, "bf16": 2.0**-7}
 
 
-class MismatchError(DriverError):
-    """A kernel's output is wrong; the message says where."""
-
-
 @dataclass(frozen=True, slots=True)
 class Deviation:
     """The element of one output that is farthest from its reference.
 
     ``error`` is its distance (infinite for NaN, or where only one of the two is finite), ``bound``
     the distance that the kernel's tolerance allows anywhere in the array, ``wrong`` how many of
-    ``size`` elements exceed it.
+    ``size`` elements exceed it, and how many of these still are `poison`: ``unwritten``.
     """
 
     param: str
@@ -40,6 +37,7 @@ class Deviation:
     bound: float
     wrong: int
     size: int
+    unwritten: int = 0
 
     @property
     def ok(self) -> bool:
@@ -60,10 +58,17 @@ class Deviation:
 
     def __str__(self) -> str:
         at = ", ".join(map(str, self.index))
+        unwritten = f", {self.unwritten:,} of them never written" if self.unwritten else ""
         return (
-            f"{self.param}[{at}] is {self.value:.9g}, the reference {self.expected:.9g}: off by "
-            f"{self.error:.3g}, allowed {self.bound:.3g} ({self.wrong:,} of {self.size:,} wrong)"
+            f"{self.param}[{at}] is {_shown(self.value)}, the reference {_shown(self.expected)}: "
+            f"off by {self.error:.3g}, allowed {self.bound:.3g} ({self.wrong:,} of {self.size:,} "
+            f"wrong{unwritten})"
         )
+
+
+def _shown(value: float) -> str:
+    """A value, of integers all digits."""
+    return str(int(value)) if value.is_integer() and abs(value) < 2**53 else f"{value:.9g}"
 
 
 def written_params(kernel: Kernel) -> list[Param]:
@@ -108,6 +113,11 @@ def deviation(
     """
     shape = kernel.shape_of(param)
     for source, array in (("reference", expected), ("output", output)):
+        if not isinstance(array, np.ndarray):
+            raise MismatchError(
+                f"kernel {kernel.name}: the {source} of {param.name} is a {type(array).__name__}, "
+                f"not an array {param.numpy_dtype} {shape}"
+            )
         if array.shape != shape or array.dtype != param.numpy_dtype:
             raise MismatchError(
                 f"kernel {kernel.name}: the {source} of {param.name} is {array.dtype} "
@@ -120,6 +130,7 @@ def deviation(
     step = STEPS.get(param.dtype, 0.0) if ties and (tolerance.rtol or tolerance.atol) else 0.0
     bound = tolerance.atol + (tolerance.rtol + step) * float(finite.max(initial=0.0))
     worst = np.unravel_index(int(np.argmax(error)), error.shape)
+    wrong = error > bound
     return Deviation(
         param=param.name,
         index=tuple(int(i) for i in worst),
@@ -127,9 +138,18 @@ def deviation(
         expected=float(wanted[worst]),
         error=float(error[worst]),
         bound=bound,
-        wrong=int(np.count_nonzero(error > bound)),
+        wrong=int(np.count_nonzero(wrong)),
         size=error.size,
+        unwritten=int(np.count_nonzero(_is_poison(param, output[wrong]))),
     )
+
+
+def _is_poison(param: Param, values: Array) -> Array:
+    """Which of the values (n,) have the bits of `poison`."""
+    blank = poison(values.shape, values.dtype, floats=param.dtype[0] in "fb")
+    same = values.view(np.uint8) == blank.view(np.uint8)
+    is_poison: Array = same.reshape(values.size, values.itemsize).all(axis=1)
+    return is_poison
 
 
 def compare(

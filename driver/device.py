@@ -244,23 +244,26 @@ class Device(Closing):
             self._usable = None
 
     def allocate(self, nbytes: int, name: str) -> Buffer:
-        """Allocate ``nbytes`` bytes, contents undefined. Raises OutOfMemoryError."""
+        """Allocate ``nbytes`` bytes, contents undefined; ``name`` is for messages. Raises
+        OutOfMemoryError, TransferError for no bytes."""
         return Buffer(self, nbytes, name)
 
     def arena(self, sizes: Mapping[str, int], name: str) -> Arena:
-        """Allocate one buffer with an aligned slice of the given size for every name."""
+        """Allocate one buffer with an aligned slice of the given bytes for every name. Raises as
+        `allocate`."""
         return Arena(self, sizes, name)
 
     def pinned(self, nbytes: int, name: str) -> PinnedBuffer:
-        """Allocate page-locked host memory."""
+        """Allocate ``nbytes`` bytes of page-locked host memory. Raises CudaError, OutOfMemoryError,
+        TransferError for no bytes."""
         return PinnedBuffer(self, nbytes, name)
 
     def create_stream(self, name: str = "stream") -> Stream:
-        """Create a stream."""
+        """Create a stream; ``name`` is for messages. Raises CudaError."""
         return Stream(self, name)
 
     def create_event(self, name: str = "event") -> Event:
-        """Create an event; `Stream.record` creates its own by default."""
+        """Create an event; `Stream.record` creates its own by default. Raises CudaError."""
         return Event(self, name)
 
     def load(self, kernel: Kernel) -> LoadedKernel:

@@ -38,7 +38,8 @@ def trace(
     Each reference reads the device's memory before the launch, and the device continues with its
     own results: each launch is judged separately, and errors do not accumulate. Inexact results
     stored as f16 or bf16 may round either way: one step of that type is allowed in addition. Memory
-    ends as `run` would leave it.
+    ends as `run` would leave it. Raises as `execute.bind` and `execute.run`, and MismatchError for
+    a reference that is not of its parameter.
     """
     bound = bind(plan, device)
     for index, (operation, loaded) in enumerate(bound.steps(stop_after)):
@@ -60,5 +61,5 @@ def trace(
 def diff(
     plan: Plan | BoundPlan, device: Device, stream: Stream, stop_after: StopAfter = None
 ) -> Difference | None:
-    """The first output beyond its kernel's tolerance, or None. Stops there."""
+    """The first output beyond its kernel's tolerance, or None. Stops there. Raises as `trace`."""
     return next((d for d in trace(plan, device, stream, stop_after) if not d.deviation.ok), None)

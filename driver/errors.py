@@ -47,6 +47,10 @@ class LaunchError(DriverError):
     """A launch was refused before the driver call: wrong arguments or extent."""
 
 
+class MismatchError(DriverError):
+    """A kernel's output is wrong, or an array is not what its parameter needs: says which."""
+
+
 class PtxLoadError(DriverError):
     """PTX could not be compiled, or differs from its kernel's declaration.
 
@@ -130,15 +134,19 @@ class CudaError(DriverError):
     """A driver call returned an error.
 
     ``name`` is the symbolic status ("CUDA_ERROR_ILLEGAL_ADDRESS"), ``code`` its number, ``call``
-    describes the call, ``meaning`` is a short explanation ("" for a rare status), ``sticky``
-    whether the context is lost.
+    describes the call, ``meaning`` is a short explanation ("" for a rare status, and where
+    ``fault`` knows better), ``sticky`` whether the context is lost, ``fault`` what the emulator
+    found: kernel, line, thread and hint ("" on a GPU).
     """
 
-    def __init__(self, name: str, code: int, call: str, detail: str = "") -> None:
+    def __init__(
+        self, name: str, code: int, call: str, detail: str = "", *, fault: str = ""
+    ) -> None:
         self.name = name
         self.code = code
         self.call = call
-        self.meaning = MEANINGS.get(name, "")
+        self.fault = fault
+        self.meaning = "" if fault else MEANINGS.get(name, "")
         self.sticky = name in STICKY
         message = f"{call}: {name} ({code})"
         if self.meaning:
@@ -205,13 +213,14 @@ def error_of(api: Any, status: Any, what: str) -> CudaError:
         )
         if earlier is not None:
             detail += f" (first reported by {earlier.call})"
-    fault = getattr(api, "last_fault", None)
-    if fault and name in STICKY:
+    fault = getattr(api, "last_fault", "") if name in STICKY else ""
+    if fault:
         detail += f"\n{fault}"
     if name in STICKY and earlier is None and (explain := getattr(api, "explain_fault", None)):
         detail += explain()
-    kind = OutOfMemoryError if name == "CUDA_ERROR_OUT_OF_MEMORY" else CudaError
-    error = kind(name, code, what, detail)
+    if name == "CUDA_ERROR_OUT_OF_MEMORY":
+        return OutOfMemoryError(name, code, what, detail)
+    error = CudaError(name, code, what, detail, fault=fault)
     if error.sticky and earlier is None:
         api.poisoned_by = error
     return error

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from urdir.driver.compare import MismatchError, written_params
+from urdir.driver.compare import written_params
 from urdir.driver.dependencies import Edge
-from urdir.driver.errors import DriverError, LaunchError
+from urdir.driver.errors import DriverError, LaunchError, MismatchError
 from urdir.driver.graph import Graph, RecordedGraph
 from urdir.driver.kernel import access_of
 from urdir.driver.launch import launch
@@ -236,7 +236,7 @@ def evaluate(plan: Plan | BoundPlan, stop_after: StopAfter = None) -> None:
     """Run the kernels' numpy references on the device's memory, instead of the kernels.
 
     Every argument is downloaded, every result uploaded: slow, for comparisons. Waits for earlier
-    work.
+    work. Raises MismatchError for a reference of another shape or type, CudaError.
     """
     plan = plan if isinstance(plan, Plan) else plan.plan
     for operation in plan[: plan.position(stop_after)]:
@@ -297,7 +297,8 @@ def profile(
     """Time every operation between two events, in ``repeats`` runs of the whole plan.
 
     The plan really runs ``repeats`` times. Each event adds a few microseconds, and each time
-    includes the start-up of the operation, so the sum exceeds the plan's time.
+    includes the start-up of the operation, so the sum exceeds the plan's time. Raises as `bind` and
+    `run`, and LaunchError for fewer than one run.
     """
     from statistics import median
 

@@ -14,7 +14,8 @@ _WARP = 32
 
 @dataclass(frozen=True, slots=True)
 class AccessRow:
-    """A line's accesses: ``parts`` are 32-byte sectors, in shared memory wavefronts.
+    """The accesses of a line of the PTX (from 1): ``parts`` are 32-byte sectors, in shared memory
+    wavefronts.
 
     ``requests`` counts warps, ``lanes`` the participating threads, ``fewest`` the parts that the
     same bytes would take if contiguous.
@@ -41,7 +42,12 @@ class AccessRow:
 
 @dataclass(frozen=True, slots=True)
 class DivergenceRow:
-    """Straight-line code that ran with only some lanes of its warps."""
+    """Straight-line code, from ``line`` to ``last_line`` of the PTX (from 1), that ran with only
+    some lanes of its warps.
+
+    ``instructions`` are those of the code, ``warps`` how often a warp ran it, ``lanes`` the lanes
+    that did, in all.
+    """
 
     line: int
     last_line: int
@@ -63,7 +69,8 @@ class DivergenceRow:
 
 @dataclass(frozen=True, slots=True)
 class BarrierRow:
-    """A barrier: arriving warps, in all and per CTA."""
+    """A barrier: arriving ``warps``, in all (one that comes in parts counts for each), and how
+    often a CTA passed it, ``per_cta``: these over its warps."""
 
     line: int
     text: str
@@ -73,7 +80,7 @@ class BarrierRow:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """The counts of one launch, worst lines first.
+    """The counts of one launch, worst lines first; ``grid`` in CTAs, ``block`` in threads.
 
     ``warp_instructions`` counts instructions per warp, ``active`` is the mean of their active
     lanes.

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from urdir.driver.compare import MismatchError
 from urdir.driver.context import Closing
+from urdir.driver.errors import MismatchError
 from urdir.driver.memory import Region
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ class GuardedBuffer(Closing):
     context manager; ``region`` is the array's memory, for a launch.
 
     With ``guard=0`` the array is its whole allocation: reads beyond it fault on the emulator.
+    Raises OutOfMemoryError, TransferError for an empty array.
     """
 
     def __init__(

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from urdir.driver.compare import Deviation, MismatchError, compare
-from urdir.driver.errors import LaunchError
+from urdir.driver.compare import Deviation, compare
+from urdir.driver.errors import LaunchError, MismatchError
 from urdir.driver.guarded import GUARD_BYTES, GuardedBuffer, poison
 from urdir.driver.kernel import Kernel, access_of, signature
 from urdir.driver.launch import launch, pack
@@ -42,6 +42,7 @@ def check_kernel(
     Returns the worst element of every output; raises MismatchError beyond the tolerance, and as
     `run_kernel`: CudaError for findings of the sanitizer.
     """
+    signature(kernel)  # LaunchError for a class or another object
     inputs = kernel.make_inputs(np.random.default_rng(seed))
     with device.api.sanitizing() if sanitize and device.is_emulated else nullcontext():
         outputs = run_kernel(device, kernel, inputs)
@@ -51,10 +52,11 @@ def check_kernel(
 def run_kernel(device: Device, kernel: Kernel, inputs: Mapping[str, Any]) -> dict[str, Array]:
     """Launch a kernel once in separate memory; returns every OUT and INOUT array by name.
 
-    ``inputs`` holds every IN and INOUT array, shaped and typed as its parameter, and every scalar.
-    OUT arrays are poisoned, which reveals unwritten elements. Raises MismatchError if the kernel
-    changed an input or wrote outside an array, LaunchError for missing inputs, LaunchError and
-    PtxLoadError for an unsuitable kernel, CudaError for a fault.
+    ``inputs`` holds every IN and INOUT array, shaped and typed as its parameter, and every scalar;
+    what has another name is left alone. OUT arrays are poisoned, which reveals unwritten elements.
+    Raises MismatchError if the kernel changed an input or wrote outside an array, or an array has
+    another shape or type; LaunchError for missing inputs; LaunchError and PtxLoadError for an
+    unsuitable kernel; CudaError for a fault.
     """
     with _placed(device, kernel, inputs) as (args, arrays, buffers):
         loaded = device.load(kernel)
@@ -70,7 +72,8 @@ def time_kernel(
     """The median time of a launch in milliseconds, between two events on the device.
 
     Memory and inputs as for `run_kernel`; INOUT arrays are reset before every launch. Launch
-    overhead is included, a few microseconds for a small kernel.
+    overhead is included, a few microseconds for a small kernel. Raises as `run_kernel`; outputs are
+    not compared.
     """
     with _placed(device, kernel, inputs) as (args, arrays, buffers):
         loaded, packed = device.load(kernel), pack(kernel, args)

@@ -173,7 +173,7 @@ def _address(kernel: Kernel, param: Param, needed: int, value: Any, label: str) 
     what = f"{_where(kernel, label)}, argument {param.name!r}"
     if not isinstance(value, Region | PinnedBuffer):
         null = value is None or (isinstance(value, int) and value == 0)
-        given = "null" if null else f"{type(value).__name__} {value!r}"
+        given = "null" if null else f"{type(value).__name__} {value!r:.40}"
         raise LaunchError(f"{what}: a buffer or slice is needed, not {given}")
     if _owner(value).closed:
         raise LaunchError(f"{what}: {value.name!r} is closed")

@@ -163,10 +163,10 @@ class Region:
 
 
 class Buffer(Owned, Region):
-    """One allocation of device memory, contents undefined.
+    """One allocation of ``nbytes`` bytes of device memory, contents undefined.
 
-    Raises OutOfMemoryError, which reports needed and free memory. While a recorded graph holds the
-    buffer, `close` raises LifetimeError.
+    Raises OutOfMemoryError, which reports needed and free memory, TransferError for no bytes. While
+    a recorded graph holds the buffer, `close` raises LifetimeError.
     """
 
     kind = "buffer"
@@ -188,7 +188,8 @@ class Buffer(Owned, Region):
 
 
 class Slice(Region):
-    """A part of a buffer, valid while the buffer is open."""
+    """``nbytes`` bytes from byte ``offset`` of a buffer, valid while the buffer is open: see
+    `Region`."""
 
     __slots__ = ("_buffer", "name", "nbytes", "offset")
 
@@ -214,7 +215,11 @@ class Slice(Region):
 
 
 class Arena(Closing, Mapping[str, Slice]):
-    """Named slices, `ALIGNMENT` aligned, of one buffer: ``arena["x"]``, in the order given."""
+    """Named slices of one buffer, each aligned to `ALIGNMENT` (256) bytes: ``arena["x"]``.
+
+    ``sizes`` are bytes by name; slices lie in that order. Raises OutOfMemoryError, and
+    TransferError for a slice without bytes; an unknown name is a KeyError that lists them.
+    """
 
     def __init__(self, device: OpenDevice, sizes: Mapping[str, int], name: str) -> None:
         offset = 0
@@ -245,7 +250,11 @@ class Arena(Closing, Mapping[str, Slice]):
         self.buffer.close()
 
     def __getitem__(self, key: str) -> Slice:
-        return self._slices[key]
+        try:
+            return self._slices[key]
+        except KeyError:
+            names = ", ".join(self)
+            raise KeyError(f"arena {self.name!r} has no slice {key!r}: {names}") from None
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._slices)

@@ -23,7 +23,9 @@ MAPPED_NBYTES, _TOUCHED_NBYTES, _TOUCHING = 32 << 20, 16 << 20, 8
 
 
 class PinnedBuffer(Owned):
-    """Page-locked host memory: copies to and from it are asynchronous and fast.
+    """``nbytes`` bytes of page-locked host memory: copies to and from it are asynchronous and fast.
+
+    Raises CudaError, OutOfMemoryError, TransferError for no bytes.
 
     Much of it is mapped in huge pages, which threads touch first, and then registered: 4 GB in 0.2
     s, where cuMemHostAlloc takes 1.9 (H200, a host of two sockets, 2026-11-28).
@@ -58,7 +60,8 @@ class PinnedBuffer(Owned):
         return np.ctypeslib.as_array((ctypes.c_uint8 * self.nbytes).from_address(self.address))
 
     def view(self, dtype: npt.DTypeLike, shape: int | tuple[int, ...], offset: int = 0) -> Array:
-        """An array in place, of ``dtype`` and ``shape``, from ``offset`` on."""
+        """An array in place, of ``dtype`` and ``shape``, from byte ``offset`` on; TransferError if
+        outside."""
         count = math.prod((shape,) if isinstance(shape, int) else shape)
         nbytes = count * np.dtype(dtype).itemsize
         self.span(offset, nbytes)

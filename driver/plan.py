@@ -34,15 +34,18 @@ class Plan:
         self._operations = list(operations)
 
     def launch(self, kernel: Kernel, label: str, /, **args: Argument) -> None:
-        """Append a launch; see `Launch` for its checks."""
+        """Append a launch of ``kernel``: a buffer or slice for each pointer, a number for each
+        scalar, by the names of parameters. Raises LaunchError for what does not fit (`Launch`),
+        with ``label``, the operation's name in messages, profiles and graphs."""
         self._operations.append(Launch(kernel, label, args))
 
     def copy(self, dst: Region, src: Memory, label: str) -> None:
-        """Append a copy of all of ``src`` to the start of ``dst``; see `Copy`."""
+        """Append a copy of all of ``src`` to the start of ``dst``. Raises LaunchError if ``dst`` is
+        smaller, or the two overlap."""
         self._operations.append(Copy(dst, src, label))
 
     def fill(self, dst: Region, byte: int, label: str) -> None:
-        """Append setting every byte of ``dst``; see `Fill`."""
+        """Append setting every byte of ``dst`` to ``byte``; LaunchError unless that is 0 to 255."""
         self._operations.append(Fill(dst, byte, label))
 
     def extend(self, operations: Iterable[Operation]) -> None:
@@ -69,7 +72,8 @@ class Plan:
         return self._operations[index]
 
     def position(self, stop_after: StopAfter) -> int:
-        """The number of operations up to ``stop_after``; LaunchError if unknown."""
+        """The number of operations up to ``stop_after``, an index or the last of that label (None:
+        all); LaunchError if unknown."""
         if stop_after is None:
             return len(self)
         if isinstance(stop_after, str):

@@ -5,9 +5,9 @@ Files are named by the module key, ``<key>.ptx``; whatever else lies in a folder
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
@@ -19,9 +19,8 @@ def to_stderr(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-@dataclass
 class PtxFiles:
-    """The two folders, either of which may be None.
+    """Two folders, either of which may be None, for `Device.open` and `Engine.open`.
 
     A kernel whose key names a file in ``override`` is compiled from that file's text. ``dump`` gets
     the PTX and the cubin of every kernel that is loaded. ``report`` receives each override once
@@ -30,13 +29,17 @@ class PtxFiles:
     folder and a ``dump`` that cannot be made.
     """
 
-    override: Path | None = None
-    dump: Path | None = None
-    report: Callable[[str], None] = to_stderr
-    _used: set[str] = field(default_factory=set, init=False)
-    _is_shared: bool = field(default=False, init=False)
-
-    def __post_init__(self) -> None:
+    def __init__(
+        self,
+        override: str | os.PathLike[str] | None = None,
+        dump: str | os.PathLike[str] | None = None,
+        report: Callable[[str], None] = to_stderr,
+    ) -> None:
+        self.override = None if override is None else Path(override)
+        self.dump = None if dump is None else Path(dump)
+        self.report = report
+        self._used: set[str] = set()
+        self._is_shared = False
         if self.override is not None and not self.override.is_dir():
             raise DriverError(f"PTX override: there is no folder {self.override}")
         if self.dump is not None:

@@ -29,7 +29,8 @@ class Stream(Owned):
         check(api, api.cuStreamSynchronize(self.handle), f"cuStreamSynchronize on {self.name!r}")
 
     def record(self, event: Event | None = None) -> Event:
-        """Mark this point of the queue with ``event`` (a new one by default)."""
+        """Mark this point of the queue with ``event`` (a new one by default), and return it. Raises
+        CudaError."""
         api = self._enter()
         recorded = Event(self.device) if event is None else event
         try:
@@ -42,7 +43,7 @@ class Stream(Owned):
         return recorded
 
     def wait(self, event: Event) -> None:
-        """Let later work of this stream start only after ``event``."""
+        """Let later work of this stream start only after ``event``. Raises CudaError."""
         api = self._enter()
         what = f"cuStreamWaitEvent on {self.name!r}"
         check(api, api.cuStreamWaitEvent(self.handle, event.handle, 0), what)
@@ -68,14 +69,14 @@ class Event(Owned):
         super().__init__(device, name, check(api, api.cuEventCreate(flags), "cuEventCreate"))
 
     def synchronize(self) -> None:
-        """Wait until the device has passed this point."""
+        """Wait until the device has passed this point. Raises CudaError when a kernel faulted."""
         self.device.context.make_current()
         api = self.device.api
         check(api, api.cuEventSynchronize(self.handle), "cuEventSynchronize")
 
     @property
     def is_done(self) -> bool:
-        """Whether the device has passed this point; does not wait."""
+        """Whether the device has passed this point; does not wait. Raises CudaError."""
         self.device.context.make_current()
         api = self.device.api
         status = api.cuEventQuery(self.handle)[0]
@@ -85,7 +86,8 @@ class Event(Owned):
         return True
 
     def elapsed_ms_since(self, earlier: Event) -> float:
-        """Milliseconds of device time between two recorded events, waiting for this one."""
+        """Milliseconds of device time between two recorded events, waiting for this one. Raises
+        CudaError for one that no stream has recorded."""
         self.synchronize()
         api = self.device.api
         result = api.cuEventElapsedTime(earlier.handle, self.handle)

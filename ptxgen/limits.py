@@ -32,7 +32,12 @@ def limited(**fields: Sequence[Any]) -> Limits:
 def check_limits(spec: Any) -> None:
     """Raise PtxgenError for a field of a kernel that is beyond its limits."""
     for name, values in spec.limits.items():
-        if (value := getattr(spec, name)) not in values:
+        value = getattr(spec, name)
+        # a range compares with other numbers one by one, and a text would spell them otherwise
+        if isinstance(values, range) and not isinstance(value, int):
+            kind = type(value).__name__
+            raise PtxgenError(f"{spec.name}: {name} is {value!r}, a {kind}: it must be an int")
+        if value not in values:
             raise PtxgenError(f"{spec.name}: {name} is {value}: {_text_of(values)}")
 
 

@@ -53,16 +53,20 @@ class Tolerance:
         """
         if dtype[0] in "us":
             return Tolerance()
-        for name in (dtype, accumulator):
-            if name not in UNIT_ROUNDOFF:
-                raise PtxgenError(f"no tolerance for {name!r}: {', '.join(UNIT_ROUNDOFF)}")
-        sums = 4 * UNIT_ROUNDOFF[accumulator] * terms**0.5
-        return Tolerance(rtol=UNIT_ROUNDOFF[dtype] + sums)
+        sums = 4 * _roundoff(accumulator) * terms**0.5
+        return Tolerance(rtol=_roundoff(dtype) + sums)
 
     def rounded_to(self, dtype: str) -> Tolerance:
         """The same for outputs that are rounded to ``dtype`` in the end, as is the reference: where
-        the two lie on either side of a tie, they are two roundings apart."""
-        return dataclasses.replace(self, rtol=self.rtol + 2 * UNIT_ROUNDOFF[dtype])
+        the two lie on either side of a tie, they are two roundings apart. Raises PtxgenError for a
+        type without a rounding."""
+        return dataclasses.replace(self, rtol=self.rtol + 2 * _roundoff(dtype))
+
+
+def _roundoff(dtype: str) -> float:
+    if dtype not in UNIT_ROUNDOFF:
+        raise PtxgenError(f"no tolerance for {dtype!r}: {', '.join(UNIT_ROUNDOFF)}")
+    return UNIT_ROUNDOFF[dtype]
 
 
 class KernelSpec:
@@ -71,7 +75,7 @@ class KernelSpec:
 
     A subclass sets ``name`` (PTX entry name), ``template`` and implements ``params``,
     ``launch_shape``, ``reference`` and ``examples``. Everything that a launch needs is a function
-    of the fields, so a spec is a key.
+    of the fields, so a spec is a key. Raises PtxgenError for fields beyond their ``limits``.
     """
 
     name: str
@@ -112,12 +116,12 @@ class KernelSpec:
     @property
     def params(self) -> tuple[Param, ...]:
         """The parameter list, in PTX order."""
-        raise NotImplementedError
+        raise NotImplementedError(f"kernel {self.name}: params")
 
     @property
     def launch_shape(self) -> LaunchShape:
         """Grid, block, cluster and shared memory of every launch of this spec."""
-        raise NotImplementedError
+        raise NotImplementedError(f"kernel {self.name}: launch_shape")
 
     def resident_on(self, target: Target) -> int:
         """`LaunchShape.resident` on ``target``, one of the kernel's own."""
@@ -132,14 +136,14 @@ class KernelSpec:
         """The kernel in numpy, accumulating in float64.
 
         Takes every IN and INOUT array (shaped as the parameter) and every scalar by name; returns
-        every OUT and INOUT array. Never writes into its inputs.
+        every OUT and INOUT array, of its parameter's shape and type. Never writes into its inputs.
         """
-        raise NotImplementedError
+        raise NotImplementedError(f"kernel {self.name}: reference")
 
     @classmethod
     def examples(cls) -> Mapping[str, Self]:
         """Specs worth testing by name, smallest first: odd sizes, every branch of the template."""
-        raise NotImplementedError
+        raise NotImplementedError(f"kernel {cls.name}: examples")
 
     def flops(self) -> int:
         """Operations of a launch, a fused multiply-add as two; none if it only moves data."""
@@ -155,8 +159,8 @@ class KernelSpec:
     def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
         """Random values for every IN and INOUT array and every scalar.
 
-        Floats are standard normal, integers small; specs whose inputs have a meaning (a position, a
-        token id, packed weights) override this.
+        Floats are standard normal, integers 0 to 99; specs whose inputs have a meaning (a position,
+        a token id, packed weights) override this.
         """
         return {
             p.name: random_array(p.dtype, self.shape_of(p), rng)

@@ -68,8 +68,9 @@ class Generation:
     ``tokens``.
 
     The prompt's cached prefix is not computed again. Without a ``tokenizer`` the answer has no
-    text, and no token ends it. If ``choose`` is given, the host samples tokens from logits with
-    it.
+    text, and no token ends it. ``choose(answer, tokens, logits)``, if given, samples on the host:
+    the id of the next token, from all tokens so far, the prompt's too, and (n_vocab,) f32 logits
+    after them. It is slow: a `LogitProcessor` leaves the choice to the device.
     """
 
     session: Session

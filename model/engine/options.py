@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from urdir.model.families.config import Config
     from urdir.model.families.feed_forward import RandomRouting
     from urdir.model.families.placement import Placement
-    from urdir.model.families.synthetic import SyntheticModel
+    from urdir.model.files.model_file import ModelFile
     from urdir.model.memory.draft_settings import DraftSettings
     from urdir.ptxgen.kernels.attention.kv_types import KvDtype
 
@@ -66,7 +66,8 @@ class EngineOptions:
     """What `Engine.open` takes; SettingsError names the option that is out of range.
 
     ``path``: "demo" (and None), a GGUF file, any part of a split one, or a folder as transformers
-    writes it, whose matrices become ``quantize`` ("q8_0", "q4_0", ...) while they are loaded.
+    writes it, whose matrices become ``quantize`` ("q8_0", "q4_0", ...) while they are loaded. Or a
+    model that is open, which the engine closes: a `Gguf`, a `MemoryModel`.
 
     ``device``: auto, cuda[:i] or emulator[:sm_NN]. With ``gpus``, a number or the ordinals of some,
     each GPU has a share of every layer (`families.share`), or ``split`` by layers a run of them
@@ -127,7 +128,7 @@ class EngineOptions:
     that of a text (None: up to 8192), ``chunk`` the tokens of all texts in a step.
     """
 
-    path: str | os.PathLike[str] | SyntheticModel | None = None
+    path: str | os.PathLike[str] | ModelFile | None = None
     _: KW_ONLY
     quantize: str | None = None
     device: str = "auto"
@@ -151,7 +152,7 @@ class EngineOptions:
     stream_dir: str | os.PathLike[str] | None = None
     random_routing: RandomRouting | None = None
     drafts: DraftSettings | None = None
-    draft: str | os.PathLike[str] | SyntheticModel | None = None
+    draft: str | os.PathLike[str] | ModelFile | None = None
     adapters: Sequence[tuple[str | os.PathLike[str], float]] = ()
     max_adapters: int | None = None
     max_adapter_rank: int | None = None
@@ -284,7 +285,7 @@ def _is_whole(value: object) -> bool:
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
-def _usual_drafts(draft: str | os.PathLike[str] | SyntheticModel) -> DraftSettings:
+def _usual_drafts(draft: str | os.PathLike[str] | ModelFile) -> DraftSettings:
     """Draft settings where only the draft is given. Those of models have fewer tokens: each takes
     time, unlike those of earlier text."""
     from urdir.model.memory.draft_settings import DraftSettings

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from urdir.model.errors import NoTemplateError
+from urdir.model.errors import NoTemplateError, SettingsError
 from urdir.model.figures import rounded
 from urdir.model.files.demo import DEMO
 
@@ -16,10 +16,7 @@ if TYPE_CHECKING:
     from urdir.driver.device import Device
     from urdir.driver.group import Group
     from urdir.driver.ptx_files import PtxFiles
-    from urdir.model.families.synthetic import SyntheticModel
-    from urdir.model.files.gguf import Gguf
     from urdir.model.files.model_file import ModelFile
-    from urdir.model.files.pretrained.model import SafetensorsModel
     from urdir.model.text.tokenizer import Tokenizer
 
 #: Above this the emulator says beforehand how slow it will be.
@@ -67,14 +64,14 @@ def folder_of(cache_folder: str | os.PathLike[str] | None) -> Path | None:
     return None if cache_folder is None else Path(cache_folder)
 
 
-def open_file(
-    path: str | os.PathLike[str] | SyntheticModel | None, quantize: str | None
-) -> Gguf | SafetensorsModel | SyntheticModel:
+def open_file(path: str | os.PathLike[str] | ModelFile | None, quantize: str | None) -> ModelFile:
     """The model that a name or path means (None: the demo); one that is open stays as it is."""
     from urdir.model.files.source import open_model
 
     if path is None or isinstance(path, str | os.PathLike):
         return open_model(path or DEMO, quantize=quantize)
+    if quantize is not None:
+        raise SettingsError(f"{path.path}: quantize applies to folders: this model is open")
     return path
 
 

@@ -1,11 +1,18 @@
-"""Registry of families: from an architecture's name to the function that describes it."""
+"""Registry of families: from an architecture's name to the function that describes it.
+
+Other packages announce architectures by entry points of the group ``urdir.families``, whose names
+are those of the architectures, and whose values the functions::
+
+    [project.entry-points."urdir.families"]
+    mine = "my_family:mine"
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from functools import cache
-from importlib import import_module
+from importlib import import_module, metadata
 from pkgutil import iter_modules
 
 from urdir.model.errors import UnsupportedError
@@ -15,24 +22,39 @@ from urdir.model.families.reader import Reader
 
 Describe = Callable[[Reader], Description]
 
+#: The entry point group for architectures of other packages.
+ENTRY_POINTS = "urdir.families"
+
 
 @cache
 def families() -> Mapping[str, Describe]:
-    """The describing function of each architecture, sorted by name."""
+    """The describing function of each architecture of urdir, sorted by name."""
     found: dict[str, Describe] = {}
     for name in _modules():
         found |= _described_in(name)
     return dict(sorted(found.items()))
 
 
+def _announced(architecture: str) -> Describe | None:
+    """The function that another package announces. Raises UnsupportedError if it does not load."""
+    for point in metadata.entry_points(group=ENTRY_POINTS, name=architecture):
+        try:
+            describes: Describe = point.load()
+        except (ImportError, AttributeError) as exc:
+            raise UnsupportedError(f"entry point {point.name} = {point.value!r}: {exc}") from exc
+        return describes
+    return None
+
+
 def _find(architecture: str) -> Describe | None:
-    """The architecture's entry of `families`. Modules whose names it begins with come first;
-    modules after the match are not imported, because importing all takes 30 ms.
+    """The architecture's entry of `families`, else what another package announces. Modules whose
+    names it begins with come first; modules after the match are not imported, because importing
+    all takes 30 ms.
     """
     for name in sorted(_modules(), key=lambda name: not architecture.startswith(name)):
         if (found := _described_in(name).get(architecture)) is not None:
             return found
-    return None
+    return _announced(architecture)
 
 
 @cache

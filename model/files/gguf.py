@@ -22,14 +22,19 @@ from urdir.model.owner import Owner
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """A stored tensor of the file."""
+    """A stored tensor: ``nbytes`` bytes of ggml type ``type_id`` (`TENSOR_TYPES`; 0 is F32).
+
+    ``shape`` is in numpy's order: rows first, the contiguous dimension (ne[0]) last. ``offset`` is
+    in bytes from the start of the file, 0 without one. ``data`` are the bytes, (nbytes,) u8: a
+    slice of it reads the file, which raises GgufError if the file has changed.
+    """
 
     name: str
-    type_id: int  # ggml type, see TENSOR_TYPES
-    shape: tuple[int, ...]  # numpy order: rows first, the contiguous dimension (ne[0]) last
-    offset: int  # bytes from the start of the file
+    type_id: int
+    shape: tuple[int, ...]
+    offset: int
     nbytes: int
-    data: ByteSource  # (nbytes,) u8; a slice reads the file
+    data: ByteSource
 
     @property
     def type_name(self) -> str:

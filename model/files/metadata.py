@@ -135,6 +135,9 @@ class Metadata(Mapping[str, Value]):
     def __len__(self) -> int:
         return len(self._values)
 
+    def __repr__(self) -> str:
+        return f"<Metadata of {self._path!r}, {len(self)} keys>"
+
     def replaced(self, key: str, value: Value) -> Metadata:
         """The same with another value of ``key``."""
         return Metadata({**self._values, key: value}, self._path)

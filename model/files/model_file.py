@@ -1,9 +1,9 @@
-"""Interface of a model file, read or synthetic."""
+"""Interface of a model file: read, synthetic, or in memory."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, Self
 
 from urdir.model.files.gguf import Tensor
 from urdir.model.files.metadata import Metadata
@@ -24,7 +24,7 @@ def is_part_of_folder(path: Path) -> bool:
 
 
 class ModelFile(Protocol):
-    """A ``Gguf``, ``SafetensorsModel`` or ``SyntheticModel``.
+    """A ``Gguf``, ``SafetensorsModel``, ``SyntheticModel`` or ``MemoryModel``.
 
     Metadata and tensors have GGUF's names. A tensor's ``data`` may be made when read: a matrix
     needs only ``len`` and slices, a vector is an array.
@@ -37,3 +37,10 @@ class ModelFile(Protocol):
     @property
     def architecture(self) -> str:
         """general.architecture."""
+
+    def close(self) -> None:
+        """Drop the tensors."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *exc: object) -> None: ...

@@ -66,11 +66,12 @@ MESSAGE_FIELDS = ("name", "tool_call_id", "reasoning_content", "tool_calls")
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One turn of a conversation."""
+    """One turn of a conversation: ``role`` is one of `ROLES`, or another that your own template
+    handles; ``more`` are fields of `MESSAGE_FIELDS` (tool calls, reasoning), as JSON values."""
 
-    role: str  # one of `ROLES`, or one that your own template handles
+    role: str
     content: str
-    more: Mapping[str, Any] = field(default_factory=dict)  # `MESSAGE_FIELDS`: JSON
+    more: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def of(cls, message: Message | Mapping[str, Any]) -> Message:

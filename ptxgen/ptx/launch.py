@@ -30,7 +30,8 @@ NUMPY_DTYPES: Mapping[str, np.dtype[Any]] = {
 
 
 class Access(Enum):
-    """How a kernel uses the memory that a pointer parameter points to."""
+    """How a kernel uses the memory that a pointer parameter points to: it only reads it, writes
+    all that its reference returns, or reads and writes it."""
 
     IN = "in"
     OUT = "out"
@@ -41,7 +42,9 @@ class Access(Enum):
 class Param:
     """One kernel parameter: a pointer into global memory, or (``access=None``) a scalar.
 
+    ``dtype`` is a PTX type: "f32", "u8", ...; an array of bf16 is uint16 in numpy, its bits.
     ``shape`` holds numbers or names of attributes of the spec ("rows", "cols"); a scalar has none.
+    Raises ValueError for another type, shape or access.
     """
 
     name: str
@@ -50,7 +53,11 @@ class Param:
     access: Access | None = None
 
     def __post_init__(self) -> None:
-        """Raises ValueError for an unknown type: the class body of a spec fails, with its line."""
+        """Raises ValueError for what is wrong: the class body of a spec fails, with its line."""
+        if not isinstance(self.shape, tuple):
+            raise ValueError(f"parameter {self.name}: shape is {self.shape!r}, not a tuple")
+        if not isinstance(self.access, Access | None):
+            raise ValueError(f"parameter {self.name}: access is {self.access!r}, not an Access")
         known = TYPE_BYTES if self.access is None else NUMPY_DTYPES
         if self.dtype not in known:
             raise ValueError(
@@ -86,6 +93,9 @@ class LaunchShape:
     resident CTAs per SM by registers; 0 leaves that to the assembler. ``prefers_shared``: as much
     as possible of an SM's memory is shared memory, not L1 cache. Kernels with different partitions
     never run on an SM together: one cannot start while the other ends.
+
+    Raises ValueError for an extent of other than three numbers; limits of a device are checked
+    when a kernel is loaded (LaunchError).
     """
 
     grid: Dim3

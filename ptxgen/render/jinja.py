@@ -33,12 +33,12 @@ from urdir.ptxgen.render.sources import (
 
 def f32(value: float) -> str:
     """A float constant in PTX's exact form: ``0f3F800000`` (PTX ISA 4.5.2)."""
-    return "0f" + struct.pack(">f", value).hex().upper()
+    return "0f" + struct.pack(">f", float(value)).hex().upper()
 
 
 def f16x2(value: float) -> str:
     """The bits of a number as f16, twice: ``0x3C003C00``."""
-    return "0x" + 2 * struct.pack(">e", value).hex().upper()
+    return "0x" + 2 * struct.pack(">e", float(value)).hex().upper()
 
 
 def consecutive(name: str, first: int, count: int) -> str:

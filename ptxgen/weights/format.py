@@ -24,6 +24,9 @@ E2M1 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 class Format:
     """A tensor type: ``block`` weights in ``nbytes`` bytes, and its planes once repacked.
 
+    ``ggml_type`` is its number in GGUF files, ``group`` how many weights share a scale. `formats`
+    has what a weight is, of its quant, scale, minimum, factors, ``offset``, ``scale_offset`` and
+    ``min_sign``.
     Fields after ``element`` are in the digest only of types that use them.
     """
 

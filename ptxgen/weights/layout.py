@@ -138,7 +138,8 @@ class Layout:
     # ---- numpy ----
 
     def pack(self, source: npt.NDArray[Any]) -> Bytes:
-        """GGUF bytes of the tensor (any shape, contiguous) -> the repacked matrix, (nbytes,) u8."""
+        """GGUF bytes of the tensor (any shape, contiguous) -> the repacked matrix, (nbytes,) u8.
+        Raises PtxgenError for another number of bytes."""
         raw = np.ascontiguousarray(source).view(np.uint8).reshape(-1)
         if raw.size != self.source_nbytes:
             raise PtxgenError(

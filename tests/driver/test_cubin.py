@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 
 from urdir.driver import execute
-from urdir.driver.compare import MismatchError
 from urdir.driver.cubin import CubinKernel
 from urdir.driver.device import Device
-from urdir.driver.errors import CudaError, DriverError, LaunchError, PtxLoadError
+from urdir.driver.errors import CudaError, DriverError, LaunchError, MismatchError, PtxLoadError
 from urdir.driver.harness import check_kernel, run_kernel
 from urdir.driver.plan import Plan
 from urdir.ptxgen.kernels.add import Add

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from urdir.driver import harness
-from urdir.driver.compare import MismatchError, compare, deviations
+from urdir.driver.compare import compare, deviations
 from urdir.driver.device import Device
-from urdir.driver.errors import CudaError, LaunchError
+from urdir.driver.errors import CudaError, LaunchError, MismatchError
 from urdir.driver.guarded import GuardedBuffer, poison
 from urdir.driver.harness import check_kernel, run_kernel, time_kernel
 from urdir.driver.launch import launch
@@ -137,7 +137,9 @@ def test_elements_that_are_not_written_show(device: Device, dtype: str) -> None:
     x = np.zeros(N, spec.params[0].numpy_dtype)
     inputs = {"x": x, "n": N - 3}
     outputs = run_kernel(device, spec, inputs)
-    with pytest.raises(MismatchError, match=r"kernel probe: y\[37\] is .*3 of 40 wrong"):
+    shown = "nan" if dtype == "f32" else "-1515870811"
+    message = rf"y\[37\] is {shown}, the reference 0: .*\(3 of 40 wrong, 3 of them never written\)"
+    with pytest.raises(MismatchError, match=message):
         compare(spec, outputs, spec.reference(**inputs))
 
 
@@ -173,6 +175,8 @@ def test_inputs_have_the_names_of_the_parameters(emulator: Device) -> None:
     x = np.full(N, 7, np.float32)
     with pytest.raises(LaunchError, match=r"takes n, x: missing n$"):
         run_kernel(emulator, Probe(), {"x": x})
+    with pytest.raises(LaunchError, match="Probe is a class of kernels: launch one of them"):
+        check_kernel(emulator, Probe)  # type: ignore[arg-type]
     with pytest.raises(LaunchError, match=r"Normalise is a class of kernels"):
         run_kernel(emulator, Normalise, {"x": x})  # type: ignore[arg-type]
 
@@ -237,6 +241,8 @@ def test_outputs_must_be_complete() -> None:
     good = {"y": np.zeros(4, np.float32)}
     with pytest.raises(MismatchError, match="the kernel gave nothing"):
         compare(kernel, {}, good)
+    with pytest.raises(MismatchError, match=r"the reference of y is a list, not an array .*\(4,\)"):
+        compare(kernel, good, {"y": [0.0] * 4})  # type: ignore[dict-item]
     with pytest.raises(MismatchError, match="the reference gave ndarray, not the arrays by name"):
         compare(kernel, good, good["y"])  # type: ignore[arg-type]
     with pytest.raises(MismatchError, match=r"the reference of y is float64 \(4,\)"):

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from urdir.driver.bindings import emulated
-from urdir.driver.compare import MismatchError, compare
+from urdir.driver.compare import compare
 from urdir.driver.device import Device
-from urdir.driver.errors import CudaError, LaunchError, LifetimeError, check
+from urdir.driver.errors import CudaError, LaunchError, LifetimeError, MismatchError, check
 from urdir.driver.execute import record, run
 from urdir.driver.graph import Graph
 from urdir.driver.harness import check_kernel

@@ -55,7 +55,7 @@ def test_reports_go_to_stderr_by_default(
     emulator: Device, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     _override(tmp_path, emulator)
-    with Device.open("emulator", ptx_files=PtxFiles(tmp_path)) as edited:
+    with Device.open("emulator", ptx_files=PtxFiles(str(tmp_path))) as edited:
         edited.load(SPEC)
     captured = capsys.readouterr()
     assert captured.out == ""

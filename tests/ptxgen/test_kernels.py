@@ -459,6 +459,13 @@ def test_limits_of_fields(name, field):
             replace(spec, **{field: value})
 
 
+def test_a_field_of_another_type_than_its_range_is_refused_at_once():
+    """Python looks for it in a range one by one: for minutes."""
+    for n in (1.5, np.int64(1 << 30), "8"):
+        with pytest.raises(PtxgenError, match=f"^add: n is .*, a {type(n).__name__}: it must be"):
+            Add(n=n)
+
+
 @pytest.mark.parametrize(
     ("name", "fields"),
     [

@@ -65,6 +65,7 @@ TEMPLATES = {
             ret;
         """,
     "undefined.ptx.j2": "// undefined\n{{ nothing }}",
+    "undefined_float.ptx.j2": "// undefined\n{{ f32(nothing) }}",
     "constant.ptx.j2": "// constant\n\nmov.f32 %a, {{ f32(spec) }};",
     "far_constant.ptx.j2": '{% import "urdir_test_templates/_half.j2" as h %}{{ h.half(1) }}',
     "_half.j2": "{% macro half(of) %}\n{{ f32(of + '') }}{% endmacro %}",
@@ -197,7 +198,8 @@ def test_a_spec_may_need_a_newer_architecture():
     ("file", "message"),
     [
         ("undefined.ptx.j2", r"undefined.ptx.j2 line 2, kernel scale: 'nothing' is undefined"),
-        ("constant.ptx.j2", r"constant.ptx.j2 line 3, kernel scale: error: required argument"),
+        ("undefined_float.ptx.j2", r"_float.ptx.j2 line 2, kernel scale: 'nothing' is undefined"),
+        ("constant.ptx.j2", r"constant.ptx.j2 line 3, kernel scale: TypeError: float.. argument"),
         ("far_constant.ptx.j2", r"/_half.j2 line 2, kernel scale: TypeError: unsupported operand"),
         ("broken.ptx.j2", r"broken.ptx.j2 line 2, kernel scale"),
         ("vector.ptx.j2", r"line 1, kernel scale: .* 'a'.*; '{%' begins a tag: a vector is { %a"),

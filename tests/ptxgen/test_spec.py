@@ -69,6 +69,12 @@ def test_a_parameter_of_an_unknown_type_is_refused(dtype, access):
         Param("y", dtype, access=access)
 
 
+@pytest.mark.parametrize(("field", "value"), [("shape", 5), ("shape", ["n"]), ("access", "in")])
+def test_a_parameter_has_a_tuple_and_an_access(field, value):
+    with pytest.raises(ValueError, match=f"parameter y: {field} is .*, not a"):
+        Param("y", "f32", **{field: value})
+
+
 @pytest.mark.parametrize("extent", [32, (32,), [32, 1, 1]])
 @pytest.mark.parametrize("field", ["grid", "block", "cluster"])
 def test_an_extent_has_three_numbers(field, extent):
@@ -208,3 +214,5 @@ def test_integers_allow_nothing():
 def test_a_tolerance_of_an_unknown_type_is_refused(dtype, accumulator):
     with pytest.raises(PtxgenError, match=r"no tolerance for '(f8|u32)': f16, bf16, f32, f64"):
         Tolerance.of_sum(dtype, 10, accumulator)
+    with pytest.raises(PtxgenError, match="no tolerance for 's32'"):
+        Tolerance().rounded_to("s32")

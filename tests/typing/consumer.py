@@ -40,6 +40,7 @@ from urdir.driver import (
     PinnedBuffer,
     Plan,
     Probe,
+    PtxFiles,
     RecordedGraph,
     Slice,
     Stream,
@@ -74,6 +75,7 @@ from urdir.model import (
     Loading,
     LogitProcessor,
     LogitRow,
+    MemoryModel,
     Message,
     ModelError,
     Piece,
@@ -241,6 +243,12 @@ def weights(path: Path) -> Layout:
         return Layout(kind, rows, cols)
 
 
+def own_weights(path: Path, name: str, values: npt.NDArray[np.float32]) -> Engine:
+    """The model of a file with other weights."""
+    file = Gguf(path)
+    return Engine.open(MemoryModel(file.metadata, file.tensors | {name: values}), draft="ngram")
+
+
 def any_kernel(device: Device, spec: KernelSpec) -> Arrays:
     """A kernel by itself."""
     worst: Deviation = check_kernel(device, spec, sanitize=False)[0]
@@ -317,7 +325,7 @@ def main() -> None:
             any_kernel(device, spec)
             plans(device)
             together(Plan("nothing"))
-        with Engine.open(demo_model()) as engine:
+        with Engine.open(demo_model(), ptx_files=PtxFiles("edited", dump=Path("x"))) as engine:
             print(answers(engine), token_by_token(engine), service(engine), weights(Path("x")))
             print(
                 engine.file.path, sooner(), by_options(EngineOptions(placement=Placement(fit=True)))

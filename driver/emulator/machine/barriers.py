@@ -53,6 +53,16 @@ class Barriers:
         if pc is not None:
             barrier.waiting.append((pc, lanes))
 
+    def beyond(self, number: int) -> tuple[int, int, int] | None:
+        """The first CTA of which more threads have arrived than a barrier counts, the threads that
+        have arrived, and those counted."""
+        barrier = self.table[number]
+        over = (barrier.awaited > 0) & (barrier.arrived > barrier.awaited)
+        if not over.any():
+            return None
+        cta = int(over.argmax())
+        return cta, int(barrier.arrived[cta]), int(barrier.awaited[cta])
+
     def release(self, live: Array) -> list[tuple[int, Lanes]]:
         """Groups (pc, lanes) whose barrier is complete, given the live threads per CTA."""
         released = self.cluster.release(live)

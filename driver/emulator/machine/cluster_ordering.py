@@ -11,7 +11,7 @@ import numpy as np
 from urdir.driver.emulator.machine.clocks import Knowledge, join
 from urdir.driver.emulator.machine.flow import Block
 from urdir.driver.emulator.machine.groups import WARP
-from urdir.driver.emulator.machine.ordering import Ordering
+from urdir.driver.emulator.machine.ordering import Ordering, together
 from urdir.driver.emulator.machine.watch import Access, Array
 from urdir.driver.emulator.machine.wave import Wave
 
@@ -43,14 +43,15 @@ class ClusterOrdering(Ordering):
         """A phase ends: its releases can be acquired from now on."""
         for cluster in np.flatnonzero(clusters).tolist():
             self._past[cluster] = self._present.pop(cluster, {})
-        still = []
+        still, now = [], []
         for block, lanes in self._in_phase:
             here = clusters[lanes // (self.wave.lanes_per_cta * self.wave.cluster_size)]
-            if here.any():
-                self._check_warps(block, "of the cluster", lanes[here])
+            now.append((block, lanes[here]))
             if not here.all():
                 still.append((block, lanes[~here]))
         self._in_phase = still
+        for block, lanes in together(now):
+            self._check_warps(block, "of the cluster", lanes)
 
     def cluster_wait(self, lanes: Array) -> None:
         """Waiting lanes acquire."""

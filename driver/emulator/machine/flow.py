@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 from urdir.driver.emulator.machine.faults import UNSUPPORTED_PTX_VERSION, CompileError
 from urdir.driver.emulator.machine.operations import Operation, find
+from urdir.driver.emulator.machine.warps import WARP
 from urdir.ptxgen.ptx import Entry, Immediate, Instruction, Label, Operand, Register, Symbol
 from urdir.ptxgen.ptx.architecture import number_of
 
@@ -229,6 +230,11 @@ def _end(block: Block, code: Code, label_pc: dict[str, int], exit_pc: int) -> No
             block.guard = instruction.predicate
     elif kind in ("sync", "arrive"):
         number, *count = instruction.operands
+        if count and isinstance(count[0], Immediate) and int(count[0].value) % WARP:
+            raise CompileError(
+                f"PTX line {instruction.line}: {instruction.text}: the number of threads must be a "
+                f"multiple of {WARP}"
+            )
         block.ending = Ending.BARRIER
         block.barrier = BarrierForm(number, count[0] if count else None, kind == "sync")
     elif kind in ("cluster_arrive", "cluster_wait"):

@@ -27,6 +27,19 @@ _ACQUIRES = frozenset(("acquire", "acq_rel"))
 Location = tuple[int, int]
 
 
+def together(arrivals: Sequence[tuple[Block, Array]]) -> list[tuple[Block, Array]]:
+    """The lanes that arrived at each barrier instruction, once each.
+
+    The threads of a warp may arrive one after the other, after a loop that they left at different
+    times: ptxas lets them wait for each other there (WARPSYNC or BSYNC before the BAR, nvJitLink
+    13.5, sm_75 to sm_120).
+    """
+    by_pc: dict[int, list[tuple[Block, Array]]] = {}
+    for block, lanes in arrivals:
+        by_pc.setdefault(block.start, []).append((block, lanes))
+    return [(one[0][0], np.unique(np.concatenate([n for _, n in one]))) for one in by_pc.values()]
+
+
 class Ordering(Watch):
     """Maintains the clocks of a launch."""
 
@@ -142,7 +155,7 @@ class Ordering(Watch):
                 still.append((block, lanes[~now]))
         if still:
             self._arrived[number] = still
-        for block, lanes in here:
+        for block, lanes in together(here):
             self._check_warps(block, number, lanes)
         self._check_threads(number, here)
         for block, lanes in here:
@@ -164,7 +177,7 @@ class Ordering(Watch):
                 of_warp[warp] = dict(together)
 
     def _check_warps(self, block: Block, number: int | str, lanes: Array) -> None:
-        """Check that bar.sync, which is .aligned, is reached by the threads of a warp together."""
+        """Check that the threads of a warp reach the same bar.sync, which is .aligned."""
         parts = block.instruction.parts
         if parts[0] == "barrier" and "aligned" not in parts:
             return

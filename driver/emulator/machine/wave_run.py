@@ -307,9 +307,23 @@ class WaveRun:
                 watch.arrive(block, number, some.numbers())
             for count, same in self._by_value(form.count or Immediate(0), some):
                 self._barriers.arrive(number, count, same, next_pc if form.waits else None)
+                if (beyond := self._barriers.beyond(number)) is not None:
+                    raise self._miscounted(block, number, *beyond, same)
         self._release()
         if not form.waits:
             self._put_or_end(next_pc, lanes)
+
+    def _miscounted(
+        self, block: Block, number: int, cta: int, arrived: int, counted: int, lanes: Lanes
+    ) -> KernelFault:
+        numbers = lanes.numbers()
+        one = int(numbers[numbers // self.wave.lanes_per_cta == cta][0])
+        return self.diagnosis.fault(
+            LAUNCH_FAILED,
+            f"barrier {number} counts too few: {self.diagnosis.line(block)} is for {counted} "
+            f"threads of a CTA, and {arrived} arrive, such as {self.diagnosis.thread(one)}; hint: "
+            "count the threads of all instructions with this barrier",
+        )
 
     def _arrive_in_cluster(self, block: Block, next_pc: int, lanes: Lanes) -> None:
         if self.launch.watch is not None:

@@ -14,9 +14,9 @@ SUBCOMMANDS = (list_kernels, dump, stats, explain, diff, check, new)
 EXAMPLES = """\
   urdir ptx list                                 every kernel and its fields
   urdir ptx list --model model.gguf              the specialisations that a model uses
-  urdir ptx dump gemv_f32 --set format=Q4_K        PTX to stdout
+  urdir ptx dump gemv_f32 --set format=Q4_K      PTX to stdout
   urdir ptx stats --model model.gguf --gpu h200  registers, occupancy, roofline bounds
-  urdir ptx explain gemm --top 5               what the emulator sees: sectors, conflicts ...
+  urdir ptx explain gemm --top 5                 what the emulator sees: sectors, conflicts ...
   urdir ptx diff old/ new/                       two dumps, text and resources
   urdir ptx check edited.ptx                     lint and assemble
   urdir ptx new my_kernel                        the files of a new kernel, and its test

@@ -12,8 +12,8 @@ from urdir.model.commands.table import fitting, wrapped
 from urdir.model.progress import Progress
 
 EXAMPLES = """\
-  urdir ptx explain gemm                               the kernel's first example
-  urdir ptx explain normalise --set cols=4095 --top 3     the three worst lines of each kind
+  urdir ptx explain gemm                                   the kernel's first example
+  urdir ptx explain normalise --set cols=4095 --top 3      the three worst lines of each kind
   urdir ptx explain gemv_f32 --set format=Q4_K --json      for a regression test: runs are equal
 
 Lines are those of the text that urdir ptx dump prints for the same KERNEL, --set and --target.

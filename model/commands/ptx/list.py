@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 EXAMPLES = """\
   urdir ptx list                               every kernel with its fields and defaults
-  urdir ptx list gemm                        one of them
+  urdir ptx list gemm                          one of them
   urdir ptx list --json                        the same for programs
   urdir ptx list --model model.gguf            what this model's decode and prompt steps launch
   urdir ptx list --model model.gguf --gpu l4   the same on another GPU

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -29,7 +28,8 @@ from urdir.model.families.stored import (
 )
 from urdir.model.families.synthetic import RepeatedBlocks
 from urdir.model.files.gguf import Tensor
-from urdir.model.files.metadata import Metadata
+from urdir.model.files.memory_model import MemoryModel
+from urdir.model.files.tensor_types import type_number
 from urdir.model.memory.weights import Weights
 from urdir.ptxgen.kernels.activation import Activation
 from urdir.ptxgen.kernels.norm import Norm
@@ -140,19 +140,18 @@ def make_weights(
     return Weights.load(file, config, device)
 
 
-class MadeFile:
+class MadeFile(MemoryModel):
     """What a GGUF file with these tensors would hold; see `make_weights`."""
 
     def __init__(self, config: Config, kind: str, arrays: Mapping[str, Array]) -> None:
         if kind not in FORMATS:
             raise ConfigError(f"weight type {kind!r} is none of {', '.join(FORMATS)}")
-        self.path = Path("arrays")
-        self.metadata = Metadata({}, "arrays")
-        self.architecture = config.architecture
         given = {stored.name: stored for stored in stored_in(config)}
-        self.tensors = {name: _tensor(of, kind, arrays.get(name)) for name, of in given.items()}
+        tensors = {name: _tensor(of, kind, arrays.get(name)) for name, of in given.items()}
         for name in arrays.keys() - given.keys():
-            self.tensors[name] = Tensor(name, 0, arrays[name].shape, 0, 0, np.empty(0, np.uint8))
+            data = np.ascontiguousarray(arrays[name]).reshape(-1).view(np.uint8)
+            tensors[name] = Tensor(name, type_number("I8"), data.shape, 0, data.size, data)
+        super().__init__({"general.architecture": config.architecture}, tensors, "arrays")
 
 
 def _tensor(of: Stored, kind: str, array: Array | None) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from numbers import Integral
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -13,6 +14,7 @@ from urdir.model.engine.requests.revision import revise, revised_rows
 from urdir.model.engine.requests.scheduler import Scheduler
 from urdir.model.engine.requests.step_plan import Chosen, StepPlan
 from urdir.model.engine.sampling import Logits, sample
+from urdir.model.errors import SettingsError
 
 if TYPE_CHECKING:
     from urdir.model.engine.session import Session
@@ -82,6 +84,10 @@ class HostChoices:
                 chosen.append(Chosen(()))
                 continue
             token = self._choose(answer, self._scheduler.tokens(number), row)
+            if not (isinstance(token, Integral) and 0 <= token < row.size):
+                raise SettingsError(
+                    f"the choice of a token is {token!r}: expected a token id below {row.size}"
+                )
             if position + 1 < parts.state.max_len:
                 parts.state.write_tokens(sequence, position + 1, [token])
             chosen.append(Chosen((token,)))

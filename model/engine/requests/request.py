@@ -18,12 +18,13 @@ _LIMIT = Bounds(0, math.inf, "0 or more", is_whole=True)
 
 
 class Finish(Enum):
-    """Why a generation ended."""
+    """Why a generation ended: END, an end token; STOP, a stop string; LENGTH, the requested number
+    of tokens; FULL, no room left in the KV cache; INTERRUPTED, cancelled or closed."""
 
-    END = "end"  # an end token
-    STOP = "stop"  # a stop string was found
-    LENGTH = "length"  # the requested number of tokens
-    FULL = "full"  # no room left in the KV cache
+    END = "end"
+    STOP = "stop"
+    LENGTH = "length"
+    FULL = "full"
     INTERRUPTED = "interrupted"
 
 
@@ -113,8 +114,9 @@ def _is_stop(text: object) -> bool:
 
 
 class TokenChoice(NamedTuple):
-    """One token of an answer, its log-probability, the most likely tokens with theirs, and the
-    text that it completes: none within a character, or while a stop string may have begun."""
+    """One token of an answer, its ``logprob`` (natural logarithm; None unless the settings have
+    ``logprobs``), the likeliest tokens with theirs (``top``, likeliest first), and the ``text``
+    that it completes: none within a character, or while a stop string may have begun."""
 
     token: int
     logprob: float | None = None
@@ -123,7 +125,7 @@ class TokenChoice(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """Text that became known, and the tokens that did."""
+    """Text that became known at once (perhaps ""), and the tokens that did, in order."""
 
     text: str
     choices: tuple[TokenChoice, ...]

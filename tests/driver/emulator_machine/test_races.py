@@ -194,6 +194,11 @@ RACES = {
         r"barrier 0 in divergent code: PTX line \d+ \(bar.sync 0\) is reached by 16 of the 32 "
         r"threads of a warp, by thread \(\d, 0, 0\) of CTA \(0, 0, 0\) but not by thread",
     ),
+    "more threads than a barrier counts": (
+        "bar.sync 1, 32;",
+        r"barrier 1 counts too few: PTX line \d+ \(bar.sync 1, 32\) is for 32 threads of a CTA, "
+        r"and 64 arrive, such as thread \(0, 0, 0\) of CTA \(0, 0, 0\); hint: ",
+    ),
     "threads that ended": (
         """@!%q ret;
         bar.sync 0;""",
@@ -258,6 +263,20 @@ RIGHT = {
         bar.sync 0;
         red.shared.add.u32 [words], 1;
         red.global.add.u32 [%at], 1;
+        bar.sync 0;
+        ld.shared.u32 %w, [words];""",
+    ),
+    "a loop of atomics that threads of a warp leave at different times": (
+        """@%p st.shared.u32 [words], 0;
+        bar.sync 0;
+        mov.u32 %n, %i;
+        NEXT:
+        setp.ge.u32 %done, %n, 100;
+        @%done bra DONE;
+        atom.shared.add.u32 %w, [words], 1;
+        add.u32 %n, %n, 64;
+        bra NEXT;
+        DONE:
         bar.sync 0;
         ld.shared.u32 %w, [words];""",
     ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from importlib import metadata
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 from urdir.model.errors import ConfigError, UnsupportedError
+from urdir.model.families import registry
 from urdir.model.families.attention import Attention
 from urdir.model.families.config import Config
 from urdir.model.families.feed_forward import Dense, Mixture
@@ -50,8 +52,27 @@ def described(
     """The description of a file with those keys and tensors (beside an embedding and an output)."""
     values = {**COMMON, "block_count": layers, **(keys or {})}
     stored = dict.fromkeys(("token_embd.weight", "output.weight", *tensors), (50, HIDDEN))
-    metadata = {f"{architecture}.{name}": value for name, value in values.items()}
-    return describe(Reader(Metadata(metadata), architecture, stored, 1000))
+    keyed = {f"{architecture}.{name}": value for name, value in values.items()}
+    return describe(Reader(Metadata(keyed), architecture, stored, 1000))
+
+
+def test_another_package_announces_an_architecture(monkeypatch: pytest.MonkeyPatch) -> None:
+    points = [
+        metadata.EntryPoint(name, value, registry.ENTRY_POINTS)
+        for name, value in (
+            ("mine", "urdir.model.families.architectures.llama:qwen2"),
+            ("gone", "urdir.model.families.architectures.llama:gone"),
+            ("llama", "urdir.model.families.architectures.llama:gone"),
+        )
+    ]
+    monkeypatch.setattr(registry.metadata, "entry_points", metadata.EntryPoints(points).select)
+    biases = [f"blk.{layer}.attn_{name}.bias" for layer in range(2) for name in "qkv"]
+    mine, theirs = (described(name, 2, {}, *biases) for name in ("mine", "qwen2"))
+    assert mine.architecture == "mine"
+    assert replace(mine, architecture="qwen2", ignored_keys=theirs.ignored_keys) == theirs
+    with pytest.raises(UnsupportedError, match=r"^entry point gone = 'urdir\..*llama:gone': "):
+        described("gone", 2)
+    assert described("llama", 2).architecture == "llama"  # urdir's own come first
 
 
 def attentions(config: Config) -> list[Attention]:

@@ -262,3 +262,13 @@ def test_every_call_of_the_library_takes_them(device_name: str) -> None:
         assert asyncio.run(both()) == ["7", "7"]
         found = engine.generate_all(["Is", "It"], settings=GREEDY, processors=[says])
         assert [each.text for each in found] == ["7", "7"]
+
+
+def test_a_choice_of_the_caller_is_a_token(engine: Engine) -> None:
+    request, vocab = Request(prompt=PROMPT[:1], limit=1), engine.config.vocab_size
+    least = Generation(engine.session, None, request, lambda _, tokens, logits: logits.argmin())
+    assert len([*least.pieces()]) == len(least.tokens) == 1
+    for wrong in (vocab, "x"):
+        chosen = Generation(engine.session, None, request, lambda *_, token=wrong: token)
+        with pytest.raises(SettingsError, match=f"{wrong!r}: expected a token id below {vocab}"):
+            list(chosen.pieces())
