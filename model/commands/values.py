@@ -167,6 +167,24 @@ def bias(text: str) -> tuple[int, float]:
     return int(found[1]), real_number(-100, 100)(found[2])
 
 
+def text(given: str) -> str:
+    """An argparse type: text. Bytes that the locale's encoding does not have (ASCII) are UTF-8."""
+    try:
+        return given.encode("utf-8", "surrogateescape").decode()
+    except UnicodeDecodeError as exc:
+        byte = exc.object[exc.start]
+        raise argparse.ArgumentTypeError(f"not UTF-8: byte {exc.start} is {byte:#04x}") from None
+    except UnicodeEncodeError as exc:  # on Windows
+        raise argparse.ArgumentTypeError(f"character {exc.start} is half of one") from None
+
+
+def stop_text(given: str) -> str:
+    """An argparse type: a text that ends an answer."""
+    if not given:
+        raise argparse.ArgumentTypeError("an empty text would end every answer")
+    return text(given)
+
+
 def json_object(text: str) -> dict[str, Any]:
     """An argparse type: names and values in JSON."""
     try:
