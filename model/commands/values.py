@@ -154,6 +154,27 @@ def names(text: str) -> list[str]:
     return found
 
 
+def origins(text: str) -> list[str]:
+    """An argparse type: origins of pages between commas, as browsers send them; "*" for all, and
+    llama-server's "localhost" for those of this machine."""
+    found = [name.rstrip("/") for name in names(text)]
+    for name in found:
+        if not re.fullmatch(r"\*|localhost|null|[a-z][a-z0-9+.-]*://[^/\s]+", name):
+            raise argparse.ArgumentTypeError(
+                f"{name!r} is no origin such as https://app.example.org, * or localhost"
+            )
+    return found
+
+
+def host_name(text: str) -> str:
+    """An argparse type: a host as a URL has it, without its port."""
+    if not re.fullmatch(r"\[[0-9a-fA-F:.]+\]|[^\s:/]+", text):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no name such as models.example.org: leave scheme and port out"
+        )
+    return text
+
+
 def sequences(text: str) -> int | None:
     """An argparse type: how many sequences at once; None for -1, as many as usual."""
     return None if text == "-1" else whole_number(1, 1024)(text)

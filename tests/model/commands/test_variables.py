@@ -28,6 +28,7 @@ VALUES = (
     '{"a": 1}',
     "emulator",
     "all",
+    "localhost",
     "2-3",
     "name",
     "name:0.5",
