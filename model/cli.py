@@ -103,15 +103,18 @@ def _run(words: list[str]) -> int:
         page = " ".join([args.command, *filter(None, [getattr(args, "subcommand", None)])])
         return _failed(f"{exc} (see urdir {page} --help)", 2)
     except _reported_errors() as exc:
-        return _failed(f"{exc}{_hint(exc)}", 1)
+        return _failed(f"{exc}{_hint(exc, args)}", 1)
 
 
-def _hint(error: Exception) -> str:
+def _hint(error: Exception, args: argparse.Namespace) -> str:
     """The flag that helps: libraries speak of arguments."""
-    from urdir.model.errors import ContextFullError, NoTemplateError
+    from urdir.model.errors import ContextFullError, NoRoomError, NoTemplateError
 
     if isinstance(error, NoTemplateError):
         return " (--chat-template NAME, urdir run --raw)"
+    if isinstance(error, NoRoomError):
+        streams = getattr(args, "fit", "on") != "off" or args.device_memory is not None
+        return "" if streams else " (--fit)"
     return " (-c N)" if isinstance(error, ContextFullError) else ""
 
 

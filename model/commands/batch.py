@@ -5,13 +5,16 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Iterable
 from contextlib import ExitStack
+from io import FileIO
 from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from urdir.model.commands import options, prompts, serve_flags, serve_opening, values
 from urdir.model.commands.options import UsageError
+from urdir.model.errors import ModelError
 
 if TYPE_CHECKING:
     from urdir.model.serve.interface import AsyncService, Json
@@ -29,7 +32,9 @@ as they are ready; `url` is a path of `urdir serve`:
 def add_parser(commands: options.Subparsers) -> None:
     """Declare the command."""
     parser = options.add_command(commands, "batch", run, "answer a file of requests", EXAMPLES)
-    parser.add_argument("requests", metavar="IN.jsonl", type=Path, help="requests, one a line")
+    parser.add_argument(
+        "requests", metavar="IN.jsonl", type=Path, help="requests, one a line; -: from stdin"
+    )
     parser.add_argument(
         "answers",
         metavar="OUT.jsonl",
@@ -59,14 +64,19 @@ def run(args: argparse.Namespace) -> int:
     template = prompts.given_template(args)
     is_piped = str(args.answers) == "-"
     with ExitStack() as files:
-        lines = files.enter_context(args.requests.open("rb"))
-        out = sys.stdout
+        lines: Iterable[bytes] = sys.stdin.buffer
+        if str(args.requests) != "-":
+            lines = files.enter_context(args.requests.open("rb"))
+        out = None
         if not is_piped:
-            out = files.enter_context(args.answers.open("w", encoding="utf-8"))
+            out = files.enter_context(args.answers.open("wb", buffering=0))
 
         def write(answer: Json) -> None:
-            out.write(json.dumps(answer) + "\n")
-            out.flush()
+            line = json.dumps(answer) + "\n"
+            if out is None:
+                print(line, end="", flush=True)
+            else:
+                _append(out, line.encode())
 
         async def answer_all(service: AsyncService) -> tuple[int, int]:
             from urdir.model.serve.access import Access
@@ -89,3 +99,13 @@ def run(args: argparse.Namespace) -> int:
     told = f"{count - failed:,} of {count:,} requests answered"
     print(told, file=sys.stderr if is_piped else sys.stdout)
     return 1 if failed else 0
+
+
+def _append(out: FileIO, line: bytes) -> None:
+    """Write a line; of one that does not fit the disk a part may stay. Raises ModelError."""
+    left = memoryview(line)
+    try:
+        while left:
+            left = left[out.write(left) :]
+    except OSError as exc:
+        raise ModelError(f"{out.name!s}: cannot be written: {exc.strerror}") from exc

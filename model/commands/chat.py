@@ -70,36 +70,39 @@ def run(args: argparse.Namespace) -> int:
         conversation = Conversation(engine, engine.template, args, system, colours)
         conversation.format = form
         if not at_terminal:
-            _talk(conversation, read_line, first)
-            return 0
+            return _talk(conversation, read_line, first)
         print(
             f"{printable(engine.name)} on {engine.device.properties.name}, a context of "
-            f"{context} tokens\n/help lists the commands, Ctrl-D leaves",
+            f"{context} tokens",
             file=sys.stderr,
         )
-        _talk(conversation, editor(list(COMMANDS), WITH_FILE, read_environment().cache_dir), first)
-    return 0
+        if first is None or not args.single_turn:
+            print("/help lists the commands, Ctrl-D leaves", file=sys.stderr)
+        read = editor(list(COMMANDS), WITH_FILE, read_environment().cache_dir)
+        return _talk(conversation, read, first)
 
 
-def _talk(conversation: Conversation, read: ReadTurn, first: str | None) -> None:
-    """Run turn after turn; report what fails, and continue the conversation."""
-    turn = first
+def _talk(conversation: Conversation, read: ReadTurn, first: str | None) -> int:
+    """Run turn after turn; report what fails, and continue the conversation. Returns the exit code.
+
+    A single turn is one that asks: it ends as ``run`` does."""
+    turn, single = first, conversation.args.single_turn
     while True:
         try:
             if turn is None and (turn := read()) is None:
-                return
+                return 0
             if not _take(conversation, turn.strip("\r\n")):
-                return
+                return 130 if single and conversation.interrupted else 0
         except (ModelError, UsageError) as exc:
+            if single and isinstance(exc, ModelError):
+                raise
             print(printable(exc, keep="\n"), file=sys.stderr)
         except EOFError as exc:
             raise ModelError(str(exc)) from exc
         except KeyboardInterrupt:
             if read.__name__ == "read_line":
-                return
+                return 0
             print("Ctrl-D or /exit leaves", file=sys.stderr)
-        if turn is not None and conversation.args.single_turn:
-            return
         turn = None
 
 
@@ -109,7 +112,7 @@ def _take(conversation: Conversation, turn: str) -> bool:
     if not name.startswith("/"):
         if name:
             conversation.ask(turn)
-        return True
+        return not (name and conversation.args.single_turn)
     if name in LEAVE:
         return False
     name = ALIASES.get(name, name)

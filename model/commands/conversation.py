@@ -56,6 +56,7 @@ class Conversation:
         self.turns: list[Message] = []
         self.statistics: Statistics | None = None
         self.format: Format | None = None  # of answers, after any reasoning
+        self.interrupted = False  # the last answer, by Ctrl-C
         self._template = template
         self._form = template.form
         self._marks = _DIMMED if colours else _BETWEEN
@@ -121,6 +122,7 @@ class Conversation:
         from urdir.model.engine.requests.request import Request
 
         pieces: list[str] = []
+        self.interrupted = False
         try:
             prompt = self._prompt(turns)
             tokens = tuple(self._template.tokens(prompt))
@@ -141,8 +143,9 @@ class Conversation:
             )
             self._print(generation, prompt.text, pieces)
         except ContextFullError as exc:
-            raise ModelError(f"this turn does not fit: {exc} (or /clear)") from exc
+            raise ModelError(f"this turn does not fit: {exc} (-c N)") from exc
         except KeyboardInterrupt:
+            self.interrupted = True
             self.engine.device.synchronize()  # tells whether the device goes on
             if not any(pieces):
                 print("no answer: the turn is forgotten", file=sys.stderr)

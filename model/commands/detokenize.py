@@ -41,5 +41,5 @@ def run(args: argparse.Namespace) -> int:
     tokens = prompts.read_tokens(ids, "IDS")
     with open_texts(model) as texts:
         text = texts.tokenizer.decode(tokens, keep_control=True)
-    print(json.dumps({"text": text}, ensure_ascii=False) if args.json else shown(text))
+    print(json.dumps({"text": text}) if args.json else shown(text))
     return 0

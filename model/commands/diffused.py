@@ -77,6 +77,6 @@ def answer(engine: Engine, args: argparse.Namespace, prompt: Sequence[int]) -> N
     for stop in args.stop:
         text = text.partition(stop)[0]
     if args.json:
-        print(json.dumps({"text": text, "prompt_tokens": len(prompt)}, ensure_ascii=False))
+        print(json.dumps({"text": text, "prompt_tokens": len(prompt)}))
     else:
         print(shown(text))

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from urdir.model.commands import options, prompts
+from urdir.model.commands import options, prompts, values
 from urdir.model.commands.opening import engine_options, open_engine
 from urdir.model.families.pooling import POOLINGS
 
@@ -41,7 +41,9 @@ def add_parser(commands: options.Subparsers) -> None:
         metavar="1,2,3|@FILE",
         help="token ids of a text, or a file of them; repeatable",
     )
-    parser.add_argument("--query", metavar="TEXT", help="score the texts as answers to this one")
+    parser.add_argument(
+        "--query", type=values.text, metavar="TEXT", help="score the texts as answers to this one"
+    )
     parser.add_argument(
         "--pooling", choices=POOLINGS, help="what is made of the states of a text (the file's)"
     )
@@ -69,6 +71,7 @@ def run(args: argparse.Namespace) -> int:
     if args.model is not None and args.file is not None:
         texts.insert(0, args.file)
         args.file = None
+    texts = [prompts.given_text("TEXT", text) for text in texts]
     tokens = [prompts.read_tokens(text) for text in args.tokens]
     if bool(texts) == bool(tokens):
         raise options.UsageError("give texts, or the ids of their tokens with --tokens")

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from urdir.model.commands import options, prompts
+from urdir.model.commands import options, prompts, values
 from urdir.model.commands.opening import engine_options, open_device, open_engine
 
 if TYPE_CHECKING:
@@ -47,7 +47,9 @@ def add_parser(commands: options.Subparsers) -> None:
     options.add_quantize(parser)
     text = parser.add_mutually_exclusive_group(required=True)
     text.add_argument("--tokens", metavar="1,2,3|@FILE", help="token ids, or a file of them")
-    text.add_argument("-p", "--prompt", metavar="TEXT", help="a text, tokenised as a prompt")
+    text.add_argument(
+        "-p", "--prompt", type=values.text, metavar="TEXT", help="a text, tokenised as a prompt"
+    )
     parser.add_argument(
         "--decoder-tokens",
         metavar="1,2,3|@FILE",

@@ -206,6 +206,8 @@ def add_file(parser: argparse.ArgumentParser) -> None:
 def output_file(args: argparse.Namespace) -> Path:
     """The file of --output. Raises ModelError for one that cannot be, before any work."""
     output = Path(args.output)
+    if args.output == "-":
+        raise UsageError("--output -: give the name of a file; /dev/stdout is one")
     if output.is_dir():
         raise ModelError(f"--output {output}: a folder; give the name of a file")
     if not output.parent.is_dir():

@@ -104,7 +104,7 @@ def _chunks(args: argparse.Namespace) -> list[Chunk]:
     if args.tokens is not None:
         return cut(prompts.read_tokens(args.tokens), args.ctx_size, None, args.chunks)
     missing = "no text: name it with -f FILE, or pipe it in"
-    text = prompts.read_stdin(missing) if args.text == "-" else prompts.read_text("-f", args.text)
+    text = prompts.read_prompt("-f", args.text, missing)
     with open_texts(options.one_model(args), args.quantize) as texts:
         tokenizer = texts.tokenizer
         tokens = tokenizer.encode(text, parse_special=True, add_bos=True)

@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+from urdir.model.commands import values
 from urdir.model.commands.options import UsageError
-from urdir.model.commands.values import json_object, whole_number
 from urdir.model.errors import ModelError, SettingsError
 from urdir.model.files.demo import DEMO
 
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 #: Maximum size of a prompt: 16 MB have more tokens than any context.
 MOST_BYTES = 16 << 20
+#: What to do where stdin is a terminal.
+NO_PROMPT = "no prompt: give it after the model, with -p TEXT or -f FILE, or pipe it in"
 #: Escape sequences that llama.cpp's -e knows.
 _ESCAPES = re.compile(r"""\\(?:[nrt'"\\]|x[0-9a-fA-F]{2})""")
 
@@ -36,7 +38,15 @@ def take_words(args: argparse.Namespace) -> None:
     if words and (args.prompt is not None or args.file is not None):
         raise UsageError(f"two prompts: {' '.join(words)!r} beside -p or -f")
     if words:
-        args.prompt = " ".join(words)
+        args.prompt = given_text("PROMPT", " ".join(words))
+
+
+def given_text(what: str, word: str) -> str:
+    """A word of the command line as text. Raises UsageError, which names ``what``."""
+    try:
+        return values.text(word)
+    except argparse.ArgumentTypeError as exc:
+        raise UsageError(f"argument {what}: {exc}") from None
 
 
 def name_a_model(words: list[str]) -> bool:
@@ -48,15 +58,13 @@ def given_prompt(args: argparse.Namespace) -> str | None:
     """The prompt on the command line, as words or in a file; None without one."""
     if args.prompt is not None:
         return unescaped(args.prompt) if args.escape else str(args.prompt)
-    if args.file == "-":
-        return read_stdin()
-    return None if args.file is None else read_text("-f", args.file)
+    return None if args.file is None else read_prompt("-f", args.file)
 
 
 def given_system(args: argparse.Namespace) -> str | None:
     """The system message; None without one."""
     if args.system_file is not None:
-        return read_text("-sysf", args.system_file)
+        return read_prompt("-sysf", args.system_file)
     return unescaped(args.system) if args.system and args.escape else args.system
 
 
@@ -97,7 +105,7 @@ def given_format(args: argparse.Namespace) -> Format | None:
     """The format of the answer; None for free text."""
     from urdir.model.text.formats import Format
 
-    if args.grammar is not None:
+    if args.grammar:  # llama.cpp's default is an empty one
         return Format("grammar", args.grammar)
     if args.grammar_file is not None:
         return Format("grammar", read_text("--grammar-file", args.grammar_file))
@@ -124,7 +132,7 @@ def _schema(flag: str, name: str) -> Format:
     from urdir.model.text.formats import Format
 
     try:
-        return Format("json_schema", json_object(read_text(flag, name)))
+        return Format("json_schema", values.json_object(read_text(flag, name)))
     except argparse.ArgumentTypeError as exc:
         raise UsageError(f"{flag} {name}: {exc}") from None
 
@@ -132,6 +140,13 @@ def _schema(flag: str, name: str) -> Format:
 def given_thinking(args: argparse.Namespace) -> int | None:
     """The most tokens of reasoning; None: no limit."""
     return None if args.reasoning_budget < 0 else int(args.reasoning_budget)
+
+
+def read_prompt(flag: str = "", name: str = "-", missing: str = NO_PROMPT) -> str:
+    """A file's text, or with "-" that of stdin, without a line break at its end, as llama.cpp reads
+    prompts. Raises what `read_text` and `read_stdin` do."""
+    text = read_stdin(missing) if name == "-" else read_text(flag, name)
+    return text.removesuffix("\n")
 
 
 def read_text(flag: str, name: str) -> str:
@@ -144,9 +159,7 @@ def read_text(flag: str, name: str) -> str:
         raise ModelError(f"{flag} {name}: cannot be read: {reason}") from exc
 
 
-def read_stdin(
-    missing: str = "no prompt: give it after the model, with -p TEXT or -f FILE, or pipe it in",
-) -> str:
+def read_stdin(missing: str) -> str:
     """All of stdin. Raises UsageError with ``missing`` for a terminal, ModelError as `read_text`
     does."""
     if sys.stdin.isatty():
@@ -168,7 +181,8 @@ def read_tokens(text: str, flag: str = "--tokens") -> list[int]:
     if text.startswith("@"):
         text = read_text(flag, text[1:])
     try:
-        tokens = [whole_number(0)(word) for word in text.strip("[] \n").replace(",", " ").split()]
+        words = text.strip("[] \n").replace(",", " ").split()
+        tokens = [values.whole_number(0)(word) for word in words]
     except argparse.ArgumentTypeError as exc:
         raise UsageError(f"{flag}: {exc}; give ids such as 1,2,3") from exc
     if not tokens:

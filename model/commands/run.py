@@ -78,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
     if prompt is None:
         if has_terminal() and not (args.raw or args.json):
             return _chat(args)
-        prompt = prompts.read_stdin()
+        prompt = prompts.read_prompt()
         if not prompt:
             raise UsageError("no prompt: stdin is empty; give it after the model, or with -p TEXT")
     wanted = answer_options(args, chat=not args.raw, chat_template=template)
@@ -100,7 +100,7 @@ def _answer(engine: Engine, args: argparse.Namespace, request: Request) -> int:
     interrupted, text = _stream(generation, quiet=args.json)
     if args.json:
         report = {"text": text, "statistics": statistics_dict(generation.statistics)}
-        print(json.dumps(report, ensure_ascii=False))
+        print(json.dumps(report))
     end_note(generation.statistics, engine.session.context)
     if args.show_timings:
         print_statistics(generation.statistics)

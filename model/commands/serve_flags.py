@@ -47,6 +47,7 @@ def add_flags(parser: Parser) -> None:
     )
     access.add_argument(
         "--allowed-host",
+        type=values.host_name,
         action="append",
         default=[],
         metavar="NAME",

@@ -29,8 +29,7 @@ def access(args: argparse.Namespace) -> Access:
         if not read:
             raise UsageError(f"--api-key-file {args.api_key_file}: it has no keys")
         keys += read
-    origins = [origin.strip() for given in args.cors for origin in given.split(",")]
-    return Access(tuple(keys), tuple(origins), _hosts(args), args.page, _tls(args))
+    return Access(tuple(keys), tuple(args.cors), _hosts(args), args.page, _tls(args))
 
 
 def _tls(args: argparse.Namespace) -> Tls | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import io
 import os
 import sys
@@ -37,10 +38,12 @@ def prepare_streams() -> None:
 
     A stream that the shell closed fails when it is used, and no file takes its number; without
     stderr, or with one that cannot be written, notes are dropped. Characters that an encoding lacks
-    are escaped.
+    are escaped; where stdin should be ASCII it is UTF-8, which has that.
     """
     if sys.stdin is None:
         sys.stdin = _opened(0, "r", os.O_WRONLY)
+    elif isinstance(sys.stdin, io.TextIOWrapper) and _is_ascii(sys.stdin.encoding):
+        sys.stdin.reconfigure(encoding="utf-8")
     if sys.stdout is None:
         sys.stdout = _opened(1, "w", os.O_RDONLY)
     if sys.stderr is None:
@@ -66,6 +69,10 @@ class _Notes(io.FileIO):
             return super().write(data)  # type: ignore[arg-type]
         except OSError:
             return len(data)  # type: ignore[arg-type]
+
+
+def _is_ascii(encoding: str) -> bool:
+    return codecs.lookup(encoding).name == "ascii"
 
 
 def _opened(number: int, mode: str, flags: int) -> io.TextIOWrapper:

@@ -38,7 +38,9 @@ def run(args: argparse.Namespace) -> int:
     from urdir.model.engine.texts import open_texts
 
     model, text = options.model_and_word(args, "text")
-    if text is None:
+    if text is not None:
+        text = prompts.given_text("TEXT", text)
+    else:
         text = prompts.read_stdin("no text: give it after the model, or pipe it in")
     with open_texts(model) as texts:
         tokenizer = texts.tokenizer
@@ -47,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
         )
         if args.json:
             tokens = [{"id": token, "piece": _piece(tokenizer, token)} for token in ids]
-            print(json.dumps({"count": len(ids), "tokens": tokens}, ensure_ascii=False))
+            print(json.dumps({"count": len(ids), "tokens": tokens}))
         else:
             print(",".join(map(str, ids)))
     return 0

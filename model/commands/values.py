@@ -154,6 +154,27 @@ def names(text: str) -> list[str]:
     return found
 
 
+def origins(text: str) -> list[str]:
+    """An argparse type: origins of pages between commas, as browsers send them; "*" for all, and
+    llama-server's "localhost" for those of this machine."""
+    found = [name.rstrip("/") for name in names(text)]
+    for name in found:
+        if not re.fullmatch(r"\*|localhost|null|[a-z][a-z0-9+.-]*://[^/\s]+", name):
+            raise argparse.ArgumentTypeError(
+                f"{name!r} is no origin such as https://app.example.org, * or localhost"
+            )
+    return found
+
+
+def host_name(text: str) -> str:
+    """An argparse type: a host as a URL has it, without its port."""
+    if not re.fullmatch(r"\[[0-9a-fA-F:.]+\]|[^\s:/]+", text):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no name such as models.example.org: leave scheme and port out"
+        )
+    return text
+
+
 def sequences(text: str) -> int | None:
     """An argparse type: how many sequences at once; None for -1, as many as usual."""
     return None if text == "-1" else whole_number(1, 1024)(text)
@@ -165,6 +186,24 @@ def bias(text: str) -> tuple[int, float]:
     if found is None:
         raise argparse.ArgumentTypeError(f"{text!r} is not ID+BIAS or ID-BIAS")
     return int(found[1]), real_number(-100, 100)(found[2])
+
+
+def text(given: str) -> str:
+    """An argparse type: text. Bytes that the locale's encoding does not have (ASCII) are UTF-8."""
+    try:
+        return given.encode("utf-8", "surrogateescape").decode()
+    except UnicodeDecodeError as exc:
+        byte = exc.object[exc.start]
+        raise argparse.ArgumentTypeError(f"not UTF-8: byte {exc.start} is {byte:#04x}") from None
+    except UnicodeEncodeError as exc:  # on Windows
+        raise argparse.ArgumentTypeError(f"character {exc.start} is half of one") from None
+
+
+def stop_text(given: str) -> str:
+    """An argparse type: a text that ends an answer."""
+    if not given:
+        raise argparse.ArgumentTypeError("an empty text would end every answer")
+    return text(given)
 
 
 def json_object(text: str) -> dict[str, Any]:

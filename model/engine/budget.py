@@ -252,6 +252,5 @@ class MemoryPlan:
                 f"(weights {self.weights:,}, KV cache {self.kv_cache:,}, recurrent states "
                 f"{self.recurrent:,}, workspace {self.workspace:,}, graphs {self.graphs:,}, "
                 f"staging {self.staging:,}), {free:,} available: a shorter context, fewer "
-                "sequences or a smaller model need less; Placement(fit=True) streams "
-                "what does not fit from host memory"
+                "sequences, a smaller model or streamed weights need less"
             )

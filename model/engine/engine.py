@@ -292,14 +292,15 @@ class Engine(Owner):
         """Whole continuations of many prompts, in their order; up to ``sequences`` run at once.
 
         Sampled answers share a seed and differ by ``nonce``; each has the settings that
-        reproduce it. Raises what `generate` raises."""
-        from urdir.model.engine.requests.continuations import continuations, several
+        reproduce it. Raises what `generate` raises, with a note which prompt it is about."""
+        from urdir.model.engine.requests.continuations import continuations, noting, several
 
         chosen = (options.get("settings") or self.default_settings).with_seed()
         requests = []
         for number, prompt in enumerate(several(prompts)):
             options["settings"] = replace(chosen, nonce=chosen.nonce + number)
-            requests.append(self._request(prompt, options))
+            with noting(number):
+                requests.append(self._request(prompt, options))
         return continuations(self, requests)
 
     def generate_async(

@@ -161,9 +161,10 @@ def read_folder(folder: Path) -> dict[str, StoredTensor]:
         )
     if len(found) != 1:
         torch = next(iter(sorted(folder.glob("pytorch_model*.bin"))), None)
+        some = f"neither model.safetensors nor {index.name}, but {len(found)} others"
         raise SafetensorsError(
-            f"{folder}: neither model.safetensors nor {index.name}, but "
-            f"{len(found)} files end in .safetensors"
+            f"{folder}: "
+            + (some if found else "no file ends in .safetensors")
             + ("" if torch is None else f"; {torch.name} is a file of PyTorch, which is not read: "
                "save it with transformers' save_pretrained()")
         )  # fmt: skip

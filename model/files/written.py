@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from urdir.model.errors import ModelError
@@ -31,4 +31,5 @@ def whole_file(path: Path, what: str = "") -> Iterator[Path]:
         raise ModelError(f"{what}{path}: cannot be written: {why}") from cause
     finally:
         if not is_special:
-            part.unlink(missing_ok=True)
+            with suppress(OSError):  # there is none, or none could be
+                part.unlink()

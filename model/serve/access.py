@@ -25,6 +25,8 @@ class Tls:
             )  # no prompt for a passphrase
         except (OSError, ValueError) as error:
             why = getattr(error, "strerror", None) or error
+            if isinstance(error, ssl.SSLError):
+                why = f"no certificate with its private key, in PEM ({error.reason or why})"
             raise ModelError(f"{self.certificate} and {self.key}: {why}") from error
         return context
 
@@ -36,7 +38,8 @@ class Access:
     """
 
     api_keys: tuple[str, ...] = ()  # empty: no key needed
-    origins: tuple[str, ...] = ()  # of other pages with access (CORS)
+    #: Of other pages with access (CORS); "*" of all, "localhost" of those of this machine.
+    origins: tuple[str, ...] = ()
     hosts: frozenset[str] | None = None
     page: bool = True  # whether the chat page is served
     tls: Tls | None = None

@@ -32,6 +32,8 @@ from urdir.model.serve.protocols import ANSWERED, COUNTED, EMBEDDED, FIXED, JOBS
 from urdir.model.serve.stream import log
 from urdir.model.serve.version import own_version
 
+#: Origins of pages of this machine.
+_LOCAL_PAGE = r"https?://(localhost|127\.0\.0\.1|\[::1\])(:\d+)?"
 #: Endpoints of other APIs that clients may try -> why they are missing.
 _REFUSED = {
     "/api/": "takes its models from its flags",
@@ -103,6 +105,7 @@ def guarded(routes: Sequence[Route], access: Access, limits: Limits, counts: Cou
         app = CORSMiddleware(
             app,
             allow_origins=access.origins,
+            allow_origin_regex=_LOCAL_PAGE if "localhost" in access.origins else None,
             allow_methods=["GET", "POST", "DELETE"],
             allow_headers=["*"],
             expose_headers=["x-request-id"],

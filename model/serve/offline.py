@@ -20,7 +20,8 @@ async def answer_lines(
     """Have ``app`` answer the requests of ``lines``, ``at_once`` at a time, and write each answer
     as soon as it is there.
 
-    Blank lines are skipped. Returns the numbers of requests and of those that failed.
+    Blank lines are skipped. Returns the numbers of requests and of those that failed. Raises what
+    ``lines`` and ``write`` do.
     """
     waiting = ((number, line) for number, line in enumerate(lines, 1) if line.strip())
     known = set[str]()
@@ -35,9 +36,12 @@ async def answer_lines(
             failed += response is None or response["status_code"] != HTTPStatus.OK
             write(answer)
 
-    async with asyncio.TaskGroup() as workers:
-        for _ in range(at_once):
-            workers.create_task(work())
+    try:
+        async with asyncio.TaskGroup() as workers:
+            for _ in range(at_once):
+                workers.create_task(work())
+    except ExceptionGroup as failures:  # of reading or writing, which ends all
+        raise failures.exceptions[0] from None
     return count, failed
 
 

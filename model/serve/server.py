@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import signal
 import socket
 import sys
@@ -99,6 +100,8 @@ class HttpServer(uvicorn.Server):
             log_level="error",
             proxy_headers=False,
             server_header=False,
+            # the protocol cuts connections off that are idle for longer
+            timeout_keep_alive=math.ceil(2 * limits.silent_seconds),
         )
         super().__init__(config)
         self._drain_seconds = drain_seconds

@@ -321,9 +321,11 @@ def _checked_kind(gguf: ModelFile) -> Callable[[Metadata], Checked]:
     with _about(gguf):
         kind = metadata.optional("tokenizer.ggml.model", str, "no_vocab")
         if kind in ("no_vocab", "none"):
+            missing = "the file has no vocabulary (tokenizer.ggml.model)"
+            if gguf.path.is_dir():
+                missing = "the folder has no tokeniser (tokenizer.json, or tokenizer.model)"
             raise TokenizerError(
-                "the file has no vocabulary (tokenizer.ggml.model), so text cannot be "
-                "tokenised; 'show', 'logits' and 'bench' need none"
+                f"{missing}, so text cannot be tokenised; 'show', 'logits' and 'bench' need none"
             )
         if kind not in TOKEN_MODELS:
             raise UnsupportedError(

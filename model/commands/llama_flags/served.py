@@ -15,6 +15,8 @@ _CACHE_TYPES = ("f16", "bf16", "f32", "q8_0", "fp8", "q4_0")
 
 _TEMPLATE = ("template",)
 
+_TEXT = {"type": values.text, "metavar": "TEXT"}
+
 SERVED: tuple[Served, ...] = (
     Served(
         "-m --model",
@@ -101,7 +103,7 @@ SERVED: tuple[Served, ...] = (
         "stream as much as does not fit the GPU: on or auto (default: off)",
         {"nargs": "?", "const": "on", "choices": ("on", "auto", "off"), "default": "off"},
     ),
-    Served("-p --prompt", ("prompt",), "the prompt", {"metavar": "TEXT"}, one_of="prompt"),
+    Served("-p --prompt", ("prompt",), "the prompt", _TEXT, one_of="prompt"),
     Served("-f --file", ("prompt",), "read the prompt from a file", {"metavar": "FILE"}, "prompt"),
     Served(
         "-e --escape",
@@ -121,7 +123,7 @@ SERVED: tuple[Served, ...] = (
         "--grammar",
         ("format",),
         "answer as a grammar in GBNF allows, after any reasoning",
-        {"metavar": "TEXT"},
+        _TEXT,
         one_of="format",
     ),
     Served("--grammar-file", ("format",), "read it from a file", {"metavar": "FILE"}, "format"),
@@ -139,7 +141,7 @@ SERVED: tuple[Served, ...] = (
         "-sys --system-prompt --system",
         ("prompt",),
         "system message",
-        {"dest": "system", "metavar": "TEXT"},
+        {"dest": "system", **_TEXT},
         one_of="system",
     ),
     Served(
@@ -178,7 +180,7 @@ SERVED: tuple[Served, ...] = (
         "--chat-template",
         _TEMPLATE,
         "in place of the file's: a name (chatml, llama3, gemma, mistral-v3, ...) or a Jinja text",
-        {"metavar": "NAME"},
+        {"type": values.text, "metavar": "NAME"},
         one_of="template",
     ),
     Served(
@@ -212,7 +214,7 @@ SERVED: tuple[Served, ...] = (
         "--reasoning-budget-message",
         _TEMPLATE,
         "the last words of reasoning that is ended so",
-        {"default": "", "metavar": "TEXT"},
+        {"default": "", **_TEXT},
     ),
     Served(
         "--reasoning-effort",

@@ -109,8 +109,9 @@ SERVED: tuple[Served, ...] = (
     Served(
         "--cors --cors-origins",
         _ACCESS,
-        "let pages of these origins ask, between commas; repeatable, * for all (default: none)",
-        {"action": "append", "default": [], "metavar": "ORIGIN"},
+        "let pages of these origins ask, between commas; repeatable, * for all, localhost for "
+        "those of this machine (default: none)",
+        {"type": values.origins, "action": "extend", "default": [], "metavar": "ORIGIN"},
     ),
     Served(
         "--ssl-cert-file",

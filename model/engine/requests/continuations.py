@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any
@@ -11,7 +12,7 @@ from urdir.model.engine.requests.limits import Limits
 from urdir.model.engine.requests.request import Ending, Item, Piece, Request, TokenChoice
 from urdir.model.engine.requests.service import OpenModel, Service
 from urdir.model.engine.sampling_settings import SamplingSettings
-from urdir.model.errors import SettingsError
+from urdir.model.errors import ModelError, SettingsError
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,16 @@ def several(prompts: object) -> list[Any]:
     return [*prompts]
 
 
+@contextmanager
+def noting(number: int) -> Iterator[None]:
+    """Add to a ModelError which of the prompts it is about."""
+    try:
+        yield
+    except ModelError as error:
+        error.add_note(f"prompts[{number}]")
+        raise
+
+
 def continuations(engine: OpenModel, requests: Sequence[Request]) -> Iterator[Continuation]:
     """Answer ``requests`` with as many sequences at once as the engine was opened with.
 
@@ -44,10 +55,13 @@ def continuations(engine: OpenModel, requests: Sequence[Request]) -> Iterator[Co
     patient = Limits.for_throughput(engine.session.shapes, len(requests))
     with Service(engine, engine.tokenizer, patient) as service:
         inboxes = [SimpleQueue[Item]() for _ in requests]
-        for request, inbox in zip(requests, inboxes, strict=True):
-            service.submit(request, inbox.put)
-        for request, inbox in zip(requests, inboxes, strict=True):
-            yield _whole(inbox, request.settings)
+        for number, (request, inbox) in enumerate(zip(requests, inboxes, strict=True)):
+            with noting(number):
+                service.submit(request, inbox.put)
+        for number, (request, inbox) in enumerate(zip(requests, inboxes, strict=True)):
+            with noting(number):
+                answer = _whole(inbox, request.settings)
+            yield answer
 
 
 def _whole(inbox: SimpleQueue[Item], settings: SamplingSettings) -> Continuation:

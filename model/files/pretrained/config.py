@@ -83,6 +83,8 @@ def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
 def family_of(config: Mapping[str, Any], path: Path) -> Family:
     """The family of a text decoder; UnsupportedError if unknown."""
     name = config.get("model_type")
+    if name is None:
+        raise UnsupportedError(f"{path}: it has no model_type, which says what the model is")
     if not isinstance(name, str) or name not in FAMILIES:
         near = ", ".join(get_close_matches(str(name)[:60], FAMILIES, 3))
         hint = f"; near it: {near}" if near else ""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -120,6 +122,35 @@ def test_a_lost_device_ends_the_batch(
     assert (code, service.ended) == (1, True)
     assert ("the device is lost" in err) is not is_sound
     assert answers.read_text().count("\n") == (9 if is_sound else 0)
+
+
+class Idle:
+    """A service whose requests are all refused before it."""
+
+    lost = None
+
+    async def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("out", ["/dev/full", "-"])
+def test_answers_that_cannot_be_written_end_the_batch(
+    cli: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch, out: str
+) -> None:
+    """A full disk is named; a reader of stdout may leave. Requests come from stdin."""
+    with io.TextIOWrapper(io.BytesIO(b"{\n" * 9)) as stdin, monkeypatch.context() as patch:
+        patch.setattr(sys, "stdin", stdin)
+        patch.setattr(serve_opening, "open_service", lambda *_: Idle())
+        if out == "-":
+            patch.setattr("builtins.print", _leave)
+            patch.setattr("urdir.model.commands.terminal.give_up_stdout", lambda: None)
+        code, _, err = cli("batch", "-", out)
+    told = f"urdir: error: {out}: cannot be written: No space left on device\n"
+    assert (code, err) == ((0, "") if out == "-" else (1, told))
+
+
+def _leave(*_: object, **__: object) -> None:
+    raise BrokenPipeError
 
 
 def test_answers_are_not_replaced(tmp_path: Path, cli: Callable[..., tuple[int, str, str]]) -> None:

@@ -122,7 +122,7 @@ def test_a_full_context_leaves_out_the_oldest_turns(
     assert prompts[-1].endswith("turn     9   9turn    10  10turn    11")
     assert len(conversation.turns) == 24
     assert capsys.readouterr().err.count("oldest turns are left out") == 1
-    with pytest.raises(ModelError, match=r"this turn does not fit: .*/clear"):
+    with pytest.raises(ModelError, match=r"this turn does not fit: .*-c N"):
         conversation.ask("x" * CONTEXT)
     assert len(conversation.turns) == 24
     conversation.clear()
@@ -165,9 +165,9 @@ def test_a_conversation_is_saved_and_loaded(conversation: Conversation, tmp_path
         conversation.save(str(tmp_path))
 
 
-def take(conversation: Conversation, *lines: str) -> None:
+def take(conversation: Conversation, *lines: str) -> int:
     rest = iter([*lines, None])
-    chat._talk(conversation, lambda: next(rest), None)
+    return chat._talk(conversation, lambda: next(rest), None)
 
 
 def test_commands(conversation: Conversation, capsys: pytest.CaptureFixture[str]) -> None:
@@ -269,8 +269,18 @@ def test_ctrl_c_at_the_prompt_keeps_the_conversation(conversation: Conversation)
 
 def test_a_single_turn(conversation: Conversation) -> None:
     conversation.args.single_turn = True
-    take(conversation, "one.", "two.")
+    assert take(conversation, "/help", "/nothing", "one.", "two.") == 0
     assert contents(conversation) == ["one.", "ONE."]
+
+
+def test_a_single_turn_that_fails_is_the_command_s_failure(
+    conversation: Conversation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    conversation.args.single_turn = True
+    with pytest.raises(ModelError, match="does not fit"):
+        take(conversation, "x" * 200)
+    monkeypatch.setattr(Answer, "interrupt_after", 2)
+    assert take(conversation, "one.") == 130
 
 
 def test_a_line_that_is_no_text_does_not_end_the_chat(

@@ -86,17 +86,19 @@ def test_prompts_and_tokens_that_cannot_be(cli: Cli, nano: Path, tmp_path: Path)
 def test_escapes_templates_and_files_of_system_text(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "system.txt").write_text("Be kind.")
+    (tmp_path / "system.txt").write_text("Be kind.\n\n")
     parser = build_parser("run")
     args = parser.parse(["run", "-e", "-p", r"a\n\"b\" \x41 \q", "-sys", r"\t"])
     assert prompts.given_prompt(args) == 'a\n"b" A \\q'
     assert prompts.given_system(args) == "\t"
     args = parser.parse(["run", "-p", r"a\n", "-sysf", str(tmp_path / "system.txt")])
-    assert (prompts.given_prompt(args), prompts.given_system(args)) == (r"a\n", "Be kind.")
+    assert (prompts.given_prompt(args), prompts.given_system(args)) == (r"a\n", "Be kind.\n")
     args = parser.parse(["run", "--chat-template", "{{ messages }}", "-p", "x"])
     assert prompts.given_template(args) == "{{ messages }}"
-    monkeypatch.setattr(sys, "stdin", io.StringIO("from stdin"))
+    monkeypatch.setattr(sys, "stdin", io.StringIO("from stdin\n"))
     assert prompts.given_prompt(parser.parse(["run", "-f", "-"])) == "from stdin"
+    args = parser.parse(["run", "-p", "caf\udcc3\udca9"])  # as a locale of ASCII has it
+    assert prompts.given_prompt(args) == "caf\u00e9"
 
 
 def test_a_prompt_of_a_million_characters_is_named(cli: Cli, tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ def test_formats_of_flags(tmp_path: Path) -> None:
 
     file = tmp_path / "file"
     file.write_text('{"type": "object"}')
-    assert read() is None
+    assert read() is read(grammar="") is None
     assert read(grammar="root ::= x") == Format("grammar", "root ::= x")
     assert read(grammar_file=file) == Format("grammar", '{"type": "object"}')
     assert read(json_schema={}) == Format("json_schema", {})

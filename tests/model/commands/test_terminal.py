@@ -54,7 +54,7 @@ def shell(command: str, **variables: str) -> subprocess.CompletedProcess[bytes]:
     ],
 )
 def test_streams_that_cannot_be_used(redirected: str, code: int, message: bytes) -> None:
-    done = shell(f"$U {redirected}")
+    done = shell(f"$U {redirected}", LC_ALL="POSIX", PYTHONUTF8="0")
     assert done.returncode == code
     assert message in done.stderr
     assert len(done.stderr.splitlines()) == bool(message)

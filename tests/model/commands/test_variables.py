@@ -28,6 +28,7 @@ VALUES = (
     '{"a": 1}',
     "emulator",
     "all",
+    "localhost",
     "2-3",
     "name",
     "name:0.5",
@@ -144,7 +145,7 @@ def test_a_bad_value_is_named_with_its_variable(
         if isinstance(action, FlagAction) or takes_any or lambda_or_names:
             continue
         with monkeypatch.context() as patch:
-            patch.setenv(variable.name, "\x07 no value")
+            patch.setenv(variable.name, "\x07 no value\udcff")
             with pytest.raises(SystemExit) as end:
                 parser.parse([])
         assert end.value.code == 2

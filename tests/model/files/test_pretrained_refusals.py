@@ -176,6 +176,9 @@ def test_folders_that_are_none(tmp_path: Path, data: Path) -> None:
     (tmp_path / "b.gguf").touch()
     with pytest.raises(SafetensorsError, match=r"no config\.json.*: give one .*, such as b\.gguf"):
         open_model(tmp_path)
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(UnsupportedError, match=r"config\.json: it has no model_type"):
+        open_model(tmp_path)
     (tmp_path / "config.json").write_text('{"model_type": "bart"}')
     with pytest.raises(UnsupportedError, match=r"model_type 'bart' is not supported"):
         open_model(tmp_path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import resource
 from pathlib import Path
 
@@ -55,6 +56,18 @@ def _save(path: Path, most: int) -> None:
             np.save(file, np.zeros(1 << 16))
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_folder_that_cannot_be_written_to_is_named_by_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a file system that is read only, not even files that are not there can be removed."""
+    denied = OSError(errno.EROFS, "Read-only file system")
+    monkeypatch.setattr(Path, "unlink", lambda *_, **__: (_ for _ in ()).throw(denied))
+    path = tmp_path / "out"
+    with pytest.raises(ModelError) as caught, whole_file(path):
+        raise denied
+    assert str(caught.value) == f"{path}: cannot be written: Read-only file system"
 
 
 def test_a_full_disk_is_named(tmp_path: Path) -> None:

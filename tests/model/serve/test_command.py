@@ -235,14 +235,16 @@ def test_flags_of_access_and_of_requests(
         lambda engine, model, **more: found.append((model, more["limits"])),
     )
     (tmp_path / "keys").write_text("# of the team\none\n\n\t# too\n two \r\n")
-    words = ["--api-key", "a, b", "--api-key-file", tmp_path / "keys", "--cors-origins", "x,y"]
+    words = ["--api-key", "a, b", "--api-key-file", tmp_path / "keys"]
+    words += ["--cors-origins", "tauri://x, http://y:1/"]
     words += ["--no-webui", "-to", "600", "--temp", "0.6", "-s", "7", "-n", "9", "-rea", "off"]
     words += ["--chat-template", "chatml", "-np", "-1", "-b", "64"]
     words += ["--no-prefix-sharing"]
     assert cli("serve", "--api-workers", "0", *words)[::2] == (0, ROOM)
     (opened,), (model, queue), (access, limits) = options, *found
     assert not queue.share_prefixes
-    assert (access.api_keys, access.origins) == (("a", "b", "one", "two"), ("x", "y"))
+    assert access.api_keys == ("a", "b", "one", "two")
+    assert access.origins == ("tauri://x", "http://y:1")
     assert not access.page
     assert (limits.stalled_seconds, limits.silent_seconds) == (600, 600)
     assert (opened.sequences, opened.chunk) == (None, 64)

@@ -19,10 +19,13 @@ from tests.patience import PATIENCE
 from urdir.model.errors import ModelError
 from urdir.model.serve import connections as module
 from urdir.model.serve import protocol
+from urdir.model.serve.access import Access
 from urdir.model.serve.connections import Connections, accept, room
 from urdir.model.serve.counts import Counts
+from urdir.model.serve.limits import Limits
 from urdir.model.serve.listening import listen
 from urdir.model.serve.loops import run_in_loop
+from urdir.model.serve.server import HttpServer
 
 CHAT = "/v1/chat/completions"
 HI = {"messages": [{"role": "user", "content": "Hi"}]}
@@ -368,3 +371,9 @@ def test_who_is_gone_is_noticed(start: Any, stream: bool, delay: float) -> None:
         connection.sendall(request(stream=stream))
         server.wait_for(lambda: server.service.running == 1)
     server.wait_for(lambda: server.service.cancelled == 1)
+
+
+def test_an_idle_connection_stays_as_long_as_the_protocol_leaves_it() -> None:
+    app: Any = None
+    server = HttpServer(app, Access(), Limits(silent_seconds=7.2), Counts())
+    assert server.config.timeout_keep_alive == 15

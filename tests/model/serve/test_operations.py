@@ -115,9 +115,15 @@ def test_https(process: Callable[..., Any]) -> None:
     assert "Traceback" not in err
 
 
-@pytest.mark.parametrize(("certificate", "key"), [("none.pem", "key.pem"), ("key.pem", "key.pem")])
-def test_certificates_that_are_none(certificate: str, key: str) -> None:
-    with pytest.raises(ModelError, match=certificate):
+@pytest.mark.parametrize(
+    ("certificate", "key", "why"),
+    [
+        ("none.pem", "key.pem", "No such file"),
+        ("key.pem", "key.pem", "no certificate with its private key"),
+    ],
+)
+def test_certificates_that_are_none(certificate: str, key: str, why: str) -> None:
+    with pytest.raises(ModelError, match=f"{certificate} and .*{key}: {why}"):
         Tls(TLS / certificate, TLS / key).context()
 
 

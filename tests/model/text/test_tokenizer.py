@@ -6,6 +6,7 @@ import heapq
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -472,12 +473,15 @@ def test_where_pre_tokenizers_cut(make_gguf: Maker, pre: str, words: list[str]) 
 
 
 def test_a_file_without_a_vocabulary(
-    make_gguf: Maker, reference_file: Callable[[str], Path]
+    make_gguf: Maker, reference_file: Callable[[str], Path], tmp_path: Path
 ) -> None:
     for path in (reference_file("nano-llama-f32"), make_gguf({"general.name": "x"})):
         with pytest.raises(TokenizerError, match="no vocabulary") as caught:
             Tokenizer.of(Gguf(path))
         assert str(caught.value).startswith(f"{path}: ")
+    folder: Any = SimpleNamespace(path=tmp_path, metadata=Gguf(path).metadata)
+    with pytest.raises(TokenizerError, match=r"the folder has no tokeniser \(tokenizer\.json"):
+        Tokenizer.of(folder)
 
 
 @pytest.mark.parametrize(
