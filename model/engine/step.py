@@ -4,24 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from urdir.driver.parallel import completed
 from urdir.driver.plan import Plan
 from urdir.model.engine.batch import Output, Part, StepShape
+from urdir.model.engine.prompt_scores import append_scores
 from urdir.model.engine.speculation.launches import append_acceptance, append_placed_rows
 from urdir.model.engine.speculation.source import DraftSource
+from urdir.model.graph.ops import Gather
+from urdir.model.graph.tensor import STREAM, Tensor
 from urdir.model.layers.builder import StepOps
 from urdir.model.layers.ends import embedding, head
 from urdir.model.layers.model import layers
 from urdir.model.lower.parts import StepParts
 from urdir.model.lower.rows import OutputRows, Rows
 from urdir.model.lower.sheet import Sheet
-from urdir.model.lower.step import lowering
+from urdir.model.lower.step import lower, lowering
 from urdir.ptxgen.kernels.adjust_logits import AdjustLogits
 from urdir.ptxgen.kernels.advance import Advance
 from urdir.ptxgen.kernels.argmax import Argmax
 from urdir.ptxgen.kernels.sample import Sample
 from urdir.ptxgen.kernels.token_logprobs import TokenLogprobs
+
+if TYPE_CHECKING:
+    from urdir.driver.memory import Slice
 
 #: Layers of steps, by their shapes.
 KnownLayers = dict[StepShape, Plan]
@@ -81,13 +88,39 @@ def model_launches(
 ) -> Generator[None, None, None]:
     """Append embedding, layers and head to a plan, or to a sheet, in pieces."""
     rows, outputs = rows_of(parts, shape)
-    wanted = shape.output is not Output.NONE
     step = StepOps(parts.config, rows.count)
+    if shape.scored:
+        sheet = plan if isinstance(plan, Sheet) else Sheet(parts.work)
+        x = layers(step, embedding(step))
+        assert x is not None
+        place = sheet.registers.new("stream after layers").part()
+        yield from lowering(sheet, parts, rows, step.graph, fixed={x: place})
+        append_heads(sheet, parts, shape, place)
+        if not isinstance(plan, Sheet):
+            yield from sheet.placing(plan)
+        return
+    wanted = shape.output is not Output.NONE
     count = None if outputs is None else outputs.rows.count
     x = layers(step, embedding(step), count, wanted=wanted)
     if x is not None and wanted:
         head(step, x)
     yield from lowering(plan, parts, rows, step.graph, outputs)
+
+
+def append_heads(sheet: Sheet, parts: StepParts, shape: StepShape, x: Slice) -> Rows:
+    """Append the scores of a step, of the stream x of all its rows, then the logits of those that
+    choose a token; returns these."""
+    append_scores(sheet, parts, shape, x)
+    rows, outputs = rows_of(parts, shape)
+    assert outputs is not None
+    if shape.output is not Output.NONE:
+        step = StepOps(parts.config, rows.count)
+        y = step.graph.input(step.stream())
+        count = outputs.rows.count
+        gathered = Gather("output_rows", Tensor(STREAM, count, parts.config.hidden), y)
+        head(step, step.graph.add(gathered))
+        lower(sheet, parts, rows, step.graph, outputs, fixed={y: x})
+    return outputs.rows
 
 
 def rows_of(parts: StepParts, shape: StepShape) -> tuple[Rows, OutputRows | None]:

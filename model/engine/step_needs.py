@@ -13,6 +13,7 @@ from urdir.model.lower.paper import Needs, needs_of
 from urdir.model.lower.parts import StepParts
 from urdir.model.lower.sheet import Sheet
 from urdir.model.memory.buckets import row_buckets
+from urdir.model.memory.scored_rows import most_scored
 from urdir.ptxgen.kernels.linear.epilogue.shared_adapted import MOST_VECTORS
 from urdir.ptxgen.kernels.linear.spec import MAX_BATCH
 from urdir.ptxgen.spec import ceil_div
@@ -49,6 +50,9 @@ def largest_steps(shapes: ShapeBuckets, rows: int) -> Iterator[StepShape]:
             yield StepShape(chunk, keys, Output.SAMPLE, prompt=chunk, begins=True)
         if (walk := shapes.walked(chunk, [keys])).count:
             yield StepShape(chunk, keys, Output.SAMPLE, prompt=chunk, walk=walk)
+    scored = most_scored(shapes.chunks[-1])
+    chunk = next(chunk for chunk in shapes.chunks if chunk >= scored)
+    yield StepShape(chunk, keys, Output.SAMPLE, prompt=chunk, scored=scored)
     chunk = shapes.chunks[-1]
     segments = min(shapes.rows, ceil_div(chunk, shapes.alignment))
     beside = StepShape(

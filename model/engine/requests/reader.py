@@ -30,6 +30,7 @@ class Reader:
 
     def read(self, plan: StepPlan) -> None:
         """Take the tokens of a step that is complete."""
+        self._tell_scores(plan)
         chosen, sequences = self._choices.tokens(plan), plan.batch.choosing
         for number, sequence, of in zip(plan.choosers, sequences, chosen, strict=True):
             if of.tokens[:1] == (INVALID_TOKEN,):
@@ -60,6 +61,21 @@ class Reader:
         if ending is not None:
             self._answers.ended(answer)
             self._answers.tell(answer, ending)
+
+    def _tell_scores(self, plan: StepPlan) -> None:
+        """Collect the log-probabilities of prompts' tokens. Those that a preempted request has
+        already are left out."""
+        end = 0
+        for number, segment in zip(plan.prompts, plan.batch.segments, strict=True):
+            start, end = end, end + segment.scored
+            if not segment.scored or (answer := self._answers.get(number)) is None:
+                continue
+            before = self._scheduler.score(number, segment.start + segment.scored)
+            start += before - segment.start
+            if start < end:
+                likely, state = answer.request.prompt_logprobs or 0, self._session.parts.state
+                scores = state.scores.read(plan.turn, start, end, likely)
+                self._answers.tell(answer, Piece("", (), (scores,)))
 
     def _choice(self, answer: Answer, token: int, sequence: int, position: int) -> TokenChoice:
         """What is known of a token that was chosen after the one at ``position``."""

@@ -34,6 +34,7 @@ from urdir.model.engine.requests.task import Task
 from urdir.model.engine.requests.tasks import Counts, Tasks
 from urdir.model.engine.speculation.drafting import Drafting
 from urdir.model.errors import ModelError
+from urdir.model.memory.scored_rows import MOST_SCORED
 from urdir.model.memory.turns import Turns
 
 
@@ -114,6 +115,12 @@ class Scheduler:
     def complete(self, request: int) -> int:
         """How many tokens of a request complete steps have stored, or others before it."""
         return self.tasks.by_number[request].complete
+
+    def score(self, request: int, end: int) -> int:
+        """The scores of a request's tokens up to ``end`` are read; up to where they were before."""
+        task = self.tasks.by_number[request]
+        before, task.scored = task.scored, max(task.scored, end)
+        return before
 
     def hold(self, request: int, free: int) -> None:
         """Let tokens of a request from place ``free`` on wait for those before."""
@@ -351,6 +358,10 @@ class Scheduler:
         requests."""
         start = task.stored
         rows = min(budget, task.prefill - start)
+        if task.awaits_scores:
+            rows = min(rows, MOST_SCORED - sum(of.scored for of in segments.values()))
+            if rows < 1:
+                return budget  # for others
         is_alone = len(self.tasks.running) == 1 and not self.tasks.waiting
         if is_alone and not self.takes_whole(task.number, start, start + rows):
             rows = self.limits.first(rows)
@@ -359,7 +370,9 @@ class Scheduler:
             return 0
         if not self._room.takes(task, end, planned | segments.keys()):
             return 0
-        segments[task.number] = Segment(task.slot, start, end, chooses=end == task.prefill)
+        scored = min(end, len(task.request.prompt) - 1) - start if task.awaits_scores else 0
+        chooses = end == task.prefill
+        segments[task.number] = Segment(task.slot, start, end, chooses, max(0, scored))
         task.stored = end
         task.in_flight += 1
         aligned = -(-(end - start) // self.limits.alignment) * self.limits.alignment

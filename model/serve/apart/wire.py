@@ -120,6 +120,7 @@ class Ask(msgspec.Struct, tag=True, array_like=True):
     draft_p_min: float | None
     adapters: tuple[tuple[str, float], ...] | None
     source: tuple[int, ...]
+    prompt_logprobs: int | None
 
     @classmethod
     def of(cls, number: int, request: Request) -> Ask:
