@@ -302,8 +302,8 @@ class ShapeBuckets:
         # without answers only the last layer's output rows depend on them: one graph serves all
         few = batch.decode or (rows <= MAX_BATCH and not walk.count)
         keys = self.keys(length, 2) if few else self.lengths[-1]
-        more = {"outputs": max(1, outputs), "segments": most, "scored": scored}
-        return StepShape(rows, keys, output, prompt=prompt, walk=walk, **more)
+        shape = StepShape(rows, keys, output, prompt=prompt, walk=walk, scored=scored)
+        return replace(shape, outputs=max(1, outputs), segments=most)
 
     def _of_one_prompt(self, start: int, end: int, length: int, output: Output) -> StepShape:
         """The shape of a step for the tokens from ``start`` to ``end`` of a sequence, in the bucket

@@ -126,7 +126,9 @@ class Rows:
     @classmethod
     def of_scored(cls, state: DecodeState, sequence: Slice, position: Slice, keys: int) -> Rows:
         """Some scored rows of a step in ``state``, after its layers."""
-        adapters = {name: state[name] for name in ADAPTER_WORDS} if state.adapters else {}
+        adapters: dict[str, Any] = {}
+        if state.adapters:
+            adapters = {name: state[name] for name in ADAPTER_WORDS}
         return cls(sequence.nbytes // 4, keys, 0, sequence, position, **adapters)
 
     @property

@@ -64,6 +64,18 @@ class TokenScores(NamedTuple):
     values: npt.NDArray[np.float32]
     tokens: Words
 
+    def packed(self) -> tuple[int, bytes, bytes]:
+        """The number of tokens, and the bytes of both arrays."""
+        return len(self.values), self.values.tobytes(), self.tokens.tobytes()
+
+    @classmethod
+    def unpacked(cls, count: int, values: bytes, tokens: bytes) -> TokenScores:
+        """What was `packed`."""
+        of_values = np.frombuffer(values, np.float32).reshape(count, -1)
+        return cls(
+            of_values, np.frombuffer(tokens, np.uint32).reshape(count, of_values.shape[1] - 1)
+        )
+
 
 class ScoresRead(Owner):
     """Page-locked memory with the results of scored rows: ``logprobs`` (TURNS, MOST_SCORED, 1 +

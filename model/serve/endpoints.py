@@ -32,7 +32,7 @@ from urdir.model.serve.kept import Kept
 from urdir.model.serve.limits import Limits
 from urdir.model.serve.llama_server import slots
 from urdir.model.serve.metrics import ServerMetrics
-from urdir.model.serve.parameters import check_model, names_of, read_scales
+from urdir.model.serve.parameters import Parameters, check_model, names_of, read_scales
 from urdir.model.serve.prefix_scope import CALLER, prefix_scope
 from urdir.model.serve.slots import slot_action, slot_json
 from urdir.model.serve.spans import INCOMING
@@ -268,6 +268,7 @@ class Endpoints:
         for each in inputs:
             self._check_prompt(each.tokens)
         constraint = await self._constraint(inputs[0], asked.form)
+        self._check_scores(inputs, asked.parameters)
         parameters, shown = asked.parameters, self._model.shown if asked.is_chat else frozenset()
         requests: list[EngineRequest] = []
         answers: list[Answer] = []
@@ -298,6 +299,19 @@ class Endpoints:
         if not prompt:
             raise ApiError("the prompt has no tokens", param="prompt")
         check_tokens(self._model, len(prompt))
+
+    def _check_scores(self, inputs: Sequence[Begun], parameters: Parameters) -> None:
+        """Raise ApiError where prompts have too many tokens for their log-probabilities."""
+        if (likely := parameters.prompt_logprobs) is None:
+            return
+        tokens = parameters.n * sum(len(each.tokens) for each in inputs)
+        if (count := (1 + likely) * tokens) > (most := self._limits.scores):
+            raise ApiError(
+                f"the prompts have {tokens:,} tokens with {1 + likely} log-probabilities each: "
+                f"{count:,}, at most {most:,} are answered",
+                param="prompt",
+                code="invalid_value",
+            )
 
     def _model_json(self, name: str) -> Json:
         return {

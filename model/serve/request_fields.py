@@ -137,7 +137,11 @@ _SERVED: tuple[_Row, ...] = (
      "a text; BOS (default: false); control tokens (default: true); whether tokens come as `{id, "
      "piece}`"),
     ("tokens", (DETOKENIZE,), "VL", "token ids"),
-    ("echo", (TEXT,), "OVL", "not with `logprobs`"),
+    ("echo", (TEXT,), "OVL",
+     "texts begin with the prompts; with `logprobs` those of the prompts' tokens come as well, the "
+     "first one's being null"),
+    ("prompt_logprobs", (TEXT,), "V",
+     "up to 20, not in a stream; ranks of the likely tokens alone"),
     ("add_special_tokens", (TEXT,), "V", "false: no BOS before a text"),
     ("max_tokens max_completion_tokens n_predict", _BOTH, "OVL",
      "default: 16 for completions, the rest of the context for chats. -1 and -2: no limit. 0, not "
@@ -268,8 +272,9 @@ _REFUSED: tuple[tuple[str, tuple[str, ...], str, str, tuple[Any, ...]], ...] = (
     ("include_reasoning", (CHAT,), "V",
      "leave `reasoning_content` unread, or use `reasoning_effort`", (True,)),
     ("use_beam_search", ALL, "V", "answers are sampled", UNSET),
-    ("prompt_logprobs logprob_token_ids", ALL, "V",
-     "only likely tokens of the answer have log-probabilities", ()),
+    ("prompt_logprobs", (CHAT, NATIVE, *_OTHERS), "V",
+     "use /v1/completions with the prompt of /apply-template", ()),
+    ("logprob_token_ids", ALL, "V", "only likely tokens have log-probabilities", ()),
     ("stop_token_ids allowed_token_ids bad_words", ALL, "V",
      "use `stop`, `logit_bias` or `structured_outputs`", ([],)),
     ("include_stop_str_in_output", ALL, "V", "`stop_reason` says which it was", UNSET),

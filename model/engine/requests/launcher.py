@@ -209,8 +209,8 @@ class Launcher(Owner):
         """Queue the steps of a plan; when they begin and end, if that is wanted."""
         rows = shape, plan.batch, plan.positions, masks
         scored = self._scored(plan, shape) if shape.scored else None
-        more = {"given": given, "revise": revision, "scored": scored}
-        launch = partial(self._session.queue.launch, *rows, **more)
+        queue = self._session.queue
+        launch = partial(queue.launch, *rows, given=given, revise=revision, scored=scored)
         if self.clock is None:
             launch()
             return None

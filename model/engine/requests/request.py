@@ -143,8 +143,8 @@ class Piece(NamedTuple):
 
     def then(self, later: Piece) -> Piece:
         """This one and the next as one."""
-        parts = zip(self, later, strict=True)
-        return Piece(*(a + b for a, b in parts))
+        text, choices = self.text + later.text, self.choices + later.choices
+        return Piece(text, choices, self.scores + later.scores)
 
 
 @dataclass(frozen=True, slots=True)
