@@ -30,7 +30,7 @@ from urdir.model.serve.interface import AsyncService, Json, ServedModel
 from urdir.model.serve.json_response import JsonResponse, encode_json, iso_time
 from urdir.model.serve.kept import Kept
 from urdir.model.serve.limits import Limits
-from urdir.model.serve.llama_server import slots
+from urdir.model.serve.llama_server import props, slots
 from urdir.model.serve.metrics import ServerMetrics
 from urdir.model.serve.parameters import Parameters, check_model, names_of, read_scales
 from urdir.model.serve.prefix_scope import CALLER, prefix_scope
@@ -92,8 +92,13 @@ class Endpoints:
         return Response(text, media_type=self._metrics.content_type)
 
     async def slots(self, request: Request) -> Response:
-        """GET /slots."""
-        return JsonResponse(slots(self._model, await self._metrics_now()))
+        """GET /slots, and ?fail_on_no_slot=1."""
+        fails = request.query_params.get("fail_on_no_slot", "0") not in ("", "0")
+        return JsonResponse(slots(self._model, await self._metrics_now(), fails=fails))
+
+    async def props(self, request: Request) -> Response:
+        """GET /props."""
+        return JsonResponse(props(self._model, await self._metrics_now()))
 
     async def _metrics_now(self) -> Metrics:
         """Of the service, once it has a model."""
@@ -322,11 +327,14 @@ class Endpoints:
             "created_at": iso_time(self._model.created),
             "created": self._model.created,
             "owned_by": "urdir",
+            "architecture": {"input_modalities": ["text"], "output_modalities": ["text"]},
             "max_model_len": self._model.context,  # vLLM
             "max_input_tokens": self._model.context,  # Anthropic
             "max_tokens": self._model.context,
             "meta": {  # llama.cpp
                 "n_vocab": self._model.tokenizer.vocab_size,
+                "n_ctx_train": self._model.facts.trained_context,
+                "n_embd": self._model.facts.width,
                 "n_params": self._model.facts.parameters,
                 "size": self._model.facts.bytes,
             },
