@@ -1,7 +1,7 @@
 """Scored rows: rows of prompts whose next tokens' log-probabilities are wanted.
 
-Their logits are computed some rows at a time, in the place of those that tokens are chosen from, so
-that a step needs no more memory for a long prompt than for a short one.
+Their logits are computed some rows at a time, where those lie later that tokens are chosen from: a
+step needs no more memory for a long prompt than for a short one.
 """
 
 from __future__ import annotations

@@ -98,8 +98,8 @@ class ScoredPrompt:
         return self._at == len(self._tokens)
 
     def logprobs(self, scores: Sequence[TokenScores], likely: int) -> Json:
-        """`text_logprobs` of the next tokens, with so many likely ones; of the first one, too,
-        before all others."""
+        """`text_logprobs` of the next tokens, each with this many likely ones; before all others,
+        of the first one too."""
         choices = self._choices(scores, likely)
         return text_logprobs(self._tokenizer, choices, self._offsets)
 

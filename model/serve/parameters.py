@@ -37,7 +37,7 @@ class Parameters:
     draft_p_min: float | None
     adapters: tuple[tuple[str, float], ...] | None
     thinking: int | None  # tokens of reasoning; None: no limit
-    prompt_logprobs: int | None = None  # of the prompts' tokens and of so many likely ones
+    prompt_logprobs: int | None = None  # of the prompts' tokens, and of this many likely ones
 
     def requests(
         self,

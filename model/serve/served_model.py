@@ -81,7 +81,7 @@ class EngineModel:
         file = self._texts.file
         tensors, metadata = file.tensors.values(), file.metadata
         context, width = (
-            int(metadata.get(f"{file.architecture}.{name}", 0))
+            metadata.optional(f"{file.architecture}.{name}", int, 0)
             for name in ("context_length", "embedding_length")
         )
         return Facts(

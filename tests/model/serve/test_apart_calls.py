@@ -219,6 +219,7 @@ def test_requests_arrive_as_they_are() -> None:
         draft_p_min=0.25,
         adapters=(("a", -0.5),),
         source=(3, 1 << 20),
+        prompt_logprobs=20,
     )
     unlike = [
         each.name
