@@ -16,7 +16,6 @@ from urdir.model.engine.requests.limits import Limits
 from urdir.model.engine.requests.request import Ending, Item, Request
 from urdir.model.engine.sampling_settings import GREEDY
 from urdir.model.errors import SettingsError
-from urdir.model.verify.conformance import relative_rms
 
 Golden = Callable[[str], tuple[Path, list[int], Any]]
 NAME = "nano-llama-q8_0"
@@ -50,7 +49,13 @@ def scores_in(pieces: Sequence[Any]) -> tuple[Any, Any]:
     return tuple(np.concatenate(of) for of in zip(*parts, strict=True))
 
 
-@pytest.fixture(params=[True, False], ids=["exact", "rounded"])
+def root_mean_square(of: Any) -> float:
+    return float(np.sqrt(np.mean(of**2)))
+
+
+@pytest.fixture(
+    params=[pytest.param(True, marks=pytest.mark.full), False], ids=["exact", "rounded"]
+)
 def exact(request: pytest.FixtureRequest) -> bool:
     return bool(request.param)
 
@@ -90,11 +95,12 @@ def test_they_are_those_of_the_reference(
         assert values.shape == (n - 1, 1 + k)
         rows = np.arange(n - 1)[:, None]
         of_these = np.column_stack([np.array(tokens[1:n]), ids])
-        assert relative_rms(values, wanted[rows, of_these]) <= ALLOWED[exact]
+        allowed = ALLOWED[exact] * logits.std()
+        assert root_mean_square(values - wanted[rows, of_these]) <= allowed
         # of likely tokens the order is that of the values, and none is missing
         assert (np.diff(values[:, 1:], axis=1) <= 0).all()
         best = -np.sort(-wanted[: n - 1], axis=1)[:, :k]
-        assert k == 0 or relative_rms(values[:, 1:], best) <= ALLOWED[exact]
+        assert k == 0 or root_mean_square(values[:, 1:] - best) <= allowed
     if not exact:
         again = Request(prompt=tuple(tokens), settings=GREEDY, limit=0)
         ((_, ending),) = run(loop, [again])
