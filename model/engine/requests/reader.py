@@ -63,19 +63,11 @@ class Reader:
             self._answers.tell(answer, ending)
 
     def _tell_scores(self, plan: StepPlan) -> None:
-        """Collect the log-probabilities of prompts' tokens. Those that a preempted request has
-        already are left out."""
-        end = 0
-        for number, segment in zip(plan.prompts, plan.batch.segments, strict=True):
-            start, end = end, end + segment.scored
-            if not segment.scored or (answer := self._answers.get(number)) is None:
-                continue
-            before = self._scheduler.score(number, segment.start + segment.scored)
-            start += before - segment.start
-            if start < end:
-                likely, state = answer.request.prompt_logprobs or 0, self._session.parts.state
-                scores = state.scores.read(plan.turn, start, end, likely)
-                self._answers.tell(answer, Piece("", (), (scores,)))
+        """Collect the log-probabilities of prompts' tokens."""
+        for number, first, end in self._scheduler.scored(plan):
+            answer, results = self._answers[number], self._session.parts.state.scores
+            scores = results.read(plan.turn, first, end, answer.request.prompt_logprobs or 0)
+            self._answers.tell(answer, Piece("", (), (scores,)))
 
     def _choice(self, answer: Answer, token: int, sequence: int, position: int) -> TokenChoice:
         """What is known of a token that was chosen after the one at ``position``."""

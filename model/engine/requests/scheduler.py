@@ -116,12 +116,6 @@ class Scheduler:
         """How many tokens of a request complete steps have stored, or others before it."""
         return self.tasks.by_number[request].complete
 
-    def score(self, request: int, end: int) -> int:
-        """The scores of a request's tokens up to ``end`` are read; up to where they were before."""
-        task = self.tasks.by_number[request]
-        before, task.scored = task.scored, max(task.scored, end)
-        return before
-
     def hold(self, request: int, free: int) -> None:
         """Let tokens of a request from place ``free`` on wait for those before."""
         if (task := self.tasks.by_number.get(request)) is not None:
@@ -246,6 +240,18 @@ class Scheduler:
                 if count:
                     self._learn(task, count, of)
         return self._outcomes(choosers, chosen)
+
+    def scored(self, plan: StepPlan) -> Iterator[tuple[int, int, int]]:
+        """A step is complete: requests that have not ended, each with the first of the scored rows
+        that tell something new of it, and the end of these. Before `chosen`."""
+        end = 0
+        for number, segment in zip(plan.prompts, plan.batch.segments, strict=True):
+            start, end = end, end + segment.scored
+            task = self.tasks.by_number.get(number)
+            reached = segment.start + segment.scored
+            if segment.scored and task is not None and reached > task.scored:
+                yield number, start + task.scored - segment.start, end
+                task.scored = reached
 
     def _publish(self) -> None:
         """Share what steps have computed of prompts since the last plan: first their tokens are
