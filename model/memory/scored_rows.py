@@ -71,10 +71,9 @@ class TokenScores(NamedTuple):
     @classmethod
     def unpacked(cls, count: int, values: bytes, tokens: bytes) -> TokenScores:
         """What was `packed`."""
-        of_values = np.frombuffer(values, np.float32).reshape(count, -1)
-        return cls(
-            of_values, np.frombuffer(tokens, np.uint32).reshape(count, of_values.shape[1] - 1)
-        )
+        found = np.frombuffer(values, np.float32).reshape(count, -1)
+        likely = found.shape[1] - 1
+        return cls(found, np.frombuffer(tokens, np.uint32).reshape(count, likely))
 
 
 class ScoresRead(Owner):

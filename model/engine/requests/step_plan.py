@@ -54,6 +54,7 @@ class StepPlan:
             tuple(self.prompts[part] for part in parts),
             tuple(each for each in self.admitted if each[0] in requests),
             tuple(each for each in self.missed if each[0] in requests),
+            self.turn,
         )
 
     @property
