@@ -64,7 +64,7 @@ class Reader:
 
     def _tell_scores(self, plan: StepPlan) -> None:
         """Collect the log-probabilities of prompts' tokens."""
-        for number, first, end in self._scheduler.scored(plan):
+        for number, first, end in self._scheduler.tasks.scored(plan):
             answer, results = self._answers[number], self._session.parts.state.scores
             scores = results.read(plan.turn, first, end, answer.request.prompt_logprobs or 0)
             self._answers.tell(answer, Piece("", (), (scores,)))

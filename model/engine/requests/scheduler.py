@@ -241,18 +241,6 @@ class Scheduler:
                     self._learn(task, count, of)
         return self._outcomes(choosers, chosen)
 
-    def scored(self, plan: StepPlan) -> Iterator[tuple[int, int, int]]:
-        """A step is complete: requests that have not ended, each with the first of the scored rows
-        that tell something new of it, and the end of these. Before `chosen`."""
-        end = 0
-        for number, segment in zip(plan.prompts, plan.batch.segments, strict=True):
-            start, end = end, end + segment.scored
-            task = self.tasks.by_number.get(number)
-            reached = segment.start + segment.scored
-            if segment.scored and task is not None and reached > task.scored:
-                yield number, start + task.scored - segment.start, end
-                task.scored = reached
-
     def _publish(self) -> None:
         """Share what steps have computed of prompts since the last plan: first their tokens are
         delivered."""
@@ -376,9 +364,8 @@ class Scheduler:
             return 0
         if not self._room.takes(task, end, planned | segments.keys()):
             return 0
-        scored = min(end, len(task.request.prompt) - 1) - start if task.awaits_scores else 0
-        chooses = end == task.prefill
-        segments[task.number] = Segment(task.slot, start, end, chooses, max(0, scored))
+        chooses, scored = end == task.prefill, task.scored_rows(start, end)
+        segments[task.number] = Segment(task.slot, start, end, chooses, scored)
         task.stored = end
         task.in_flight += 1
         aligned = -(-(end - start) // self.limits.alignment) * self.limits.alignment

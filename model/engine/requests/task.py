@@ -78,6 +78,10 @@ class Task:
         request = self.request
         return request.prompt_logprobs is not None and self.scored < len(request.prompt) - 1
 
+    def scored_rows(self, start: int, end: int) -> int:
+        """How many of its rows from ``start`` to ``end`` are scored, the first ones."""
+        return max(0, min(end, len(self.request.prompt) - 1) - start) if self.awaits_scores else 0
+
     @property
     def least_room(self) -> int:
         """Positions that it needs to begin: those of its tokens, and of its source."""

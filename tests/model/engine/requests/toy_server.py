@@ -216,7 +216,7 @@ class Server:
         ]
         self.wasted += sum(last is None for last in lasts)
         rows = [at for s in plan.batch.segments for at in range(s.start, s.start + s.scored)]
-        for number, first, end in self.scheduler.scored(plan):
+        for number, first, end in self.scheduler.tasks.scored(plan):
             self.scored[number] += rows[first:end]
         for outcome in self.scheduler.chosen(plan, chosen):
             assert plan.choosers[outcome.row] == outcome.request
