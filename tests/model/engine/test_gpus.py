@@ -330,6 +330,12 @@ def test_answers_are_those_of_one_device(one: Engine, two: tuple[Engine, str]) -
         return begun, generation.tokens, answer(session, [9, 8, 7, 6], 20, drawn, ends)
 
     assert work(two[0].session) == work(one.session)
+
+
+@pytest.mark.full
+def test_log_probabilities_of_prompts_are_those_of_one_device(
+    one: Engine, two: tuple[Engine, str]
+) -> None:
     prompt = [*range(5, 42)]
     found, wanted = (logprobs_of(of.session, prompt) for of in (two[0], one))
     np.testing.assert_allclose(found, wanted, atol=5e-3)
