@@ -37,7 +37,11 @@ def read_completion(fields: Fields, model: ServedModel, limits: Limits) -> Asked
     if likely is not None and parameters.stream:
         fields.fail("prompt_logprobs", "is for whole responses: use 'echo' with 'logprobs'")
     wanted = [each for each in (logprobs if echo else None, likely) if each is not None]
-    parameters = replace(parameters, prompt_logprobs=max(wanted, default=None))
+    # lm-eval leaves out the last log-probability, that of one more token, which may be an end
+    keeps_end = parameters.ignore_end or (echo and logprobs is not None and limit == 1)
+    parameters = replace(
+        parameters, ignore_end=keeps_end, prompt_logprobs=max(wanted, default=None)
+    )
     prompts = read_prompts(fields, model, limits.answers // parameters.n)
     special = fields.raw("add_special_tokens") is None or fields.flag("add_special_tokens")
     form = read_format(fields, limits)

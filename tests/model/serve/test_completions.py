@@ -91,6 +91,8 @@ def test_an_echoed_prompt_has_log_probabilities(server: Any) -> None:
     for more in (0, 1):
         asked = {"prompt": PROMPTS, "echo": True, "logprobs": 2, "max_tokens": more}
         whole = ask(server, **asked).choices
+        # an end token, which would have no log-probability, is one more token
+        assert [of.ignore_end for of in server.service.requests[-3:]] == [more == 1] * 3
         for prompt, choice in zip(PROMPTS, whole, strict=True):
             found, count = choice.logprobs, len(prompt)
             assert choice.text == tokenizer.decode(prompt) + "2" * more
