@@ -4,6 +4,7 @@ for parts of paper."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from urdir.driver.parallel import completed
 from urdir.model.engine.batch import Output, ShapeBuckets, StepShape
@@ -50,10 +51,8 @@ def largest_steps(shapes: ShapeBuckets, rows: int) -> Iterator[StepShape]:
             yield StepShape(chunk, keys, Output.SAMPLE, prompt=chunk, begins=True)
         if (walk := shapes.walked(chunk, [keys])).count:
             yield StepShape(chunk, keys, Output.SAMPLE, prompt=chunk, walk=walk)
-    scored = most_scored(shapes.chunks[-1])
-    chunk = next(chunk for chunk in shapes.chunks if chunk >= scored)
-    yield StepShape(chunk, keys, Output.SAMPLE, prompt=chunk, scored=scored)
     chunk = shapes.chunks[-1]
+    scored = most_scored(chunk)
     segments = min(shapes.rows, ceil_div(chunk, shapes.alignment))
     beside = StepShape(
         shapes.rows + chunk,
@@ -66,6 +65,7 @@ def largest_steps(shapes: ShapeBuckets, rows: int) -> Iterator[StepShape]:
     )
     if shapes.rows > 1:
         yield beside
+    yield replace(beside, scored=scored)
 
 
 def _sheets(parts: StepParts, shape: StepShape) -> Iterator[Sheet]:
