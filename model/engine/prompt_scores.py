@@ -9,7 +9,6 @@ from urdir.model.layers.ends import head
 from urdir.model.lower.rows import Rows
 from urdir.model.lower.step import lower
 from urdir.model.memory.scored_rows import MOST_SCORED, TURNS, blocks
-from urdir.ptxgen.kernels.gather import Gather
 from urdir.ptxgen.kernels.token_logprobs import TokenLogprobs
 
 if TYPE_CHECKING:
@@ -23,25 +22,24 @@ _LOGITS = "raw logits"
 
 
 def append_scores(sheet: Sheet, parts: StepParts, shape: StepShape, x: Slice) -> None:
-    """Append the scores of a step's scored rows, of the stream x (rows, hidden) after its layers.
+    """Append the scores of a step's scored rows, of their stream x (scored, hidden) after the
+    layers.
 
     `TokenLogprobs` reports them: its sequences are turns, its positions places in page-locked
     memory, and the tokens that it takes for chosen are those that the prompts go on with.
     """
     state, config = parts.state, parts.config
+    row_nbytes = 4 * config.hidden
     for first, count in blocks(shape.scored):
         at = {
             name: state[f"scored_{name}"].slice(4 * first, 4 * count)
-            for name in ("row", "sequence", "turn", "place", "token")
+            for name in ("sequence", "turn", "place", "token")
         }
         step = StepOps(config, count)
         y = step.graph.input(step.stream())
-        place = sheet.registers.new("scored stream").part()
-        kernel = Gather(config.hidden, shape.rows, count)
-        sheet.launch(kernel, "scored.rows", x=x, index=at["row"], y=place)
         head(step, y, _LOGITS)
         rows = Rows.of_scored(state, at["sequence"], at["place"], shape.keys)
-        lower(sheet, parts, rows, step.graph, fixed={y: place})
+        lower(sheet, parts, rows, step.graph, fixed={y: x.slice(first * row_nbytes, y.nbytes)})
         sheet.launch(
             TokenLogprobs(config.vocab_size, MOST_SCORED, count, TURNS, slots=MOST_SCORED),
             "scored.logprobs",

@@ -12,8 +12,7 @@ from urdir.model.engine.batch import Output, Part, StepShape
 from urdir.model.engine.prompt_scores import append_scores
 from urdir.model.engine.speculation.launches import append_acceptance, append_placed_rows
 from urdir.model.engine.speculation.source import DraftSource
-from urdir.model.graph.ops import Gather
-from urdir.model.graph.tensor import STREAM, Tensor
+from urdir.model.graph.tensor import STREAM
 from urdir.model.layers.builder import StepOps
 from urdir.model.layers.ends import embedding, head
 from urdir.model.layers.model import layers
@@ -24,6 +23,7 @@ from urdir.model.lower.step import lower, lowering
 from urdir.ptxgen.kernels.adjust_logits import AdjustLogits
 from urdir.ptxgen.kernels.advance import Advance
 from urdir.ptxgen.kernels.argmax import Argmax
+from urdir.ptxgen.kernels.gather import Gather
 from urdir.ptxgen.kernels.sample import Sample
 from urdir.ptxgen.kernels.token_logprobs import TokenLogprobs
 
@@ -93,7 +93,7 @@ def model_launches(
         sheet = plan if isinstance(plan, Sheet) else Sheet(parts.work)
         x = layers(step, embedding(step))
         assert x is not None
-        place = sheet.registers.new("stream after layers").part()
+        place = sheet.registers.new(STREAM).part()
         yield from lowering(sheet, parts, rows, step.graph, fixed={x: place})
         append_heads(sheet, parts, shape, place)
         if not isinstance(plan, Sheet):
@@ -110,16 +110,22 @@ def model_launches(
 def append_heads(sheet: Sheet, parts: StepParts, shape: StepShape, x: Slice) -> Rows:
     """Append the scores of a step, of the stream x of all its rows, then the logits of those that
     choose a token; returns these."""
-    append_scores(sheet, parts, shape, x)
     rows, outputs = rows_of(parts, shape)
     assert outputs is not None
+    wanted = {"scored": (parts.state["scored_row"], shape.scored)}
     if shape.output is not Output.NONE:
-        step = StepOps(parts.config, rows.count)
+        wanted["output"] = (outputs.index, outputs.rows.count)
+    streams = {}  # gathered before there are logits, which take the memory of the stream of all
+    for name, (index, count) in wanted.items():
+        streams[name] = sheet.registers.new(f"{name} stream").part()
+        kernel = Gather(parts.config.hidden, rows.count, count)
+        sheet.launch(kernel, f"{name}_rows", x=x, index=index, y=streams[name])
+    append_scores(sheet, parts, shape, streams["scored"])
+    if "output" in streams:
+        step = StepOps(parts.config, outputs.rows.count)
         y = step.graph.input(step.stream())
-        count = outputs.rows.count
-        gathered = Gather("output_rows", Tensor(STREAM, count, parts.config.hidden), y)
-        head(step, step.graph.add(gathered))
-        lower(sheet, parts, rows, step.graph, outputs, fixed={y: x})
+        head(step, y)
+        lower(sheet, parts, outputs.rows, step.graph, fixed={y: streams["output"]})
     return outputs.rows
 
 
