@@ -112,20 +112,23 @@ def append_heads(sheet: Sheet, parts: StepParts, shape: StepShape, x: Slice) -> 
     choose a token; returns these."""
     rows, outputs = rows_of(parts, shape)
     assert outputs is not None
-    wanted = {"scored": (parts.state["scored_row"], shape.scored)}
+    # gathered before there are logits, which take the memory of the stream of all rows
+    gathered, row = sheet.registers.new("streams of heads").part(), 4 * parts.config.hidden
+    wanted = [(parts.state["scored_row"], shape.scored)]
     if shape.output is not Output.NONE:
-        wanted["output"] = (outputs.index, outputs.rows.count)
-    streams = {}  # gathered before there are logits, which take the memory of the stream of all
-    for name, (index, count) in wanted.items():
-        streams[name] = sheet.registers.new(f"{name} stream").part()
+        wanted.append((outputs.index, outputs.rows.count))
+    streams, first = [], 0
+    for index, count in wanted:
+        streams.append(gathered.slice(first * row, count * row))
         kernel = Gather(parts.config.hidden, rows.count, count)
-        sheet.launch(kernel, f"{name}_rows", x=x, index=index, y=streams[name])
-    append_scores(sheet, parts, shape, streams["scored"])
-    if "output" in streams:
+        sheet.launch(kernel, "output_rows", x=x, index=index, y=streams[-1])
+        first += count
+    append_scores(sheet, parts, shape, streams[0])
+    for stream in streams[1:]:
         step = StepOps(parts.config, outputs.rows.count)
         y = step.graph.input(step.stream())
         head(step, y)
-        lower(sheet, parts, outputs.rows, step.graph, fixed={y: streams["output"]})
+        lower(sheet, parts, outputs.rows, step.graph, fixed={y: stream})
     return outputs.rows
 
 
