@@ -85,7 +85,7 @@ class Launcher(Owner):
         self._shapes = RecordedShapes(session)
         self._expected = ExpectedSteps(session, scheduler, self._shapes)
         self._is_revised = False  # the last step
-        self._turn = 0  # of the last step
+        self._turn = 0  # of the last step with scored rows
         self._begun_at: float | None = None  # when the oldest launch has begun, where that is known
         scheduler.takes_whole = self._takes_whole
         if scheduler.drafting is not None:
@@ -127,7 +127,9 @@ class Launcher(Owner):
         masks = self._masks(plan)
         given = self._given(plan, masks)
         admitted = plan.admitted
-        plan = replace(plan.of(self._answers), turn=(self._turn + 1) % TURNS)
+        plan = plan.of(self._answers)
+        if plan.batch.scored:
+            plan = replace(plan, turn=(self._turn + 1) % TURNS)
         step = self._shaped(plan)
         if step is None:
             return False
@@ -139,7 +141,8 @@ class Launcher(Owner):
                 self._catch_up(missed)
             rows = _of_sequences(plan, masks), _of_sequences(plan, given)
             span = self._launch(plan, shape, *rows, step.revision)
-            self._turn = plan.turn
+            if shape.scored:
+                self._turn = plan.turn
         except Exception as error:
             if loses_device(error):
                 raise
