@@ -127,10 +127,7 @@ class Launcher(Owner):
         masks = self._masks(plan)
         given = self._given(plan, masks)
         admitted = plan.admitted
-        plan = plan.of(self._answers)
-        if plan.batch.scored:
-            plan = replace(plan, turn=(self._turn + 1) % TURNS)
-        step = self._shaped(plan)
+        step = self._shaped(self._with_turn(plan.of(self._answers)))
         if step is None:
             return False
         plan = step.plan
@@ -141,8 +138,6 @@ class Launcher(Owner):
                 self._catch_up(missed)
             rows = _of_sequences(plan, masks), _of_sequences(plan, given)
             span = self._launch(plan, shape, *rows, step.revision)
-            if shape.scored:
-                self._turn = plan.turn
         except Exception as error:
             if loses_device(error):
                 raise
@@ -214,13 +209,20 @@ class Launcher(Owner):
         scored = self._scored(plan, shape) if shape.scored else None
         queue = self._session.queue
         launch = partial(queue.launch, *rows, given=given, revise=revision, scored=scored)
+        span = None
         if self.clock is None:
             launch()
-            return None
-        span = self.clock.span()
-        launch(partial(self.clock.mark, span.begin))
-        self.clock.mark(span.end)
+        else:
+            span = self.clock.span()
+            launch(partial(self.clock.mark, span.begin))
+            self.clock.mark(span.end)
+        if scored is not None:
+            self._turn = scored.turn
         return span
+
+    def _with_turn(self, plan: StepPlan) -> StepPlan:
+        """The plan; with scored rows, their results lie where those of the last such one do not."""
+        return replace(plan, turn=(self._turn + 1) % TURNS) if plan.batch.scored else plan
 
     def _scored(self, plan: StepPlan, shape: StepShape) -> ScoredRows:
         """The scored rows of a plan."""
