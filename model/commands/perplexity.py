@@ -15,8 +15,9 @@ from urdir.model.errors import ModelError
 
 if TYPE_CHECKING:
     from urdir.model.engine.engine import Engine
+    from urdir.model.engine.sampling import Logits
     from urdir.model.measure.base_logits import BaseLogits
-    from urdir.model.measure.perplexity import Chunk
+    from urdir.model.measure.perplexity import Chunk, Floats
 
 EXAMPLES = """\
   urdir perplexity model.gguf -f wiki.test.raw                      as llama-perplexity
@@ -133,20 +134,23 @@ def _measure(args: argparse.Namespace, engine: Engine, chunks: Sequence[Chunk]) 
     import numpy as np
 
     from urdir.model.measure.base_logits import packed, writing
-    from urdir.model.measure.perplexity import Estimate, logits_of_chunks
+    from urdir.model.measure.perplexity import Estimate, logits_of_chunks, losses_of_chunks
 
     losses = []
     with ExitStack() as files:
-        saved = None
+        found = losses_of_chunks(engine.session, chunks)
         if args.save_logits is not None:
             vocab = engine.config.vocab_size
             saved = files.enter_context(writing(Path(args.save_logits), chunks, vocab))
-        found = logits_of_chunks(engine.session, chunks)
-        for number, (chunk, logits) in enumerate(zip(chunks, found, strict=True), 1):
-            losses.append(chunk.losses(logits))
-            estimate = Estimate.of(np.concatenate(losses))
-            if saved is not None:
+
+            def noted(chunk: Chunk, logits: Logits) -> Floats:
                 saved.write(packed(logits).tobytes())
+                return chunk.losses(logits)
+
+            found = map(noted, chunks, logits_of_chunks(engine.session, chunks))
+        for number, of_chunk in enumerate(found, 1):
+            losses.append(of_chunk)
+            estimate = Estimate.of(np.concatenate(losses))
             if not args.json:
                 print(f"[{number}/{len(chunks)}] {estimate.value:.4f}", flush=True)
     if args.json:

@@ -23,6 +23,7 @@ from urdir.model.memory.buckets import (
 )
 from urdir.model.memory.device_state import StepRows
 from urdir.model.memory.draft_scope import DraftScope
+from urdir.model.memory.scored_rows import Words, scored_bucket
 from urdir.model.memory.turns import Turns
 from urdir.model.memory.walk import NO_BLOCKS, Blocks, Walk
 from urdir.ptxgen.kernels.advance import IDLE
@@ -78,12 +79,13 @@ class Grain(Enum):
 @dataclass(frozen=True, slots=True)
 class Segment:
     """Tokens ``start`` to ``end`` of a sequence, rows of a step side by side. Where it ``chooses``,
-    the last one's result is wanted."""
+    the last one's result is wanted; the first ``scored`` rows are `memory.scored_rows`."""
 
     sequence: int
     start: int
     end: int
     chooses: bool = False
+    scored: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +104,11 @@ class Batch:
     def draft_counts(self) -> tuple[int, ...]:
         """Drafts of each sequence of ``decode``: 0 of any if ``drafts`` is empty."""
         return self.drafts or (0,) * len(self.decode)
+
+    @property
+    def scored(self) -> int:
+        """How many rows are scored."""
+        return sum([segment.scored for segment in self.segments])
 
     @property
     def choosing(self) -> tuple[int, ...]:
@@ -127,7 +134,7 @@ class StepShape:
     ``walk`` over what is cached in blocks (`memory.walk`), beside which ``keys`` are those of other
     rows. A ``draft_only`` step passes rows of a prompt through the draft model alone. ``narrow``
     drafts are of the first tokens of the vocabulary alone (`DraftScope`). ``part`` of the step is
-    all of it, or one of its `halves`.
+    all of it, or one of its `halves`. Of its rows of prompts up to ``scored`` are scored.
     """
 
     rows: int
@@ -143,6 +150,7 @@ class StepShape:
     draft_only: bool = False
     narrow: bool = False
     part: Part = Part.WHOLE
+    scored: int = 0
 
     @property
     def halves(self) -> tuple[StepShape, StepShape]:
@@ -165,6 +173,7 @@ class StepShape:
         if not self.prompt:
             return f"drafted {self.output.value}" if self.drafts else self.output.value
         kind = "mixed" if self.decode else "beginning" if self.begins else "prompt"
+        kind = f"scored {kind}" if self.scored else kind
         return kind if self.output is Output.NONE else f"{kind} {self.output.value}"
 
 
@@ -277,8 +286,10 @@ class ShapeBuckets:
             return self.decode(rows, length, output, drafted=any(batch.drafts))
         if not batch.choosing:
             output = Output.NONE
+        scored = scored_bucket(batch.scored, self.chunks[-1])
         if not batch.decode and len(segments) == 1:
-            return self._of_one_prompt(segments[0].start, segments[0].end, length, output)
+            shape = self._of_one_prompt(segments[0].start, segments[0].end, length, output)
+            return replace(shape, scored=scored)
         rows = self.segment_rows(segments)
         if grain is Grain.COARSE:
             rows = next(c for c in COARSE_CHUNKS if c >= rows)
@@ -291,10 +302,8 @@ class ShapeBuckets:
         # without answers only the last layer's output rows depend on them: one graph serves all
         few = batch.decode or (rows <= MAX_BATCH and not walk.count)
         keys = self.keys(length, 2) if few else self.lengths[-1]
-        outputs = max(1, outputs)
-        return StepShape(
-            rows, keys, output, prompt=prompt, outputs=outputs, segments=most, walk=walk
-        )
+        shape = StepShape(rows, keys, output, prompt=prompt, walk=walk, scored=scored)
+        return replace(shape, outputs=max(1, outputs), segments=most)
 
     def _of_one_prompt(self, start: int, end: int, length: int, output: Output) -> StepShape:
         """The shape of a step for the tokens from ``start`` to ``end`` of a sequence, in the bucket
@@ -350,6 +359,12 @@ class ShapeBuckets:
         starts = zip(self._starts(batch, shape), batch.segments, strict=True)
         ends = [row + s.end - s.start - 1 for row, s in starts if s.chooses]
         return [*range(len(batch.decode)), *ends]
+
+    def scored_rows(self, batch: Batch, shape: StepShape) -> Words:
+        """The numbers of the scored rows of a step, (n,) u32."""
+        starts = zip(self._starts(batch, shape), batch.segments, strict=True)
+        rows = [np.arange(row, row + s.scored, dtype=np.uint32) for row, s in starts]
+        return np.concatenate(rows)
 
     def _starts(self, batch: Batch, shape: StepShape) -> list[int]:
         """The first row of each segment."""

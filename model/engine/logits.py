@@ -62,12 +62,10 @@ def logprobs_of(session: Session, tokens: Sequence[int]) -> npt.NDArray[np.float
     session.check_predicts_texts()
     if len(tokens) < 2:
         raise ModelError(f"{len(tokens)} tokens: the first has no probability, give two or more")
-    session.check_tokens(tokens)
-    found = []
-    for token, row in zip(tokens[1:], logits_after(session, tokens[:1], tokens[1:-1]), strict=True):
-        logits = row.astype(np.float64)
-        found.append(logits[token] - np.logaddexp.reduce(logits))
-    return np.array(found)
+    request = Request(prompt=tuple(tokens), settings=GREEDY, limit=0, prompt_logprobs=0)
+    with closing(Generation(session, None, request).pieces()) as pieces:
+        found = [scores.values[:, 0] for piece in pieces for scores in piece.scores]
+    return np.concatenate(found).astype(np.float64)
 
 
 def logits_after(

@@ -20,13 +20,13 @@ from urdir.driver.context import close_all
 from urdir.driver.plan import Plan
 from urdir.model.engine.batch import Output, StepShape
 from urdir.model.engine.runner import Observer, Steps
-from urdir.model.engine.step import append_output, rows_of
+from urdir.model.engine.step import append_heads, append_output, rows_of
 from urdir.model.layers.builder import StepOps
 from urdir.model.layers.ends import embedding, head
 from urdir.model.layers.model import layers
 from urdir.model.lower.parts import StepParts
 from urdir.model.lower.rows import Rows
-from urdir.model.lower.sheet import Sheet
+from urdir.model.lower.sheet import Sheet, sheet_of
 from urdir.model.lower.step import lower, lowering
 from urdir.model.memory.workspace import PASSED, RECEIVED
 
@@ -55,7 +55,8 @@ def stage_launches(
     first, last = config.stage.rank == 0, config.stage.rank == config.stage.ranks - 1
     parts = replace(parts, config=replace(config, output_norm=None))  # no norm follows here
     rows, outputs = rows_of(parts, shape)
-    outputs, wanted = outputs if last else None, shape.output is not Output.NONE
+    outputs = outputs if last and not shape.scored else None
+    wanted = has_head(shape)
     step = StepOps(parts.config, rows.count)
     x = embedding(step) if first else step.graph.input(step.stream())
     fixed = {} if first else {x: work[RECEIVED]}
@@ -68,15 +69,25 @@ def stage_launches(
 def building_output(parts: StepParts, shape: StepShape) -> Generator[None, None, Plan]:
     """The plan of what rank 0 makes of the last rank's rows."""
     plan = Plan(f"{shape.output.value} of {_outputs(shape)} rows")
-    if shape.output is not Output.NONE:
+    if has_head(shape):
         rows = append_head(plan, parts, shape)
-        append_output(plan, parts, rows, shape.output)
+        if shape.output is not Output.NONE:
+            append_output(plan, parts, rows, shape.output)
     yield
     return plan
 
 
+def has_head(shape: StepShape) -> bool:
+    """Whether anything is made of the rows after the layers."""
+    return shape.output is not Output.NONE or shape.scored > 0
+
+
 def append_head(plan: Plan | Sheet, parts: StepParts, shape: StepShape) -> Rows:
-    """Append the logits of the last rank's rows; returns these."""
+    """Append the logits of the last rank's rows; returns these. Of a step with scored rows it
+    passes all rows."""
+    if shape.scored:
+        with sheet_of(plan, parts) as sheet:
+            return append_heads(sheet, parts, shape, parts.work[RECEIVED])
     rows = Rows.of(parts.state, _outputs(shape), shape.keys)
     step = StepOps(parts.config, rows.count)
     x = step.graph.input(step.stream())
@@ -134,7 +145,7 @@ class ChainedSteps(Steps):
         """Queue a shape's steps. Raises DriverError; nothing was queued if a graph is
         missing."""
         parts = (self, *(steps for steps, _ in self._followers))
-        if shape.output is Output.NONE:
+        if not has_head(shape):
             parts = parts[:-1]
         graphs = [steps.graph(shape) for steps in parts]
         for _ in range(shape.steps):
@@ -172,5 +183,7 @@ class ChainedSteps(Steps):
 
 
 def _outputs(shape: StepShape) -> int:
-    """Rows whose results are wanted."""
+    """Rows that go to what makes the output."""
+    if shape.scored:
+        return shape.rows
     return shape.outputs if shape.prompt else shape.rows

@@ -4,24 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from urdir.driver.parallel import completed
 from urdir.driver.plan import Plan
 from urdir.model.engine.batch import Output, Part, StepShape
+from urdir.model.engine.prompt_scores import append_scores
 from urdir.model.engine.speculation.launches import append_acceptance, append_placed_rows
 from urdir.model.engine.speculation.source import DraftSource
+from urdir.model.graph.tensor import STREAM
 from urdir.model.layers.builder import StepOps
 from urdir.model.layers.ends import embedding, head
 from urdir.model.layers.model import layers
 from urdir.model.lower.parts import StepParts
 from urdir.model.lower.rows import OutputRows, Rows
 from urdir.model.lower.sheet import Sheet
-from urdir.model.lower.step import lowering
+from urdir.model.lower.step import lower, lowering
 from urdir.ptxgen.kernels.adjust_logits import AdjustLogits
 from urdir.ptxgen.kernels.advance import Advance
 from urdir.ptxgen.kernels.argmax import Argmax
+from urdir.ptxgen.kernels.gather import Gather
 from urdir.ptxgen.kernels.sample import Sample
 from urdir.ptxgen.kernels.token_logprobs import TokenLogprobs
+
+if TYPE_CHECKING:
+    from urdir.driver.memory import Slice
 
 #: Layers of steps, by their shapes.
 KnownLayers = dict[StepShape, Plan]
@@ -81,13 +88,48 @@ def model_launches(
 ) -> Generator[None, None, None]:
     """Append embedding, layers and head to a plan, or to a sheet, in pieces."""
     rows, outputs = rows_of(parts, shape)
-    wanted = shape.output is not Output.NONE
     step = StepOps(parts.config, rows.count)
+    if shape.scored:
+        sheet = plan if isinstance(plan, Sheet) else Sheet(parts.work)
+        x = layers(step, embedding(step))
+        assert x is not None
+        place = sheet.registers.new(STREAM).part()
+        yield from lowering(sheet, parts, rows, step.graph, fixed={x: place})
+        append_heads(sheet, parts, shape, place)
+        if not isinstance(plan, Sheet):
+            yield from sheet.placing(plan)
+        return
+    wanted = shape.output is not Output.NONE
     count = None if outputs is None else outputs.rows.count
     x = layers(step, embedding(step), count, wanted=wanted)
     if x is not None and wanted:
         head(step, x)
     yield from lowering(plan, parts, rows, step.graph, outputs)
+
+
+def append_heads(sheet: Sheet, parts: StepParts, shape: StepShape, x: Slice) -> Rows:
+    """Append the scores of a step, of the stream x of all its rows, then the logits of those that
+    choose a token; returns these."""
+    rows, outputs = rows_of(parts, shape)
+    assert outputs is not None
+    # gathered before there are logits, which take the memory of the stream of all rows
+    gathered, row = sheet.registers.new("streams of heads").part(), 4 * parts.config.hidden
+    wanted = [(parts.state["scored_row"], shape.scored)]
+    if shape.output is not Output.NONE:
+        wanted.append((outputs.index, outputs.rows.count))
+    streams, first = [], 0
+    for index, count in wanted:
+        streams.append(gathered.slice(first * row, count * row))
+        kernel = Gather(parts.config.hidden, rows.count, count)
+        sheet.launch(kernel, "output_rows", x=x, index=index, y=streams[-1])
+        first += count
+    append_scores(sheet, parts, shape, streams[0])
+    for stream in streams[1:]:
+        step = StepOps(parts.config, outputs.rows.count)
+        y = step.graph.input(step.stream())
+        head(step, y)
+        lower(sheet, parts, outputs.rows, step.graph, fixed={y: stream})
+    return outputs.rows
 
 
 def rows_of(parts: StepParts, shape: StepShape) -> tuple[Rows, OutputRows | None]:

@@ -4,6 +4,7 @@ for parts of paper."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from urdir.driver.parallel import completed
 from urdir.model.engine.batch import Output, ShapeBuckets, StepShape
@@ -13,6 +14,7 @@ from urdir.model.lower.paper import Needs, needs_of
 from urdir.model.lower.parts import StepParts
 from urdir.model.lower.sheet import Sheet
 from urdir.model.memory.buckets import row_buckets
+from urdir.model.memory.scored_rows import most_scored
 from urdir.ptxgen.kernels.linear.epilogue.shared_adapted import MOST_VECTORS
 from urdir.ptxgen.kernels.linear.spec import MAX_BATCH
 from urdir.ptxgen.spec import ceil_div
@@ -50,6 +52,7 @@ def largest_steps(shapes: ShapeBuckets, rows: int) -> Iterator[StepShape]:
         if (walk := shapes.walked(chunk, [keys])).count:
             yield StepShape(chunk, keys, Output.SAMPLE, prompt=chunk, walk=walk)
     chunk = shapes.chunks[-1]
+    scored = most_scored(chunk)
     segments = min(shapes.rows, ceil_div(chunk, shapes.alignment))
     beside = StepShape(
         shapes.rows + chunk,
@@ -62,6 +65,7 @@ def largest_steps(shapes: ShapeBuckets, rows: int) -> Iterator[StepShape]:
     )
     if shapes.rows > 1:
         yield beside
+    yield replace(beside, scored=scored)
 
 
 def _sheets(parts: StepParts, shape: StepShape) -> Iterator[Sheet]:

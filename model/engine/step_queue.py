@@ -12,6 +12,7 @@ from urdir.model.engine.batch import Batch, ShapeBuckets, StepShape
 from urdir.model.engine.runner import Steps
 from urdir.model.errors import ModelError
 from urdir.model.memory.device_state import DecodeState
+from urdir.model.memory.scored_rows import ScoredRows
 from urdir.model.memory.turns import Turns
 
 if TYPE_CHECKING:
@@ -55,13 +56,14 @@ class StepQueue:
         *,
         given: Mapping[int, GivenDrafts] = NO_DRAFTS,
         revise: Callable[[], None] | None = None,
+        scored: ScoredRows | None = None,
     ) -> None:
         """Queue the steps of ``shape``, which `ShapeBuckets` gave for ``batch``. ``lasts`` are the
         positions of the tokens that ``batch.decode`` processes, or what they are at most.
         ``masks`` (ceil(n_vocab / 32),) u32 have, by sequence, a bit for each token that is allowed.
         Sequences in ``given`` have these drafts, with the mask after each, and none of the device.
         ``on_begin`` is called when all is written, before the steps are queued, ``revise`` between
-        the `StepShape.halves` of a step. Raises DriverError."""
+        the `StepShape.halves` of a step. ``scored`` are its scored rows. Raises DriverError."""
         parts = (shape,) if revise is None else shape.halves
         for part in parts:
             self._steps.make_ready(part)
@@ -71,6 +73,8 @@ class StepQueue:
         if batch.segments:
             rows = self._shapes.rows_of(batch, shape, lasts)
             self._state.write_step(rows, self._shapes.choosing_rows(batch, shape))
+            if scored is not None:
+                self._state.write_scored(scored)
             ends = [(s.sequence, s.end - 1) for s in batch.segments if s.chooses]
             wanted += tuple((s, 0 if is_drafted else at) for s, at in ends)
         elif (wanted, turns) != (self._rows, self._turns):

@@ -95,9 +95,9 @@ def joined_streams(step: StepOps, x: Tensor) -> Tensor:
     return graph.add(JoinStreams("output_hc_join", step.stream(x.rows), x, mixes, of))
 
 
-def head(step: StepOps, x: Tensor) -> Tensor:
-    """The logits (rows, vocabulary) of the stream x."""
-    config, graph, name = step.config, step.graph, "logits"
+def head(step: StepOps, x: Tensor, logits: str = "logits") -> Tensor:
+    """The ``logits`` (rows, vocabulary) of the stream x."""
+    config, graph, name = step.config, step.graph, logits
     if config.share is not None:
         name = "own logits"
     if config.output_norm is not None:
@@ -114,10 +114,10 @@ def head(step: StepOps, x: Tensor) -> Tensor:
     if config.softcap:
         y = graph.add(Bound("output", tensor(), y, softcap=config.softcap))
     if config.share is not None:
-        whole = Tensor("logits", x.rows, config.vocab_size)
+        whole = Tensor(logits, x.rows, config.vocab_size)
         y = graph.add(AllGather("logits_of_ranks", whole, y))
     if config.hides is not None:
-        y = graph.add(Hide("output.hidden", Tensor("logits", y.rows, y.width), y, *config.hides))
+        y = graph.add(Hide("output.hidden", Tensor(logits, y.rows, y.width), y, *config.hides))
     return y
 
 

@@ -20,6 +20,7 @@ from urdir.model.memory.cache_shape import CacheShape
 from urdir.model.memory.device_state import StateShape
 from urdir.model.memory.exchange import ExchangeShape, RankExchange
 from urdir.model.memory.recurrent_state import RecurrentShape
+from urdir.model.memory.scored_rows import SCORES_SIZES
 from urdir.model.memory.text_rows import TextRowsShape
 from urdir.model.memory.weights import Weights
 from urdir.model.memory.workspace import WorkspaceShape
@@ -126,6 +127,14 @@ class _PaperRecurrent:
         return self.shape.arguments(self._arena, layer)
 
 
+class _PaperScores:
+    """`ScoresRead` of paper."""
+
+    def __init__(self) -> None:
+        self._arena = PaperArena(SCORES_SIZES, "scores")
+        self.logprobs, self.likely = self._arena["logprobs"], self._arena["likely"]
+
+
 class _PaperState:
     """A `DecodeState` of paper."""
 
@@ -134,6 +143,7 @@ class _PaperState:
         self.sequences, self.max_len, self.slots = shape.sequences, shape.max_len, shape.slots
         self.drafts_states = shape.drafts is not None and shape.states
         self.adapters, self.sources = shape.adapters, shape.sources
+        self.scores = _PaperScores()
 
     def __getitem__(self, name: str) -> Slice:
         return self._arena[name]

@@ -123,6 +123,14 @@ class Rows:
         way = RowsWalk(walk, state["begin"], state["units"]) if walk.count else None
         return cls(count, keys, prompt, *at, segments, state["segment"], begins, way, **more)
 
+    @classmethod
+    def of_scored(cls, state: DecodeState, sequence: Slice, position: Slice, keys: int) -> Rows:
+        """Some scored rows of a step in ``state``, after its layers."""
+        adapters: dict[str, Any] = {}
+        if state.adapters:
+            adapters = {name: state[name] for name in ADAPTER_WORDS}
+        return cls(sequence.nbytes // 4, keys, 0, sequence, position, **adapters)
+
     @property
     def decode(self) -> int:
         """Number of decoded rows."""

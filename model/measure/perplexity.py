@@ -18,7 +18,7 @@ import numpy.typing as npt
 from urdir.model.engine.requests.answer import Answer
 from urdir.model.engine.requests.answer_loop import AnswerLoop
 from urdir.model.engine.requests.limits import Limits
-from urdir.model.engine.requests.request import Request
+from urdir.model.engine.requests.request import Item, Piece, Request
 from urdir.model.engine.sampling import Logits
 from urdir.model.engine.sampling_settings import GREEDY
 from urdir.model.engine.session import Session
@@ -92,6 +92,37 @@ def cut(tokens: Sequence[int], size: int, bos: int | None, most: int | None = No
     return [Chunk(each if bos is None else (bos, *each[1:])) for each in chunks]
 
 
+def losses_of_chunks(session: Session, chunks: Sequence[Chunk]) -> Iterator[Floats]:
+    """-ln p of each chunk's scored tokens, in their order, at the speed of prompts: as
+    `logits_of_chunks`, without the logits. Raises what that does."""
+    session.check_predicts_texts()
+    for start in range(0, len(chunks), session.sequences):
+        some = chunks[start : start + session.sequences]
+        found: dict[Answer, list[Floats]] = {}
+        with AnswerLoop(session, None, Limits.for_throughput(session.shapes, len(some))) as loop:
+            for chunk in some:
+                request = Request(prompt=chunk.tokens, settings=GREEDY, limit=0, prompt_logprobs=0)
+                answer = loop.answer_to(request)
+                found[answer] = []
+                loop.add(answer)
+            for answer, item in _items(loop):
+                if isinstance(item, Piece):
+                    found[answer] += [of.values[:, 0].astype(np.float64) for of in item.scores]
+        for chunk, parts in zip(some, found.values(), strict=True):
+            yield -np.concatenate(parts)[chunk.first :]
+
+
+def _items(loop: AnswerLoop) -> Iterator[tuple[Answer, Item]]:
+    """What comes of all answers, to the last ending. Raises what an answer fails by."""
+    while not loop.is_idle:
+        loop.turn()
+        for answer, items in loop.take_items().items():
+            for item in items:
+                if isinstance(item, Exception):
+                    raise item
+                yield answer, item
+
+
 def logits_of_chunks(session: Session, chunks: Sequence[Chunk]) -> Iterator[Logits]:
     """The logits that score each chunk, (n_scored, n_vocab) f32, in their order.
 
@@ -127,10 +158,6 @@ def _side_by_side(session: Session, chunks: Sequence[Chunk]) -> list[Logits]:
             answer = loop.answer_to(request)
             places[answer] = number
             loop.add(answer)
-        while not loop.is_idle:
-            loop.turn()
-            for items in loop.take_items().values():
-                for item in items:
-                    if isinstance(item, Exception):
-                        raise item
+        for _ in _items(loop):
+            pass
     return found

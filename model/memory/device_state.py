@@ -16,10 +16,11 @@ import numpy.typing as npt
 from urdir.driver.context import close_all
 from urdir.model.memory.draft_settings import DraftSettings
 from urdir.model.memory.queued_writes import QueuedWrites
+from urdir.model.memory.scored_rows import SCORED_WORDS, TURNS, ScoredRows, ScoresRead, most_scored
 from urdir.model.memory.turns import ALL_GO_ON, Turns
 from urdir.model.owner import Owner
 from urdir.ptxgen.kernels.advance import IDLE
-from urdir.ptxgen.kernels.sampling import SETTINGS_WORDS
+from urdir.ptxgen.kernels.sampling import SETTINGS_WORDS, pack_settings
 from urdir.ptxgen.kernels.sampling_limits import MOST_LIKELY
 from urdir.ptxgen.spec import ceil_div
 
@@ -91,12 +92,19 @@ class StateShape:
             "step_position": 4 * (self.rows + self.chunk),
             **({"step_source_last": 4 * (self.rows + self.chunk)} if self.sources else {}),
             **({"begin": 4 * self.chunk, "units": 16 * self.units} if self.units else {}),
+            **dict.fromkeys(SCORED_WORDS, 4 * self.scored),
+            "scored_settings": 4 * SETTINGS_WORDS * TURNS,
             "sampled": 4 * self.rows,
             "masked": 4 * self.rows,
             "masks": 4 * self.rows * ceil_div(self.vocab, 32),
             **dict.fromkeys(self.draft_words, 4 * self.sequences),
             **dict.fromkeys(ADAPTER_WORDS if self.adapters else (), 4 * self.sequences),
         }
+
+    @property
+    def scored(self) -> int:
+        """Scored rows of a step, at most."""
+        return most_scored(self.chunk)
 
     @property
     def draft_words(self) -> tuple[str, ...]:
@@ -138,6 +146,9 @@ class DecodeState(Owner):
     ``mailbox`` (sequences, slots) u32 is the token, ``logprobs`` (sequences, slots, 1 +
     MOST_LIKELY) f32 its log-probability and those of the likeliest tokens, ``likely`` (sequences,
     slots, MOST_LIKELY) u32 these tokens.
+
+    Of scored rows (`ScoredRows`) there are `SCORED_WORDS` (scored,) u32 and ``scored_settings``
+    (TURNS, SETTINGS_WORDS) u32; their results are in ``scores``.
 
     With ``drafts`` there is more (`DraftedRows`): of the rows that choose, ``place`` and ``wanted``
     (rows,) u32, ``found`` and ``given`` (sequences,) u32, the drafts of the device and of the host,
@@ -192,6 +203,8 @@ class DecodeState(Owner):
             self._counts = self.counts.view(np.uint32, letters).data
         self.logprobs = device.pinned(4 * letters * (1 + MOST_LIKELY), "log-probabilities")
         self.likely = device.pinned(4 * letters * MOST_LIKELY, "likely tokens")
+        self.scored = shape.scored
+        self.scores = ScoresRead(device)
 
     def __getitem__(self, name: str) -> Slice:
         """A part by name."""
@@ -321,6 +334,12 @@ class DecodeState(Owner):
             **walk,
         )
 
+    def write_scored(self, scored: ScoredRows) -> None:
+        """Make these the scored rows of the next step."""
+        self._write(**scored.words(self.scored))
+        words = pack_settings(logprobs=scored.likely)
+        self._put("scored_settings", words, scored.turn * words.nbytes)
+
     def _of_sources(
         self, name: str, sequence: Words, position: Words, count: int
     ) -> dict[str, Words]:
@@ -381,7 +400,8 @@ class DecodeState(Owner):
     def close(self) -> None:
         """Free the state. Idempotent."""
         counts = [] if self.counts is None else [self.counts]
-        close_all([self._writes, self._arena, self.mailbox, *counts, self.logprobs, self.likely])
+        likely = self.logprobs, self.likely, self.scores
+        close_all([self._writes, self._arena, self.mailbox, *counts, *likely])
 
 
 def _padded(values: Words, count: int, rest: int) -> Words:

@@ -11,6 +11,7 @@ from urdir.model.errors import ModelError
 from urdir.model.families.config import Config
 from urdir.model.memory.cache_shape import CacheShape
 from urdir.model.memory.partial_results import PARTIAL, partial_sizes
+from urdir.model.memory.scored_rows import AT_ONCE, most_scored
 from urdir.model.owner import Owner
 from urdir.ptxgen.kernels.argmax import Argmax
 
@@ -64,7 +65,8 @@ def kept_shape(
     """What outlives a step, in sessions with steps of ``rows`` rows that choose a token and up to
     ``chunk`` rows of prompts beside them: partial results of attention (with ``exact`` arithmetic
     also those of prompts), ranks of tokens, kept streams, and as outputs the logits, as they are
-    chosen from and as the model gave them. There is no room for the values of a step yet."""
+    chosen from and as the model gave them; these have the place of those of scored rows. There is
+    no room for the values of a step yet."""
     stream = 4 * config.stream_width * (rows + chunk)
     choosing = max(rows, chunk) if exact else rows
     partial = partial_sizes(config, cache, choosing, sm_count, {1} if exact else {1, 1 + drafts})
@@ -74,10 +76,10 @@ def kept_shape(
     kept |= {saved(name): stream for name in config.saved_streams}
     if config.stage is not None:
         kept |= {RECEIVED: stream, PASSED: stream}
-    logits = 4 * config.vocab_size * rows
+    logits, scored = (4 * config.vocab_size * n for n in (rows, min(AT_ONCE, most_scored(chunk))))
     return WorkspaceShape(
         kept,
-        {"logits": logits, "raw logits": logits},
+        {"logits": logits, "raw logits": max(logits, scored)},
         {name: nbytes for name, nbytes in partial.items() if name == arrived},
     )
 

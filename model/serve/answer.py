@@ -8,6 +8,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from urdir.model.engine.requests.request import Ending, Finish, Piece, TokenChoice
+from urdir.model.memory.scored_rows import TokenScores
 from urdir.model.serve.errors import ApiError
 from urdir.model.text.answers import AnswerParser
 from urdir.model.text.deltas import Delta, ToolCallDelta
@@ -78,6 +79,7 @@ class Answer:
     parallel: bool = True
     blocks: list[Block] = field(default_factory=list)
     tokens: list[TokenChoice] = field(default_factory=list)
+    scores: list[TokenScores] = field(default_factory=list)  # of the prompt's tokens
     reasoning_tokens: int = 0  # with which reasoning began or went on
     stopped_by: str | None = None
     reason: Reason = Reason.END
@@ -89,6 +91,7 @@ class Answer:
     def push(self, piece: Piece) -> list[Event]:
         """Add a piece; what is new."""
         self.tokens += piece.choices
+        self.scores += piece.scores
         if self.parser is None:
             return self._add_text(Kind.CONTENT, piece.text) if piece.text else []
         events = self._add(self.parser.push(piece.text))

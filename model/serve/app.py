@@ -73,6 +73,7 @@ def make_app(
         Route("/version", own_version),
         Route("/metrics", endpoints.metrics),
         Route("/slots", endpoints.slots),
+        Route("/props", endpoints.props),
         Route("/models", endpoints.models),
         Route("/v1/models", endpoints.models),
         Route("/v1/models/{name:path}", endpoints.model),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from urdir.model.engine.requests.request import Piece, TokenChoice
@@ -13,7 +15,7 @@ from urdir.model.serve.fields import Fields
 from urdir.model.serve.formats import read_format
 from urdir.model.serve.interface import Json, ServedModel
 from urdir.model.serve.limits import Limits
-from urdir.model.serve.logprobs import TextOffsets, text_logprobs
+from urdir.model.serve.logprobs import ScoredPrompt, TextOffsets, text_logprobs
 from urdir.model.serve.parameters import MOST_LOGPROBS, Parameters, read_limit, read_parameters
 from urdir.model.serve.refusals import refuse_unsupported
 from urdir.model.serve.request_fields import TEXT
@@ -27,17 +29,24 @@ def read_completion(fields: Fields, model: ServedModel, limits: Limits) -> Asked
     """Read the request in ``fields``; ApiError if it is invalid."""
     refuse_unsupported(fields, TEXT)
     logprobs = fields.whole("logprobs", 0, MOST_LOGPROBS)
-    echo = fields.flag("echo")
-    if echo and logprobs is not None:
-        fields.fail("echo", "cannot be combined with 'logprobs': prompts have no log-probabilities")
+    echo, likely = fields.flag("echo"), fields.whole("prompt_logprobs", 0, MOST_LOGPROBS)
     limit: int | None = model.defaults.limit or DEFAULT_LIMIT
     if any(fields.raw(name) is not None for name in _LIMITS):
         limit = read_limit(fields, model, *_LIMITS, least=0)
     parameters = read_parameters(fields, model, limits, limit, logprobs)
+    if likely is not None and parameters.stream:
+        fields.fail("prompt_logprobs", "is for whole responses: use 'echo' with 'logprobs'")
+    wanted = [each for each in (logprobs if echo else None, likely) if each is not None]
+    # lm-eval leaves out the last log-probability, that of one more token, which may be an end
+    keeps_end = parameters.ignore_end or (echo and logprobs is not None and limit == 1)
+    parameters = replace(
+        parameters, ignore_end=keeps_end, prompt_logprobs=max(wanted, default=None)
+    )
     prompts = read_prompts(fields, model, limits.answers // parameters.n)
     special = fields.raw("add_special_tokens") is None or fields.flag("add_special_tokens")
     form = read_format(fields, limits)
-    return Asked(prompts, parameters, form, CompletionShape, echo, special)
+    shape = partial(CompletionShape, echo=echo, likely=likely)
+    return Asked(prompts, parameters, form, shape, echo, special)
 
 
 def read_prompts(fields: Fields, model: ServedModel, most: int) -> tuple[Text, ...]:
@@ -75,14 +84,39 @@ class CompletionShape(ChoicesShape):
     kind = chunk_kind = "text_completion"
 
     def __init__(
-        self, model: ServedModel, parameters: Parameters, answers: Sequence[Answer]
+        self,
+        model: ServedModel,
+        parameters: Parameters,
+        answers: Sequence[Answer],
+        *,
+        echo: bool = False,
+        likely: int | None = None,
     ) -> None:
+        """With ``echo`` texts begin with the prompts, with ``likely`` choices have vLLM's
+        ``prompt_logprobs``, of this many likely tokens each."""
         super().__init__(model, parameters, answers)
+        self.is_long = parameters.prompt_logprobs is not None
+        self._echoes = echo and self.has_logprobs
+        self._likely = likely
+        self._prompts = [ScoredPrompt(model.tokenizer, answer.prompt) for answer in answers]
         self._offsets = [TextOffsets(model.tokenizer, len(answer.echo)) for answer in answers]
 
     def opening(self) -> list[Json]:
-        """The prompts, if they are echoed."""
+        """The prompts, if they are echoed without log-probabilities."""
+        if self._echoes:
+            return []
         return [self.chunk(each, {"text": each.echo}) for each in self.answers if each.echo]
+
+    def part(self, answer: Answer, events: Sequence[Event], piece: Piece) -> list[Json]:
+        """A chunk, if there is anything new; before it, of an echoed prompt what is known."""
+        chunks = super().part(answer, events, piece)
+        prompt = self._prompts[answer.index]
+        if not self._echoes or prompt.is_whole:
+            return chunks
+        begin = prompt.end
+        logprobs = prompt.logprobs(piece.scores, self.parameters.settings.logprobs or 0)
+        text = answer.echo[begin : None if prompt.is_whole else prompt.end]
+        return [self.chunk(answer, {"text": text, "logprobs": logprobs}), *chunks]
 
     def delta(self, answer: Answer, events: Sequence[Event], piece: Piece) -> Json | None:
         """A piece of text, with log-probabilities if requested."""
@@ -98,7 +132,14 @@ class CompletionShape(ChoicesShape):
     def choice(self, answer: Answer) -> Json:
         """The text."""
         logprobs = self._logprobs(answer, answer.tokens) if self.has_logprobs else None
-        return {"text": answer.text(Kind.CONTENT), "logprobs": logprobs}
+        prompt = self._prompts[answer.index]
+        if self._echoes and logprobs is not None:
+            echoed = prompt.logprobs(answer.scores, self.parameters.settings.logprobs or 0)
+            logprobs = {name: echoed[name] + logprobs[name] for name in logprobs}
+        found: Json = {"text": answer.text(Kind.CONTENT), "logprobs": logprobs}
+        if self._likely is not None:
+            found["prompt_logprobs"] = prompt.by_token(answer.scores, self._likely)
+        return found
 
     def _logprobs(self, answer: Answer, tokens: Sequence[TokenChoice]) -> Json:
         """The log-probabilities of the next tokens of an answer."""

@@ -1,5 +1,5 @@
-"""POST /v1/embeddings, /v1/rerank, /v1/score, ollama's /api/embed and its older /api/embeddings:
-requests and answers."""
+"""POST /v1/embeddings, /v1/rerank, /v1/score, llama-server's /embedding, ollama's /api/embed and
+its older /api/embeddings: requests and answers."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +21,7 @@ from urdir.model.serve.parameters import check_model
 from urdir.model.serve.refusals import refuse_unsupported
 from urdir.model.serve.request_fields import (
     EMBEDDINGS,
+    NATIVE_EMBEDDINGS,
     OLLAMA_EMBED,
     OLLAMA_EMBEDDINGS,
     RERANK,
@@ -31,6 +33,8 @@ Rows = npt.NDArray[np.float32]
 #: Most texts of a request.
 MOST_TEXTS = 2048
 _ENCODINGS = ("float", "base64")
+#: The highest p of a norm that embeddings may have: f64 holds powers of that.
+_MOST_ORDER = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +45,7 @@ class Embeds:
     ``dimensions`` at least. Tokens of texts that are too long are left out with ``truncates``.
     """
 
-    shape: Callable[[Rows, int], Json]
+    shape: Callable[[Rows, int], Any]
     texts: tuple[str | tuple[int, ...], ...] = ()
     pairs: tuple[tuple[str, str], ...] = ()
     dimensions: int | None = None
@@ -66,6 +70,34 @@ def read_embeddings(fields: Fields, model: ServedModel, limits: Limits) -> Embed
         return {"object": "list", "data": data, "model": model.names[0], "usage": usage}
 
     return Embeds(shape, _read_inputs(fields, model), dimensions=width)
+
+
+def read_native_embeddings(fields: Fields, model: ServedModel, limits: Limits) -> Embeds:
+    """Read a request of llama-server's /embedding or /embeddings; ApiError if it is invalid."""
+    refuse_unsupported(fields, NATIVE_EMBEDDINGS)
+    check_model(fields.text("model"), model)
+    order = fields.whole("embd_normalize", 0, _MOST_ORDER)
+    name = "input" if fields.raw("content") is None else "content"
+
+    def shape(rows: Rows, tokens: int) -> Any:
+        made = _of_norm(rows, 2 if order is None else order)
+        return [{"index": index, "embedding": [_floats(row)]} for index, row in enumerate(made)]
+
+    return Embeds(shape, _read_inputs(fields, model, name))
+
+
+def _of_norm(rows: Rows, order: int) -> Rows:
+    """Embeddings by llama.cpp's ``embd_normalize``: of a p-norm of 1, or with 0 of a largest
+    absolute value of 32760."""
+    if order == 2:
+        return rows
+    wide = np.abs(rows.astype(np.float64))
+    if order == 0:
+        sizes = wide.max(axis=1) / 32760.0
+    else:
+        sizes = (wide**order).sum(axis=1) ** (1.0 / order)
+    made: Rows = (rows / np.where(sizes > 0, sizes, np.inf)[:, None]).astype(np.float32)
+    return made
 
 
 def read_ollama_embed(fields: Fields, model: ServedModel, limits: Limits) -> Embeds:
@@ -158,9 +190,10 @@ def read_score(fields: Fields, model: ServedModel, limits: Limits) -> Embeds:
     return Embeds(shape, pairs=tuple(zip(first, second, strict=True)))
 
 
-def _read_inputs(fields: Fields, model: ServedModel) -> tuple[str | tuple[int, ...], ...]:
+def _read_inputs(
+    fields: Fields, model: ServedModel, name: str = "input"
+) -> tuple[str | tuple[int, ...], ...]:
     """A text, texts, the tokens of a text, or of several."""
-    name = "input"
     value = fields.raw(name)
     size = model.tokenizer.vocab_size
     if is_whole_list(value) and value:

@@ -30,9 +30,9 @@ from urdir.model.serve.interface import AsyncService, Json, ServedModel
 from urdir.model.serve.json_response import JsonResponse, encode_json, iso_time
 from urdir.model.serve.kept import Kept
 from urdir.model.serve.limits import Limits
-from urdir.model.serve.llama_server import slots
+from urdir.model.serve.llama_server import props, slots
 from urdir.model.serve.metrics import ServerMetrics
-from urdir.model.serve.parameters import check_model, names_of, read_scales
+from urdir.model.serve.parameters import Parameters, check_model, names_of, read_scales
 from urdir.model.serve.prefix_scope import CALLER, prefix_scope
 from urdir.model.serve.slots import slot_action, slot_json
 from urdir.model.serve.spans import INCOMING
@@ -92,8 +92,13 @@ class Endpoints:
         return Response(text, media_type=self._metrics.content_type)
 
     async def slots(self, request: Request) -> Response:
-        """GET /slots."""
-        return JsonResponse(slots(self._model, await self._metrics_now()))
+        """GET /slots, and ?fail_on_no_slot=1."""
+        fails = request.query_params.get("fail_on_no_slot", "0") not in ("", "0")
+        return JsonResponse(slots(self._model, await self._metrics_now(), fails=fails))
+
+    async def props(self, request: Request) -> Response:
+        """GET /props."""
+        return JsonResponse(props(self._model, await self._metrics_now()))
 
     async def _metrics_now(self) -> Metrics:
         """Of the service, once it has a model."""
@@ -268,6 +273,7 @@ class Endpoints:
         for each in inputs:
             self._check_prompt(each.tokens)
         constraint = await self._constraint(inputs[0], asked.form)
+        self._check_scores(inputs, asked.parameters)
         parameters, shown = asked.parameters, self._model.shown if asked.is_chat else frozenset()
         requests: list[EngineRequest] = []
         answers: list[Answer] = []
@@ -299,6 +305,19 @@ class Endpoints:
             raise ApiError("the prompt has no tokens", param="prompt")
         check_tokens(self._model, len(prompt))
 
+    def _check_scores(self, inputs: Sequence[Begun], parameters: Parameters) -> None:
+        """Raise ApiError where prompts have too many tokens for their log-probabilities."""
+        if (likely := parameters.prompt_logprobs) is None:
+            return
+        tokens = parameters.n * sum(len(each.tokens) for each in inputs)
+        if (count := (1 + likely) * tokens) > (most := self._limits.scores):
+            raise ApiError(
+                f"the prompts have {tokens:,} tokens with {1 + likely} log-probabilities each: "
+                f"{count:,}, at most {most:,} are answered",
+                param="prompt",
+                code="invalid_value",
+            )
+
     def _model_json(self, name: str) -> Json:
         return {
             "id": name,
@@ -308,11 +327,14 @@ class Endpoints:
             "created_at": iso_time(self._model.created),
             "created": self._model.created,
             "owned_by": "urdir",
+            "architecture": {"input_modalities": ["text"], "output_modalities": ["text"]},
             "max_model_len": self._model.context,  # vLLM
             "max_input_tokens": self._model.context,  # Anthropic
             "max_tokens": self._model.context,
             "meta": {  # llama.cpp
                 "n_vocab": self._model.tokenizer.vocab_size,
+                "n_ctx_train": self._model.facts.trained_context,
+                "n_embd": self._model.facts.width,
                 "n_params": self._model.facts.parameters,
                 "size": self._model.facts.bytes,
             },

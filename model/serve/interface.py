@@ -43,14 +43,18 @@ class Defaults:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What is known of a model: its weights' bytes and number, their usual type, and whether it is
-    served for embeddings or scores, in place of answers."""
+    """What is known of a model: its weights' bytes and number, their usual type, whether it is
+    served for embeddings or scores, in place of answers; the name of its file or folder, the
+    context that it was trained for, and the width of its embeddings, 0 if unknown."""
 
     architecture: str = ""
     bytes: int = 0
     parameters: int = 0
     type: str = ""
     embeds: bool = False
+    file: str = ""
+    trained_context: int = 0
+    width: int = 0
 
 
 class ServedModel(Protocol):

@@ -12,6 +12,7 @@ from urdir.model.serve.answer import Answer, Event, Kind, Reason, text_of
 from urdir.model.serve.asked import Asked, Mixed, fill_tokens, render
 from urdir.model.serve.completions import read_prompts
 from urdir.model.serve.conversations import read_conversation
+from urdir.model.serve.errors import ApiError
 from urdir.model.serve.fields import Fields
 from urdir.model.serve.formats import read_format
 from urdir.model.serve.interface import Json, ServedModel
@@ -155,12 +156,14 @@ def apply_template(fields: Fields, model: ServedModel, limits: Limits) -> Json:
     return {"prompt": render(model, read_conversation(fields, model, limits)).text}
 
 
-def props(model: ServedModel) -> Json:
-    """GET /props. Requests have no slots: they share the whole cache."""
+def props(model: ServedModel, now: Metrics) -> Json:
+    """GET /props. Slots are requests that may run at once: they share the whole cache."""
     defaults = _settings(model.defaults.settings) | {"n_predict": model.defaults.limit or -1}
     return {
         "default_generation_settings": {"n_ctx": model.context, "params": defaults},
+        "total_slots": _slots(now),
         "model_alias": model.names[0],
+        "model_path": model.facts.file,
         "chat_template": model.template.source if model.template else "",
         "bos_token": _text_of(model, model.tokenizer.bos_id),
         "eos_token": _text_of(model, model.tokenizer.eos_id),
@@ -174,9 +177,17 @@ def _text_of(model: ServedModel, token: int | None) -> str:
     return "" if token is None else model.tokenizer.token_text(token)
 
 
-def slots(model: ServedModel, now: Metrics) -> list[Json]:
-    """GET /slots: one for each running request, or one that is idle."""
+def slots(model: ServedModel, now: Metrics, *, fails: bool) -> list[Json]:
+    """GET /slots: one for each request that may run. Raises ApiError if it ``fails`` where none is
+    idle."""
+    count = _slots(now)
+    if fails and now.running >= count:
+        raise ApiError("no slot is idle", status=503, kind="unavailable_error", code="no_slot")
     return [
         {"id": number, "n_ctx": model.context, "is_processing": number < now.running}
-        for number in range(max(1, now.running))
+        for number in range(count)
     ]
+
+
+def _slots(now: Metrics) -> int:
+    return max(1, now.sequences, now.running)

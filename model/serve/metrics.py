@@ -22,6 +22,7 @@ from urdir.model.serve.counts import Counts
 
 _GAUGES = {
     "running": "Running requests.",
+    "sequences": "Requests that may run at once.",
     "queued": "Queued requests.",
     "pages_used": "KV cache pages in use by running requests.",
     "pages_total": "KV cache pages in all.",

@@ -37,6 +37,7 @@ class Parameters:
     draft_p_min: float | None
     adapters: tuple[tuple[str, float], ...] | None
     thinking: int | None  # tokens of reasoning; None: no limit
+    prompt_logprobs: int | None = None  # of the prompts' tokens, and of this many likely ones
 
     def requests(
         self,
@@ -63,6 +64,7 @@ class Parameters:
                 drafts=self.drafts,
                 draft_p_min=self.draft_p_min,
                 adapters=self.adapters,
+                prompt_logprobs=self.prompt_logprobs,
             )
             for index in range(self.n)
         ]

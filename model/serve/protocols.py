@@ -11,6 +11,7 @@ from urdir.model.serve.completions import read_completion
 from urdir.model.serve.embeddings import (
     Embeds,
     read_embeddings,
+    read_native_embeddings,
     read_ollama_embed,
     read_ollama_embedding,
     read_rerank,
@@ -19,7 +20,7 @@ from urdir.model.serve.embeddings import (
 from urdir.model.serve.fields import Fields
 from urdir.model.serve.interface import Json, ServedModel
 from urdir.model.serve.limits import Limits
-from urdir.model.serve.llama_server import apply_template, props, read_infill, read_native
+from urdir.model.serve.llama_server import apply_template, read_infill, read_native
 from urdir.model.serve.ollama import read_generate, read_ollama_chat
 from urdir.model.serve.ollama_model import running, show, tags, version
 from urdir.model.serve.responses import read_response
@@ -45,7 +46,8 @@ COUNTED: Mapping[str, Callable[[Fields, ServedModel, Limits], Asked | Follows]] 
 #: Paths that answer a POST with embeddings or scores.
 EMBEDDED: Mapping[str, Callable[[Fields, ServedModel, Limits], Embeds]] = {
     "/v1/embeddings": read_embeddings,
-    "/embeddings": read_embeddings,
+    "/embedding": read_native_embeddings,
+    "/embeddings": read_native_embeddings,
     "/v1/rerank": read_rerank,
     "/v2/rerank": read_rerank,
     "/rerank": read_rerank,
@@ -66,7 +68,6 @@ JOBS: Mapping[str, Callable[[Fields, ServedModel, Limits], Json]] = {
 }
 #: Paths that answer a GET with facts of the model.
 FIXED: Mapping[str, Callable[[ServedModel], Json]] = {
-    "/props": props,
     "/api/version": version,
     "/api/tags": tags,
     "/api/ps": running,

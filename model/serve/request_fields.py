@@ -53,6 +53,7 @@ _OTHERS = (MESSAGES, RESPONSES)
 OLLAMA_CHAT, OLLAMA_GENERATE, OLLAMA_OPTIONS = "api/chat", "api/generate", "options"
 _OLLAMA = (OLLAMA_CHAT, OLLAMA_GENERATE)
 EMBEDDINGS, RERANK, SCORE = "embeddings", "rerank", "score"
+NATIVE_EMBEDDINGS = "embedding"
 OLLAMA_EMBED, OLLAMA_EMBEDDINGS = "api/embed", "api/embeddings"
 _POOLED = (EMBEDDINGS, RERANK, SCORE)
 _CHATS = (CHAT, TOKENS, *_OTHERS)
@@ -137,7 +138,11 @@ _SERVED: tuple[_Row, ...] = (
      "a text; BOS (default: false); control tokens (default: true); whether tokens come as `{id, "
      "piece}`"),
     ("tokens", (DETOKENIZE,), "VL", "token ids"),
-    ("echo", (TEXT,), "OVL", "not with `logprobs`"),
+    ("echo", (TEXT,), "OVL",
+     "texts begin with the prompts; with `logprobs` those of the prompts' tokens come as well, the "
+     "first one's being null"),
+    ("prompt_logprobs", (TEXT,), "V",
+     "up to 20, not in a stream; ranks of the likely tokens alone"),
     ("add_special_tokens", (TEXT,), "V", "false: no BOS before a text"),
     ("max_tokens max_completion_tokens n_predict", _BOTH, "OVL",
      "default: 16 for completions, the rest of the context for chats. -1 and -2: no limit. 0, not "
@@ -224,8 +229,12 @@ _SERVED: tuple[_Row, ...] = (
     ("num_predict", (OLLAMA_OPTIONS,), "M", "default, 0, -1 and -2: the rest of the context"),
     ("output_config output_config.effort output_config.format", (MESSAGES,), "A",
      "the template's `reasoning_effort`; a `json_schema`"),
-    ("model", _POOLED, "OVL", "a name of the model; another one is a 404"),
-    ("input", (EMBEDDINGS,), "OVL", "a text, token ids, or a list of either, 2048 at most"),
+    ("model", (*_POOLED, NATIVE_EMBEDDINGS), "OVL", "a name of the model; another one is a 404"),
+    ("input", (EMBEDDINGS, NATIVE_EMBEDDINGS), "OVL",
+     "a text, token ids, or a list of either, 2048 at most"),
+    ("content", (NATIVE_EMBEDDINGS,), "L", "`input`"),
+    ("embd_normalize", (NATIVE_EMBEDDINGS,), "L",
+     "0: the largest value is 32760; p: a p-norm of 1, up to 64. Default: 2"),
     ("encoding_format", (EMBEDDINGS,), "OVL", "`float`, or `base64`: little-endian f32"),
     ("dimensions", (EMBEDDINGS, OLLAMA_EMBED), "OVM",
      "the length of each embedding: its first values, normalised again"),
@@ -268,8 +277,9 @@ _REFUSED: tuple[tuple[str, tuple[str, ...], str, str, tuple[Any, ...]], ...] = (
     ("include_reasoning", (CHAT,), "V",
      "leave `reasoning_content` unread, or use `reasoning_effort`", (True,)),
     ("use_beam_search", ALL, "V", "answers are sampled", UNSET),
-    ("prompt_logprobs logprob_token_ids", ALL, "V",
-     "only likely tokens of the answer have log-probabilities", ()),
+    ("prompt_logprobs", (CHAT, NATIVE, *_OTHERS), "V",
+     "use /v1/completions with the prompt of /apply-template", ()),
+    ("logprob_token_ids", ALL, "V", "only likely tokens have log-probabilities", ()),
     ("stop_token_ids allowed_token_ids bad_words", ALL, "V",
      "use `stop`, `logit_bias` or `structured_outputs`", ([],)),
     ("include_stop_str_in_output", ALL, "V", "`stop_reason` says which it was", UNSET),
@@ -375,6 +385,7 @@ _NO_EFFECT: tuple[_Row, ...] = (
     ("truncation", (RESPONSES,), "O", "a prompt that is too long is refused"),
     ("context_management", (MESSAGES, RESPONSES), "AO", "an answer ends where the context is full"),
     ("user", _POOLED, "OV", "any client may send any: it keeps nobody apart"),
+    ("encoding_format", (NATIVE_EMBEDDINGS,), "L", "embeddings are numbers"),
     ("priority", _POOLED, "V", "large requests take turns with others"),
     ("request_id cache_salt", _POOLED, "V", "nothing is kept between requests"),
     ("mm_processor_kwargs", _POOLED, "V", "of images and sound"),

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterable
 from contextlib import suppress
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from urdir.model.errors import ModelError, TemplateError
@@ -78,13 +79,20 @@ class EngineModel:
     def facts(self) -> Facts:
         """See `ServedModel`."""
         file = self._texts.file
-        tensors = file.tensors.values()
+        tensors, metadata = file.tensors.values(), file.metadata
+        context, width = (
+            metadata.optional(f"{file.architecture}.{name}", int, 0)
+            for name in ("context_length", "embedding_length")
+        )
         return Facts(
             file.architecture,
             sum(tensor.nbytes for tensor in tensors),
             sum(math.prod(tensor.shape) for tensor in tensors),
             file_type(file) or "",
             self._embeds,
+            Path(file.path).name,
+            context,
+            width,
         )
 
     @cached_property

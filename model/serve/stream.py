@@ -57,6 +57,8 @@ class Shape(ABC):
     """The answers of one response in the format of a protocol: whole, or as events."""
 
     framing = DATA
+    #: Whether a whole response is so long that a thread is to make it.
+    is_long = False
 
     def __init__(
         self, model: ServedModel, parameters: Parameters, answers: Sequence[Answer]
@@ -164,7 +166,10 @@ class AnswerResponse:
                 for index, item in items:
                     self._take(index, item)
         await self._keep_answer()
-        body = encode_json(self.shape.whole(self._usage))
+        if self.shape.is_long:
+            body = await asyncio.to_thread(lambda: encode_json(self.shape.whole(self._usage)))
+        else:
+            body = encode_json(self.shape.whole(self._usage))
         self._length = len(body)
         await self._send_part(body, more=False)
 

@@ -20,6 +20,8 @@ from urdir.model.engine.sampling_settings import DEFAULTS, SETTINGS
 from urdir.model.errors import ModelError
 from urdir.model.files.demo import demo_model
 from urdir.model.files.gguf import Gguf
+from urdir.model.files.metadata import Metadata
+from urdir.model.memory.scored_rows import TokenScores
 from urdir.model.serve.access import Access
 from urdir.model.serve.app import make_app
 from urdir.model.serve.interface import Defaults, Metrics
@@ -116,6 +118,8 @@ _BODIES: dict[str, list[dict[str, Any]]] = {
     "/v1/completions": [
         {"prompt": "Hello", **_SETTINGS, "logprobs": 2},
         {"prompt": [[5, 6, 7], [8]], "echo": True, **_STREAMED},
+        {"prompt": [[5, 6, 7], [8]], "echo": True, "logprobs": 3, "max_tokens": 1, **_STREAMED},
+        {"prompt": [[5, 6, 7], [8]], "echo": True, "logprobs": 0, "prompt_logprobs": 2},
         {"prompt": ["a", "b"], "structured_outputs": {"regex": "[a-f]{2,9}(x|y\\d)*"}},
         {"prompt": "a", "structured_outputs": {"grammar": _GRAMMAR}},
         {"prompt": "a", "guided_grammar": _GBNF, "add_special_tokens": False},
@@ -270,7 +274,8 @@ class _MadeUp:
         template = ChatTemplate(_TEMPLATE, tokenizer)
         session = SimpleNamespace(context=512)
         fill = {f"tokenizer.ggml.fim_{name}_token_id": 7 for name in ("pre", "suf", "mid")}
-        file = SimpleNamespace(metadata=fill, tensors={}, architecture="llama")
+        of = {"tensors": {}, "architecture": "llama", "path": "demo.gguf"}
+        file = SimpleNamespace(metadata=Metadata(fill), **of)
         engine = SimpleNamespace(
             name="demo", session=session, tokenizer=tokenizer, template=template, file=file
         )
@@ -288,6 +293,10 @@ class _MadeUp:
         answer = Answer(request, self._tokenizer.end_ids, matcher, lambda item: None)
         stream = TextStream(self._tokenizer, request.stops, request.shown)
         finish, count = Finish.LENGTH, 0
+        if (likely := request.prompt_logprobs) is not None:
+            rows = len(request.prompt) - 1
+            ids = np.zeros((rows, likely), np.uint32)
+            yield Piece("", (), (TokenScores(np.zeros((rows, 1 + likely), np.float32), ids),))
         for token in self._ids[: request.limit]:
             if (mask := answer.mask(self._tokenizer.vocab_size)) is not None:
                 token = _allowed(mask)

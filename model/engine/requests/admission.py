@@ -66,7 +66,8 @@ class Admission:
         task = tasks.waiting[0]
         if task.in_flight or self._is_being_computed(task):
             return None
-        known = task.tokens[:-1] if self._limits.share_prefixes else ()
+        most = task.scored if task.awaits_scores else len(task.tokens) - 1
+        known = task.tokens[:most] if self._limits.share_prefixes else ()
         spare = self._limits.ahead * len(running)  # or the next tokens would preempt it
         slot, scope = tasks.free_slots[-1], task.request.scope
         try:
@@ -93,7 +94,7 @@ class Admission:
     def _is_being_computed(self, task: Task) -> bool:
         """Whether steps in flight compute more of a request's prefix than is known in its scope: it
         can share that soon. Several answers to one prompt share it so."""
-        if not self._limits.share_prefixes:
+        if not self._limits.share_prefixes or task.awaits_scores:
             return False
         for leader in self._tasks.running.values():
             if leader.complete >= leader.prefill or leader.request.scope != task.request.scope:

@@ -105,6 +105,8 @@ class AnswerLoop(Owner):
         request = with_source(self._session, self._tokenizer, request)
         self._session.check_tokens(request.prompt)
         self._session.check_settings(request.settings)
+        if request.prompt_logprobs is not None:
+            self._session.check_predicts_texts()
         if request.processors and not self._on_host:
             self._session.check_processors()
         matcher = None

@@ -63,7 +63,8 @@ class AnswerText:
                 self._stop()
                 break
         self._generated += len(choices)
-        return Piece("".join([choice.text for choice in choices]), tuple(choices))
+        text = "".join([choice.text for choice in choices])
+        return Piece(text, tuple(choices), piece.scores)
 
     def _end(self, ending: Ending) -> None:
         """Deliver the text that was held back, and the ending."""

@@ -27,7 +27,7 @@ class _Mailbox:
         """Add an item, in the thread of the event loop."""
         items = self._items
         if items and isinstance(item, Piece) and isinstance(last := items[-1], Piece):
-            items[-1] = Piece(last.text + item.text, last.choices + item.choices)
+            items[-1] = last.then(item)
         else:
             items.append(item)
         if self._reader is not None and not self._reader.done():

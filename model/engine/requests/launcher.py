@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
+import numpy as np
+
 from urdir.driver.context import close_all
 from urdir.driver.errors import LifetimeError, loses_device
 from urdir.model.engine.batch import Batch, Output, Segment, StepShape
@@ -21,6 +23,7 @@ from urdir.model.engine.requests.step_plan import StepPlan
 from urdir.model.engine.run_ahead import FEW, RunAhead
 from urdir.model.engine.step_clock import Span, StepClock
 from urdir.model.engine.step_queue import GivenDrafts
+from urdir.model.memory.scored_rows import TURNS, ScoredRows
 from urdir.model.owner import Owner
 
 if TYPE_CHECKING:
@@ -82,6 +85,7 @@ class Launcher(Owner):
         self._shapes = RecordedShapes(session)
         self._expected = ExpectedSteps(session, scheduler, self._shapes)
         self._is_revised = False  # the last step
+        self._turn = 0  # of the last step with scored rows
         self._begun_at: float | None = None  # when the oldest launch has begun, where that is known
         scheduler.takes_whole = self._takes_whole
         if scheduler.drafting is not None:
@@ -123,7 +127,7 @@ class Launcher(Owner):
         masks = self._masks(plan)
         given = self._given(plan, masks)
         admitted = plan.admitted
-        step = self._shaped(plan.of(self._answers))
+        step = self._shaped(self._with_turn(plan.of(self._answers)))
         if step is None:
             return False
         plan = step.plan
@@ -202,14 +206,35 @@ class Launcher(Owner):
     ) -> Span | None:
         """Queue the steps of a plan; when they begin and end, if that is wanted."""
         rows = shape, plan.batch, plan.positions, masks
-        launch = partial(self._session.queue.launch, *rows, given=given, revise=revision)
+        scored = self._scored(plan, shape) if shape.scored else None
+        queue = self._session.queue
+        launch = partial(queue.launch, *rows, given=given, revise=revision, scored=scored)
+        span = None
         if self.clock is None:
             launch()
-            return None
-        span = self.clock.span()
-        launch(partial(self.clock.mark, span.begin))
-        self.clock.mark(span.end)
+        else:
+            span = self.clock.span()
+            launch(partial(self.clock.mark, span.begin))
+            self.clock.mark(span.end)
+        if scored is not None:
+            self._turn = scored.turn
         return span
+
+    def _with_turn(self, plan: StepPlan) -> StepPlan:
+        """The plan; with scored rows, their results lie where those of the last such one do not."""
+        return replace(plan, turn=(self._turn + 1) % TURNS) if plan.batch.scored else plan
+
+    def _scored(self, plan: StepPlan, shape: StepShape) -> ScoredRows:
+        """The scored rows of a plan."""
+        segments, tokens, likely = plan.batch.segments, list[int](), 0
+        for number, segment in zip(plan.prompts, segments, strict=True):
+            start = segment.start + 1
+            tokens += self._scheduler.tokens(number)[start : start + segment.scored]
+            likely = max(likely, self._answers[number].request.prompt_logprobs or 0)
+        counts = [segment.scored for segment in segments]
+        sequences = np.repeat(np.array([s.sequence for s in segments], np.uint32), counts)
+        rows = self._session.shapes.scored_rows(plan.batch, shape)
+        return ScoredRows(rows, sequences, np.array(tokens, np.uint32), likely, plan.turn)
 
     def _catch_up(self, missed: Segment) -> None:
         """Queue steps that pass tokens through the draft model, which it missed in a rest."""

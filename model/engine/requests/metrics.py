@@ -15,10 +15,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Metrics:
-    """Counts since the start of a service; ``queued``, ``running``, pages and graphs are gauges."""
+    """Counts since the start of a service, the limit ``sequences``; ``queued``, ``running``, pages
+    and graphs are gauges."""
 
     queued: int = 0
     running: int = 0
+    sequences: int = 0  # requests that may run at once
     pages_used: int = 0
     pages_total: int = 0
     states_kept: int = 0  # of recurrent layers, for prompts with a common prefix
@@ -53,6 +55,7 @@ class Metrics:
         return cls(
             queued=scheduler.queued,
             running=scheduler.running,
+            sequences=scheduler.running + len(scheduler.tasks.free_slots),
             pages_used=sum(pool.used for pool in pools),
             pages_total=sum(pool.pages for pool in pools),
             states_kept=states.known if states else 0,

@@ -61,10 +61,11 @@ class OpenAnswers:
 
     def tell(self, answer: Answer, item: Item) -> None:
         """Collect an item for delivery."""
-        self.awaited.discard(answer)
+        if not isinstance(item, Piece) or item.choices:
+            self.awaited.discard(answer)
         items = self._items.setdefault(answer, [])
         if isinstance(item, Piece) and items and isinstance(last := items[-1], Piece):
-            items[-1] = Piece(last.text + item.text, last.choices + item.choices)
+            items[-1] = last.then(item)
         else:
             items.append(item)
 

@@ -30,6 +30,7 @@ class Reader:
 
     def read(self, plan: StepPlan) -> None:
         """Take the tokens of a step that is complete."""
+        self._tell_scores(plan)
         chosen, sequences = self._choices.tokens(plan), plan.batch.choosing
         for number, sequence, of in zip(plan.choosers, sequences, chosen, strict=True):
             if of.tokens[:1] == (INVALID_TOKEN,):
@@ -60,6 +61,13 @@ class Reader:
         if ending is not None:
             self._answers.ended(answer)
             self._answers.tell(answer, ending)
+
+    def _tell_scores(self, plan: StepPlan) -> None:
+        """Collect the log-probabilities of prompts' tokens."""
+        for number, first, end in self._scheduler.tasks.scored(plan):
+            answer, results = self._answers[number], self._session.parts.state.scores
+            scores = results.read(plan.turn, first, end, answer.request.prompt_logprobs or 0)
+            self._answers.tell(answer, Piece("", (), (scores,)))
 
     def _choice(self, answer: Answer, token: int, sequence: int, position: int) -> TokenChoice:
         """What is known of a token that was chosen after the one at ``position``."""

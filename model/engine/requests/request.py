@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from urdir.model.engine.adapter_pool import is_scaled
 from urdir.model.engine.logit_processor import LogitProcessor
@@ -13,8 +13,13 @@ from urdir.model.engine.sampling_settings import DEFAULTS, Bounds, SamplingSetti
 from urdir.model.errors import ModelError, SettingsError
 from urdir.model.text.constraints import Constraint
 from urdir.model.text.thought_limit import ThoughtLimit
+from urdir.ptxgen.kernels.sampling_limits import MOST_LIKELY
+
+if TYPE_CHECKING:
+    from urdir.model.memory.scored_rows import TokenScores
 
 _LIMIT = Bounds(0, math.inf, "0 or more", is_whole=True)
+_LIKELY = Bounds(0, MOST_LIKELY, f"0 to {MOST_LIKELY}", is_whole=True)
 
 
 class Finish(Enum):
@@ -45,7 +50,9 @@ class Request:
     ``processors`` change the logits, one after the other: each step waits for the token of the last
     one, and has no drafts. Of an encoder-decoder the ``source`` is what its encoder reads, and the
     prompt begins the decoder's text; without a source the prompt is that (`sources.with_source`).
-    Raises ModelError for an empty prompt, SettingsError.
+    With ``prompt_logprobs`` pieces have the log-probabilities of the prompt's tokens after the
+    first one and of as many of the likeliest ones (20 at most), of the model's own distribution:
+    all of the prompt is computed then. Raises ModelError for an empty prompt, SettingsError.
     """
 
     prompt: tuple[int, ...]
@@ -62,6 +69,7 @@ class Request:
     adapters: tuple[tuple[str, float], ...] | None = None
     processors: tuple[LogitProcessor, ...] = ()
     source: tuple[int, ...] = ()
+    prompt_logprobs: int | None = None
 
     @property
     def given(self) -> int:
@@ -79,6 +87,9 @@ class Request:
             raise ModelError("the prompt is empty: the model needs a token to go on from")
         if self.limit is not None and not _LIMIT.allow(self.limit):
             raise SettingsError(f"a limit of {self.limit!r} tokens: expected {_LIMIT.words}")
+        likely = self.prompt_logprobs
+        if likely is not None and not _LIKELY.allow(likely):
+            raise SettingsError(f"prompt_logprobs {likely!r}: expected {_LIKELY.words}")
         if self.draft_p_min is not None and not 0 <= self.draft_p_min <= 1:
             raise SettingsError(f"drafts as likely as {self.draft_p_min!r}: expected 0 to 1")
         if self.settings.seed is None:
@@ -125,10 +136,18 @@ class TokenChoice(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """Text that became known at once (perhaps ""), and the tokens that did, in order."""
+    """Text that became known at once (perhaps ""), and the tokens that did, in order; and, where
+    they are wanted, the ``scores`` of the prompt's next tokens, the first of all being those of
+    its second token."""
 
     text: str
     choices: tuple[TokenChoice, ...]
+    scores: tuple[TokenScores, ...] = ()
+
+    def then(self, later: Piece) -> Piece:
+        """This one and the next as one."""
+        text, choices = self.text + later.text, self.choices + later.choices
+        return Piece(text, choices, self.scores + later.scores)
 
 
 @dataclass(frozen=True, slots=True)

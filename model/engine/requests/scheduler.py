@@ -34,6 +34,7 @@ from urdir.model.engine.requests.task import Task
 from urdir.model.engine.requests.tasks import Counts, Tasks
 from urdir.model.engine.speculation.drafting import Drafting
 from urdir.model.errors import ModelError
+from urdir.model.memory.scored_rows import MOST_SCORED
 from urdir.model.memory.turns import Turns
 
 
@@ -351,6 +352,10 @@ class Scheduler:
         requests."""
         start = task.stored
         rows = min(budget, task.prefill - start)
+        if task.awaits_scores:
+            rows = min(rows, MOST_SCORED - sum(of.scored for of in segments.values()))
+            if rows < 1:
+                return budget  # for others
         is_alone = len(self.tasks.running) == 1 and not self.tasks.waiting
         if is_alone and not self.takes_whole(task.number, start, start + rows):
             rows = self.limits.first(rows)
@@ -359,7 +364,8 @@ class Scheduler:
             return 0
         if not self._room.takes(task, end, planned | segments.keys()):
             return 0
-        segments[task.number] = Segment(task.slot, start, end, chooses=end == task.prefill)
+        chooses, scored = end == task.prefill, task.scored_rows(start, end)
+        segments[task.number] = Segment(task.slot, start, end, chooses, scored)
         task.stored = end
         task.in_flight += 1
         aligned = -(-(end - start) // self.limits.alignment) * self.limits.alignment

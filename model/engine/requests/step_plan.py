@@ -12,7 +12,8 @@ from urdir.model.engine.requests.request import Ending
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """The rows of a step: a ``batch``, and the requests that its rows are of.
+    """The rows of a step: a ``batch``, and the requests that its rows are of. The results of its
+    scored rows lie where its ``turn`` says (`ScoredRows`).
 
     Decode row r processes the token at ``positions[r]`` for request ``requests[r]``; the step
     before may be choosing it still. Where there are drafts, that is the last place at which it may
@@ -27,6 +28,7 @@ class StepPlan:
     prompts: tuple[int, ...]
     admitted: tuple[tuple[int, int], ...]
     missed: tuple[tuple[int, Segment], ...] = ()
+    turn: int = 0
 
     def after(self, steps: int) -> StepPlan:
         """The step of the same rows, none of them a prompt's, this many steps later."""
@@ -52,6 +54,7 @@ class StepPlan:
             tuple(self.prompts[part] for part in parts),
             tuple(each for each in self.admitted if each[0] in requests),
             tuple(each for each in self.missed if each[0] in requests),
+            self.turn,
         )
 
     @property

@@ -19,7 +19,8 @@ class Task:
     steps with rows of it are not complete. ``slot`` is -1 while it waits. Of the ``drafted`` tokens
     ``accepted`` were accepted; ``acceptance`` is None where it takes no drafts. Tokens from
     ``missed`` on may lack keys in the draft model's cache; None: only those may that the next step
-    with drafts processes.
+    with drafts processes. What the first ``scored`` tokens say of the prompt's next ones is
+    read, where that is wanted.
     """
 
     __slots__ = (
@@ -39,6 +40,7 @@ class Task:
         "reached",
         "request",
         "room",
+        "scored",
         "slot",
         "stored",
         "tokens",
@@ -61,7 +63,7 @@ class Task:
         self.drafted = self.accepted = 0
         self.acceptance: Acceptance | None = None
         self.missed: int | None = None
-        self.in_flight = self.cached = 0
+        self.in_flight = self.cached = self.scored = 0
         self.has_begun = False
         self.waited = 0.0  # seconds, until it began
 
@@ -69,6 +71,16 @@ class Task:
     def answered(self) -> int:
         """Tokens of the answer, an end token included."""
         return len(self.tokens) - len(self.request.prompt)
+
+    @property
+    def awaits_scores(self) -> bool:
+        """Whether tokens of its prompt are still to be scored: a cached prefix has no logits."""
+        request = self.request
+        return request.prompt_logprobs is not None and self.scored < len(request.prompt) - 1
+
+    def scored_rows(self, start: int, end: int) -> int:
+        """How many of its rows from ``start`` to ``end`` are scored, the first ones."""
+        return max(0, min(end, len(self.request.prompt) - 1) - start) if self.awaits_scores else 0
 
     @property
     def least_room(self) -> int:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from urdir.model.engine.requests.request import Ending, Finish
+from urdir.model.engine.requests.step_plan import StepPlan
 from urdir.model.engine.requests.storage import Storage
 from urdir.model.engine.requests.task import Task
 from urdir.model.engine.speculation.draft_rest import DraftRest
@@ -131,6 +132,17 @@ class Tasks:
             yield
         except Exception as error:
             self.drop(task, error)
+
+    def scored(self, plan: StepPlan) -> Iterator[tuple[int, int, int]]:
+        """A step is complete: requests that have not ended, each with the first of the scored rows
+        that tell something new of it, and the end of these."""
+        end = 0
+        for number, segment in zip(plan.prompts, plan.batch.segments, strict=True):
+            start, end = end, end + segment.scored
+            task, reached = self.by_number.get(number), segment.start + segment.scored
+            if segment.scored and task is not None and reached > task.scored:
+                yield number, start + task.scored - segment.start, end
+                task.scored = reached
 
     def publish(self, task: Task) -> None:
         """Share what complete steps have computed of a request."""

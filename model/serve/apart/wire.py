@@ -21,6 +21,7 @@ from urdir.model.engine.requests.metrics import Metrics
 from urdir.model.engine.requests.request import Ending, Item, Piece, Request, TokenChoice
 from urdir.model.engine.requests.slots import SlotAction, SlotDone
 from urdir.model.engine.sampling_settings import SamplingSettings
+from urdir.model.memory.scored_rows import TokenScores
 from urdir.model.serve.kept import Action
 from urdir.model.text.constraints import Constraint
 from urdir.model.text.thought_limit import ThoughtLimit
@@ -120,6 +121,7 @@ class Ask(msgspec.Struct, tag=True, array_like=True):
     draft_p_min: float | None
     adapters: tuple[tuple[str, float], ...] | None
     source: tuple[int, ...]
+    prompt_logprobs: int | None
 
     @classmethod
     def of(cls, number: int, request: Request) -> Ask:
@@ -193,11 +195,12 @@ Call = Ready | Expect | Ask | Stop | Cancel | Check | Query | Keep | Slot | Scal
 
 class Update(msgspec.Struct, array_like=True, omit_defaults=True):
     """What is new of one call: tokens, with log-probabilities where these are wanted, and how it
-    ended."""
+    ended. ``scores`` are those of `Piece`: the number of tokens, and the bytes of both arrays."""
 
     number: int
     tokens: tuple[int, ...] = ()
     likely: tuple[tuple[float | None, tuple[tuple[int, float], ...]], ...] = ()
+    scores: tuple[tuple[int, bytes, bytes], ...] = ()
     ending: Ending | None = None
     failure: Failure | None = None
     metrics: Metrics | None = None
@@ -211,20 +214,24 @@ class Update(msgspec.Struct, array_like=True, omit_defaults=True):
         if isinstance(item, Piece):
             choices = item.choices
             tokens = tuple([choice.token for choice in choices])
+            scores = tuple([of.packed() for of in item.scores])
             if choices and choices[0].logprob is not None:
-                return cls(number, tokens, tuple((each.logprob, each.top) for each in choices))
-            return cls(number, tokens)
+                likely = tuple((each.logprob, each.top) for each in choices)
+                return cls(number, tokens, likely, scores)
+            return cls(number, tokens, scores=scores)
         if isinstance(item, Ending):
             return cls(number, ending=item)
         return cls(number, failure=Failure.of(item))
 
     def items(self) -> Iterator[Item]:
         """The items of an answer."""
+        scores = tuple([TokenScores.unpacked(*of) for of in self.scores])
         if self.likely:
             pairs = zip(self.tokens, self.likely, strict=True)
-            yield Piece("", tuple(TokenChoice(token, *likely) for token, likely in pairs))
-        elif self.tokens:
-            yield Piece("", tuple([TokenChoice(token) for token in self.tokens]))
+            choices = tuple(TokenChoice(token, *likely) for token, likely in pairs)
+            yield Piece("", choices, scores)
+        elif self.tokens or scores:
+            yield Piece("", tuple([TokenChoice(token) for token in self.tokens]), scores)
         if self.ending is not None:
             yield self.ending
         if self.failure is not None:

@@ -61,7 +61,7 @@ def make_router_app(fleet: Fleet, access: Access, limits: Limits, counts: Counts
     posts = [*ANSWERED, *COUNTED, *EMBEDDED, *JOBS, "/slots/{slot}"]
     passed = [
         *(Route(path, forward, methods=["POST"]) for path in posts),
-        *(Route(path, forward, methods=["GET"]) for path in (*FIXED, "/slots")),
+        *(Route(path, forward, methods=["GET"]) for path in (*FIXED, "/slots", "/props")),
         Route("/lora-adapters", forward, methods=["GET", "POST"]),
     ]
     return guarded([*own, *passed], access, limits, counts)

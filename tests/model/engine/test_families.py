@@ -17,6 +17,7 @@ import pytest
 from tests.model.partial_sort import WHOLE_POOLS
 from tests.model.stepping import Eager, stepping
 from urdir.model.engine.engine import Engine
+from urdir.model.engine.logits import logprobs_of
 from urdir.model.engine.realizar import EagerSteps
 from urdir.model.engine.runner import Observer
 from urdir.model.families.config import Config
@@ -71,6 +72,13 @@ class Family:
     def is_whole(self) -> bool:
         """Whether all positions are taken; prompts are then whole, and go on, in both modes."""
         return self.positions == len(self.tokens)
+
+    @property
+    def logprobs(self) -> np.ndarray:
+        """ln p of each token after the first."""
+        logits = self.logits[:-1].astype(np.float64)
+        own = logits[np.arange(len(logits)), self.tokens[1:]]
+        return np.asarray(own - np.logaddexp.reduce(logits, axis=1))
 
     def by_default(self, observer: Observer | None = None) -> AbstractContextManager[EagerSteps]:
         """Not exact, with an f16 cache."""
@@ -141,6 +149,10 @@ def test_exact_logits_are_llama_cpp_s(family: Family) -> None:
         assert family.token_by_token(eager, family.positions) <= EXACT_RELATIVE_RMS
         for at_once in {False, family.is_whole}:
             assert family.prompts(eager, at_once, whole) <= EXACT_RELATIVE_RMS
+    if family.is_whole:
+        found, wanted = logprobs_of(family.engine.session, family.tokens), family.logprobs
+        error = np.sqrt(np.mean((found - wanted) ** 2))
+        assert error <= EXACT_RELATIVE_RMS * family.logits.std()
 
 
 @of_each

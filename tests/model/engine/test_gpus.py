@@ -23,6 +23,7 @@ from urdir.model.engine import options
 from urdir.model.engine.batch import Batch, Output, Segment, StepShape
 from urdir.model.engine.engine import Engine
 from urdir.model.engine.generate import Generation
+from urdir.model.engine.logits import logprobs_of
 from urdir.model.engine.realizar import EagerSteps
 from urdir.model.engine.requests.device_lost import DeviceLostError
 from urdir.model.engine.requests.request import Item, Piece, Request
@@ -329,6 +330,15 @@ def test_answers_are_those_of_one_device(one: Engine, two: tuple[Engine, str]) -
         return begun, generation.tokens, answer(session, [9, 8, 7, 6], 20, drawn, ends)
 
     assert work(two[0].session) == work(one.session)
+
+
+@pytest.mark.full
+def test_log_probabilities_of_prompts_are_those_of_one_device(
+    one: Engine, two: tuple[Engine, str]
+) -> None:
+    prompt = [*range(5, 42)]
+    found, wanted = (logprobs_of(of.session, prompt) for of in (two[0], one))
+    np.testing.assert_allclose(found, wanted, atol=5e-3)
 
 
 @tensors_alone

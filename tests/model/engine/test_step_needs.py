@@ -20,6 +20,7 @@ from urdir.model.layers.adaptable import room_for
 from urdir.model.lower.paper import PaperShapes, needs_of, paper_parts, paper_weights
 from urdir.model.lower.sheet import Sheet
 from urdir.model.memory.buckets import COARSE_CHUNKS, COARSE_ROWS, row_buckets
+from urdir.model.memory.scored_rows import most_scored, scored_bucket
 from urdir.model.memory.session_settings import SessionSettings
 from urdir.ptxgen.spec import ceil_div
 
@@ -38,13 +39,14 @@ def steps_of(shapes: ShapeBuckets, rows: int) -> Iterator[StepShape]:
             yield StepShape(count, keys, Output.SAMPLE)
         for chunk in shapes.chunks:
             walk = shapes.walked(chunk, [keys])
-            yield StepShape(chunk, keys, Output.SAMPLE, prompt=chunk, walk=walk)
+            of_one = StepShape(chunk, keys, Output.SAMPLE, prompt=chunk, walk=walk)
+            yield from (of_one, replace(of_one, scored=scored_bucket(min(chunk, 65), chunk)))
             if shapes.begin_apart:
                 yield StepShape(chunk, keys, Output.SAMPLE, prompt=chunk, begins=True)
         for decode in {min(of, shapes.rows) for of in COARSE_ROWS}:
             for chunk in {min(of, shapes.chunks[-1]) for of in COARSE_CHUNKS}:
                 most = min(shapes.rows, ceil_div(chunk, shapes.alignment))
-                yield StepShape(
+                beside = StepShape(
                     decode + chunk,
                     keys,
                     Output.SAMPLE,
@@ -53,6 +55,7 @@ def steps_of(shapes: ShapeBuckets, rows: int) -> Iterator[StepShape]:
                     segments=most,
                     walk=shapes.walked(decode + chunk, [keys]),
                 )
+                yield from (beside, replace(beside, scored=most_scored(chunk)))
 
 
 @pytest.mark.turns(4, which=(0, 3))  # exact, too

@@ -14,7 +14,14 @@ from urdir.model.engine.engine import Engine
 from urdir.model.errors import ModelError
 from urdir.model.measure.base_logits import BaseLogits, packed, writing
 from urdir.model.measure.divergence import Divergence
-from urdir.model.measure.perplexity import Chunk, Estimate, cut, log_probabilities, logits_of_chunks
+from urdir.model.measure.perplexity import (
+    Chunk,
+    Estimate,
+    cut,
+    log_probabilities,
+    logits_of_chunks,
+    losses_of_chunks,
+)
 
 Cli = Callable[..., tuple[int, str, str]]
 
@@ -45,9 +52,11 @@ def test_losses_are_those_of_llama_cpp(data: Path, golden_model: Path, device_na
         chunks = cut(tokens, size, None, 4 if size == 128 else 3)
         rows = list(logits_of_chunks(engine.session, chunks))
         alone = engine.logits(chunks[1].tokens)[size // 2 : -1]
+        of_prompts = list(losses_of_chunks(engine.session, chunks))
     np.testing.assert_allclose(rows[1], alone, atol=1e-4)
     losses = [chunk.losses(of) for chunk, of in zip(chunks, rows, strict=True)]
     np.testing.assert_allclose(losses[0], golden["nll"][size // 2 : size - 1], rtol=1e-5)
+    np.testing.assert_allclose(of_prompts, losses, atol=5e-5)
     if size == 128:
         found = [Estimate.of(np.concatenate(losses[:n])).value for n in (1, 2, 3, 4)]
         np.testing.assert_allclose(found, golden["tool_chunk_perplexity"], rtol=1e-5)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import httpx
+import numpy as np
 import pytest
 
 from tests.patience import PATIENCE, wait_for
@@ -19,6 +20,7 @@ from urdir.model.engine.requests.request import Ending, Finish, Piece, Request, 
 from urdir.model.engine.requests.slots import SlotAction, SlotDone
 from urdir.model.errors import ConstraintError, PrefixFileError
 from urdir.model.files.gguf import Gguf
+from urdir.model.memory.scored_rows import TokenScores
 from urdir.model.serve.access import Access
 from urdir.model.serve.interface import Defaults, Facts, Metrics
 from urdir.model.serve.limits import Limits
@@ -36,6 +38,9 @@ if TYPE_CHECKING:
     import openai
 
 OPEN = Access()
+FACTS = Facts(
+    "llama", 1_000_000, 2_000_000_000, "Q4_K_M", file="toy.gguf", trained_context=2048, width=64
+)
 USUAL = Limits()
 
 
@@ -51,7 +56,7 @@ class ToyModel:
     context: int = 512
     defaults: Defaults = field(default_factory=Defaults)
     answer_format: AnswerFormat = field(default_factory=AnswerFormat)
-    facts: Facts = field(default_factory=lambda: Facts("llama", 1_000_000, 2_000_000_000, "Q4_K_M"))
+    facts: Facts = field(default_factory=lambda: FACTS)
     fill: FillTokens | None = None
 
     @property
@@ -131,6 +136,8 @@ class ToyService:
         self.running += 1
         self.requests.append(request)
         try:
+            for scores in self._scores(request):
+                yield Piece("", (), (scores,))
             for token in ids if request.limit != 0 else ():
                 if error is not None and count >= good:
                     raise error
@@ -156,6 +163,16 @@ class ToyService:
         finally:
             self.running -= 1
 
+    def _scores(self, request: Request) -> Iterator[TokenScores]:
+        """Of token t -t / 10, and less of the ids after it; three tokens at a time."""
+        if (likely := request.prompt_logprobs) is None:
+            return
+        for start in range(1, len(request.prompt), 3):
+            tokens = np.array(request.prompt[start : start + 3], np.uint32)[:, None]
+            steps = np.arange(1 + likely, dtype=np.uint32)
+            values = tokens / -10 - 0.5 * np.maximum(0.0, steps - 1.0)
+            yield TokenScores(values.astype(np.float32), tokens + steps[:-1])
+
     def _choice(self, token: int, request: Request) -> TokenChoice:
         if request.settings.logprobs is None:
             return TokenChoice(token)
@@ -178,7 +195,9 @@ class ToyService:
         return SlotDone(17, 4096, 0.25)
 
     async def metrics(self) -> Metrics:
-        return Metrics(queued=3, running=self.running, pages_used=7, pages_total=99, steps=12)
+        return Metrics(
+            queued=3, running=self.running, sequences=2, pages_used=7, pages_total=99, steps=12
+        )
 
     async def drain(self) -> None:
         self.ended.append("drained")

@@ -14,11 +14,13 @@ from dataclasses import MISSING, fields, replace
 from types import SimpleNamespace
 from typing import Any, cast
 
+import numpy as np
 import pytest
 
 from tests.patience import PATIENCE
-from urdir.model.engine.requests.request import Request
+from urdir.model.engine.requests.request import Piece, Request, TokenChoice
 from urdir.model.engine.sampling_settings import SamplingSettings
+from urdir.model.memory.scored_rows import TokenScores
 from urdir.model.serve.apart import desks as apart_desks
 from urdir.model.serve.apart import supervisor, wire
 from urdir.model.serve.apart.desks import Desks
@@ -219,6 +221,7 @@ def test_requests_arrive_as_they_are() -> None:
         draft_p_min=0.25,
         adapters=(("a", -0.5),),
         source=(3, 1 << 20),
+        prompt_logprobs=20,
     )
     unlike = [
         each.name
@@ -230,6 +233,29 @@ def test_requests_arrive_as_they_are() -> None:
     call = wire.decode_call(body)
     assert isinstance(call, wire.Ask)
     assert call.request == replace(request, stops=(), shown=frozenset())
+
+
+@pytest.mark.parametrize("likely", [0, 3])
+def test_log_probabilities_of_prompts_arrive_as_they_are(likely: int) -> None:
+    """Alone, and with tokens."""
+    random = np.random.default_rng(likely)
+    scores = tuple(
+        TokenScores(
+            random.normal(size=(rows, 1 + likely)).astype(np.float32),
+            random.integers(0, 1 << 20, (rows, likely), np.uint32),
+        )
+        for rows in (5, 1)
+    )
+    choice = TokenChoice(7, -0.5, ((7, -0.5),))
+    for choices in ((), (TokenChoice(7),), (choice,)):
+        update = wire.Update.of(1, Piece("", choices, scores))
+        (body,) = wire.Frames().push(wire.frame(wire.Round([update])))
+        (piece,) = wire.decode_round(body).updates[0].items()
+        assert isinstance(piece, Piece)
+        assert piece.choices == choices
+        for found, sent in zip(piece.scores, scores, strict=True):
+            np.testing.assert_array_equal(found.values, sent.values)
+            np.testing.assert_array_equal(found.tokens, sent.tokens)
 
 
 def test_frames_are_cut_anywhere() -> None:

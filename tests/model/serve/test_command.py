@@ -25,6 +25,7 @@ from urdir.model.cli import build_parser, main
 from urdir.model.commands import serve_opening as command
 from urdir.model.engine.options import EngineOptions
 from urdir.model.engine.requests import async_service
+from urdir.model.files.metadata import Metadata
 from urdir.model.serve.access import Access
 from urdir.model.serve.interface import Defaults
 from urdir.model.text.named_templates import named_template
@@ -33,7 +34,7 @@ from urdir.model.text.named_templates import named_template
 ENGINE: Any = SimpleNamespace(
     name="toy",
     tokenizer=None,
-    file=SimpleNamespace(metadata={}),
+    file=SimpleNamespace(metadata=Metadata({})),
     template=SimpleNamespace(source="", form=None),
     session=SimpleNamespace(
         context=64,

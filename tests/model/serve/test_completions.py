@@ -78,6 +78,56 @@ def test_log_probabilities(server: Any) -> None:
     assert [top for part in parts for top in part.top_logprobs] == whole.top_logprobs
 
 
+PROMPTS = ([5], [5, 300, 7], [9, 8, 5, 301, 6, 4])
+
+
+def test_an_echoed_prompt_has_log_probabilities(server: Any) -> None:
+    """As lm-eval asks for them; its first token has none. Streams have them as they come."""
+    tokenizer = server.service.model.tokenizer
+
+    def name(token: int) -> str:
+        return str(tokenizer.token_bytes(token).decode("utf-8", "replace"))
+
+    for more in (0, 1):
+        asked = {"prompt": PROMPTS, "echo": True, "logprobs": 2, "max_tokens": more}
+        whole = ask(server, **asked).choices
+        # an end token, which would have no log-probability, is one more token
+        assert [of.ignore_end for of in server.service.requests[-3:]] == [more == 1] * 3
+        for prompt, choice in zip(PROMPTS, whole, strict=True):
+            found, count = choice.logprobs, len(prompt)
+            assert choice.text == tokenizer.decode(prompt) + "2" * more
+            assert found.tokens == [*map(name, prompt), *["2"] * more]
+            own = [None, *(-token / 10 for token in prompt[1:]), *[-0.5] * more]
+            assert found.token_logprobs == [of and pytest.approx(of) for of in own]
+            starts = [len(tokenizer.decode(prompt[:at])) for at in range(count + 1)]
+            assert found.text_offset == starts[: count + more]
+            assert found.top_logprobs[0] is None
+            for token, top in zip(prompt[1:], found.top_logprobs[1:count], strict=True):
+                likely = {token: -token / 10, token + 1: -token / 10 - 0.5}
+                assert top == {name(of): pytest.approx(value) for of, value in likely.items()}
+        parts: dict[int, list[Any]] = {index: [] for index in range(len(PROMPTS))}
+        for chunk in ask(server, stream=True, **asked):
+            parts[chunk.choices[0].index].append(chunk.choices[0])
+        for index, choice in enumerate(whole):
+            assert "".join(part.text for part in parts[index]) == choice.text
+            known = [part.logprobs for part in parts[index] if part.logprobs]
+            for of in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
+                joined = [value for part in known for value in getattr(part, of)]
+                assert joined == getattr(choice.logprobs, of)
+
+
+def test_log_probabilities_of_prompts_as_vllm_has_them(server: Any) -> None:
+    body = {"prompt": [5, 300, 7], "prompt_logprobs": 1, "max_tokens": 1}
+    (choice,) = server.http().post("/v1/completions", json=body).json()["choices"]
+    assert (choice["text"], choice["logprobs"]) == ("2", None)
+    none, *others = choice["prompt_logprobs"]
+    assert none is None
+    for token, entries in zip((300, 7), others, strict=True):
+        text = server.service.model.tokenizer.token_bytes(token).decode("utf-8", "replace")
+        value = pytest.approx(-token / 10)
+        assert entries == {str(token): {"logprob": value, "rank": 1, "decoded_token": text}}
+
+
 def test_offsets_of_tokens_within_a_character(server: Any) -> None:
     """They are where the character begins, and count what of the text has come."""
     server.service.answer = answer = "é 🦆 and ü."
@@ -107,9 +157,10 @@ def test_offsets_of_tokens_within_a_character(server: Any) -> None:
         ({"prompt": ["x"] * 65, "n": 2}, "prompt"),
         ({"best_of": 3}, "best_of"),
         ({"suffix": "end"}, "suffix"),
-        ({"echo": True, "logprobs": 1}, "echo"),
+        ({"prompt": [5] * 511, "n": 128, "echo": True, "logprobs": 8}, "prompt"),
+        ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
         ({"logprobs": 21}, "logprobs"),
-        ({"prompt_logprobs": 1}, "prompt_logprobs"),
+        ({"prompt_logprobs": 21}, "prompt_logprobs"),
     ],
 )
 def test_what_is_refused(server: Any, body: dict[str, Any], param: str) -> None:

@@ -31,6 +31,7 @@ from urdir.model.serve.ollama_model import show
 from urdir.model.serve.request_fields import (
     EMBEDDINGS,
     FIELDS,
+    NATIVE_EMBEDDINGS,
     OLLAMA_EMBED,
     OLLAMA_EMBEDDINGS,
     RERANK,
@@ -98,6 +99,25 @@ def test_texts_and_tokens_have_the_engine_s_embeddings(embeds: tuple[Post, Engin
     np.testing.assert_array_equal(np.array(made["embeddings"], np.float32), wanted)
     made = post("/api/embeddings", {"model": "tiny:latest", "prompt": texts[0]}).json()
     np.testing.assert_allclose(np.array(made["embedding"], np.float32), wanted[0], atol=2e-3)
+
+
+@pytest.mark.parametrize("path", ["/embedding", "/embeddings"])
+def test_embeddings_as_llama_server_has_them(embeds: tuple[Post, Engine], path: str) -> None:
+    """Lists of vectors, by a norm of one's choice: the Euclidean one, or llama.cpp's others."""
+    post, engine = embeds
+    texts = ["a warp has 32 threads.", "the weft crosses"]
+    wanted = engine.embed(texts).astype(np.float64)
+    for order in (None, 0, 1, 2, 5):
+        sizes = np.linalg.norm(wanted, np.inf if order == 0 else order or 2, axis=1)
+        sizes = sizes / (32760 if order == 0 else 1)
+        made = post(path, {"content": texts, "embd_normalize": order}).json()
+        assert [each["index"] for each in made] == [0, 1]
+        found = np.array([each["embedding"] for each in made])
+        np.testing.assert_allclose(found[:, 0], wanted / sizes[:, None], rtol=1e-6)
+    (one,) = post(path, {"input": texts[1]}).json()
+    np.testing.assert_allclose(one["embedding"], wanted[1:], atol=2e-3)
+    for order in (-1, 65):
+        assert post(path, {"content": "a", "embd_normalize": order}).status_code == 400
 
 
 def test_fewer_dimensions_have_length_one_again(embeds: tuple[Post, Engine]) -> None:
@@ -223,6 +243,7 @@ def test_what_is_too_long_is_named(
 #: Good requests, by endpoint of the table of fields.
 BODIES = {
     EMBEDDINGS: ("/v1/embeddings", {"input": "a"}),
+    NATIVE_EMBEDDINGS: ("/embedding", {"input": "a"}),
     OLLAMA_EMBED: ("/api/embed", {"input": "a"}),
     OLLAMA_EMBEDDINGS: ("/api/embeddings", {"prompt": "a"}),
     RERANK: ("/v1/rerank", {"query": "a", "documents": ["a"]}),
@@ -234,7 +255,7 @@ BODIES = {
 def test_fields_are_served_refused_or_without_effect_as_the_table_says(
     embeds: tuple[Post, Engine], ranks: tuple[Post, Engine], endpoint: str
 ) -> None:
-    post, _ = embeds if endpoint in (EMBEDDINGS, OLLAMA_EMBED, OLLAMA_EMBEDDINGS) else ranks
+    post, _ = ranks if endpoint in (RERANK, SCORE) else embeds
     path, body = BODIES[endpoint]
     fields = [field for field in FIELDS if endpoint in field.endpoints]
     assert {field.handling for field in fields} >= {Handling.SERVED, Handling.NO_EFFECT}

@@ -184,7 +184,17 @@ def test_the_model(server: Any) -> None:
     assert props["default_generation_settings"]["n_ctx"] == 512
     assert props["chat_template"] == server.model.template.source
     assert (props["eos_token"], props["is_sleeping"]) == ("<|im_end|>", False)
-    assert [slot["is_processing"] for slot in http.get("/slots").json()] == [False]
+    assert (props["total_slots"], props["model_path"]) == (2, "toy.gguf")
+    idle = http.get("/slots?fail_on_no_slot=1").json()
+    assert [(slot["id"], slot["is_processing"]) for slot in idle] == [(0, False), (1, False)]
+    server.service.running = 2
+    assert all(slot["is_processing"] for slot in http.get("/slots").json())
+    reply = http.get("/slots?fail_on_no_slot=1")
+    assert (reply.status_code, reply.json()["error"]["code"]) == (503, "no_slot")
+    server.service.running = 0
+    (model,) = [of for of in http.get("/v1/models").json()["data"] if of["id"] == "toy"]
+    assert model["architecture"]["output_modalities"] == ["text"]
+    assert (model["meta"]["n_ctx_train"], model["meta"]["n_embd"]) == (2048, 64)
     rendered = http.post("/apply-template", json={"messages": HI}).json()["prompt"]
     assert rendered == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
 

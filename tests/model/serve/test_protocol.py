@@ -32,7 +32,8 @@ def test_models(server: Any) -> None:
     model, also = client.models.list().data
     assert also == model.model_copy(update={"id": "a/b-GGUF"})
     assert (model.id, model.owned_by, model.created) == ("toy", "urdir", 1_700_000_000)
-    assert model.meta == {"n_vocab": 2048, "n_params": 2_000_000_000, "size": 1_000_000}
+    sizes = {"n_vocab": 2048, "n_params": 2_000_000_000, "size": 1_000_000}
+    assert model.meta == sizes | {"n_ctx_train": 2048, "n_embd": 64}
     assert (model.max_model_len, model.max_input_tokens, model.max_tokens) == (512, 512, 512)
     assert client.models.retrieve("toy") == model
     assert client.models.retrieve("a/b-GGUF") == also
@@ -113,7 +114,8 @@ def test_metrics(start: Any) -> None:
     for family in text_string_to_metric_families(server.http().get("/metrics").text):
         for sample in family.samples:
             samples[sample.name, tuple(sorted(sample.labels.items()))] = sample.value
-    of_now = ("running", "queued", "pages_used", "pages_total", "states_kept", "states_total")
+    of_now = ("running", "sequences", "queued")
+    of_now += ("pages_used", "pages_total", "states_kept", "states_total")
     for name, values in by_place.items():
         for place, value in enumerate(values, 1):
             assert samples[f"urdir_{name}_total", (("place", str(place)),)] == value

@@ -130,9 +130,11 @@ class PaperSession:
         *,
         given: Mapping[int, Any],
         revise: Any = None,
+        scored: Any = None,
     ) -> None:
         assert not given
         assert revise is None
+        assert scored is None
         ends = [(s, at + shape.steps) for s, at in zip(batch.decode, lasts, strict=True)]
         for sequence, end in [*ends, *((s.sequence, s.end) for s in batch.segments)]:
             assert end <= shape.keys

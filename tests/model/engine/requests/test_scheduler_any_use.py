@@ -21,6 +21,7 @@ pytestmark = pytest.mark.usefixtures("short_prompts_are_worth_a_state")
 
 PROMPTS = st.lists(st.integers(1, 2), min_size=1, max_size=14).map(tuple)
 SCOPES = st.sampled_from([b"", b"", b"a", b"b"])
+SCORES = st.sampled_from([None, None, 0])
 REQUESTS = st.builds(
     Request,
     prompt=PROMPTS,
@@ -30,7 +31,8 @@ REQUESTS = st.builds(
     constraint=st.sampled_from([None, None, object()]),
     scope=SCOPES,
     drafts=st.sampled_from([True, True, False]),
-) | st.builds(Request, prompt=PROMPTS, limit=st.just(0), scope=SCOPES)
+    prompt_logprobs=SCORES,
+) | st.builds(Request, prompt=PROMPTS, limit=st.just(0), scope=SCOPES, prompt_logprobs=SCORES)
 
 
 class AnyUse(RuleBasedStateMachine):

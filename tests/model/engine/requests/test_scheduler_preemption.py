@@ -19,6 +19,21 @@ def test_a_small_pool_sets_the_youngest_back_and_all_answers_come_out_right() ->
     assert large.answers == server.answers
 
 
+def test_prompts_whose_tokens_are_scored_are_set_back_and_go_on() -> None:
+    """Each token is scored once, whatever was computed again: `Server.check_answers`. A prompt that
+    was cached before is computed too."""
+    rng = np.random.default_rng(0)
+    prompts = [rng.integers(1, 5, rng.integers(1, 16)).tolist() for _ in range(9)]
+    asked = [
+        ask(*prompt, limit=int(rng.integers(0, 14)), prompt_logprobs=likely)
+        for prompt in (*prompts, *prompts)
+        for likely in (0, None)
+    ]
+    server = serve(asked, pages=11, slots=6, ahead=2, queue=len(asked))
+    assert server.scheduler.counts.preemptions > 3
+    assert any(server.endings[number].cached_tokens for number in server.endings)
+
+
 def test_a_request_goes_first_that_was_preempted() -> None:
     server = Server(ToyStorage(6, 4, 4), context=24, limits=small_limits(ahead=1))
     old, young = server.add(ask(*[1] * 8, limit=16)), server.add(ask(*[2] * 8, limit=16))

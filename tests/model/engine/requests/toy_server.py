@@ -20,6 +20,7 @@ from urdir.model.engine.requests.step_plan import Chosen, StepPlan
 from urdir.model.engine.speculation.drafting import Acceptance, Drafting
 from urdir.model.memory.draft_settings import DraftSettings
 from urdir.model.memory.prefix_tree import common_length
+from urdir.model.memory.scored_rows import MOST_SCORED
 
 END = 0
 VOCABULARY = 6
@@ -169,6 +170,7 @@ class Server:
         self.requests: dict[int, Request] = {}
         self.answers: dict[int, list[int]] = {}
         self.endings: dict[int, Ending] = {}
+        self.scored: dict[int, list[int]] = {}
         self.queued: deque[StepPlan] = deque()
         self.admitted: list[int] = []
         self.wasted = 0
@@ -182,6 +184,7 @@ class Server:
         number = self.scheduler.add(request)
         self.requests[number] = request
         self.answers[number] = []
+        self.scored[number] = []
         return number
 
     def plan(self) -> StepPlan | None:
@@ -212,6 +215,9 @@ class Server:
             for sequence, last in zip(plan.batch.choosing, lasts, strict=True)
         ]
         self.wasted += sum(last is None for last in lasts)
+        rows = [at for s in plan.batch.segments for at in range(s.start, s.start + s.scored)]
+        for number, first, end in self.scheduler.tasks.scored(plan):
+            self.scored[number] += rows[first:end]
         for outcome in self.scheduler.chosen(plan, chosen):
             assert plan.choosers[outcome.row] == outcome.request
             last = lasts[outcome.row]
@@ -246,6 +252,7 @@ class Server:
         aligned = sum(-(-count // limits.alignment) * limits.alignment for count in rows)
         assert aligned <= (limits.mixed_rows if plan.batch.decode else limits.prompt_rows)
         assert plan.batch.decode or plan.batch.segments
+        assert plan.batch.scored <= MOST_SCORED
         ends = [segment.end for segment in plan.batch.segments]
         assert len(ends) < 2 or limits.fit(ends)
 
@@ -260,6 +267,10 @@ class Server:
             assert ending.generated_tokens == len(answer)
             assert 0 <= ending.cached_tokens < len(request.prompt)
             assert ending.cached_tokens <= self.most_shared(number)
+            is_scored = request.prompt_logprobs is not None
+            wanted = range(len(request.prompt) - 1 if is_scored else 0)
+            assert self.scored[number] == [*wanted]  # each token once, in order
+            assert not is_scored or len(request.prompt) == 1 or not ending.cached_tokens
 
     def most_shared(self, number: int) -> int:
         """The longest beginning of a prompt that one before it, of the same scope, has had."""
