@@ -12,25 +12,26 @@ import numpy as np
 from urdir.model.errors import ConfigError, SafetensorsError
 from urdir.model.files.gguf import Tensor
 from urdir.model.files.metadata import REORDERED, Metadata, Value
+from urdir.model.files.opened import OpenedModel
 from urdir.model.files.pretrained.config import family_of, is_class, read_config, text_config
 from urdir.model.files.pretrained.drafts import EAGLE3, is_draft, split_fields, take_token_map
 from urdir.model.files.pretrained.fields import shown
 from urdir.model.files.pretrained.places import find_places, first_experts, is_unused, stored_layers
 from urdir.model.files.pretrained.quantised.experts import with_rows_in_order
-from urdir.model.files.pretrained.quantised.modules import merge_parts
+from urdir.model.files.pretrained.quantised.modules import kinds_of, merge_parts
 from urdir.model.files.pretrained.quantised.scheme import read_scheme
 from urdir.model.files.pretrained.sentences import dense_after_pooling, sentence_metadata
 from urdir.model.files.pretrained.steps.encoders import ENCODING
 from urdir.model.files.pretrained.tensors import make_tensors, vector
 from urdir.model.files.pretrained.tokens import read_json, text_metadata
 from urdir.model.files.safetensors import read_folder
-from urdir.model.owner import Owner
 
 
-class SafetensorsModel(Owner):
+class SafetensorsModel(OpenedModel):
     """config.json, vocabulary and *.safetensors as a ``ModelFile``: keys and tensors have the names
     that families read (`family`), types are ggml's. ``ignored_fields`` of config.json have no
-    effect, ``unused_tensors`` belong to other parts of the model.
+    effect, ``unused_tensors`` belong to other parts of the model; ``quantisation`` says how its
+    matrices are stored (`quantised.modules.kinds_of`).
 
     Matrices are converted row by row while read. They get the type ``quantize`` ("q8_0", "q4_0",
     ...; None: as stored). ``name`` is the model's name (None: the folder's).
@@ -66,6 +67,7 @@ class SafetensorsModel(Owner):
             others = {name: of for name, of in stored.items() if is_unused(name, family, count)}
             own_parts = {name: of for name, of in stored.items() if name not in others}
             stored = others | merge_parts(own_parts, scheme, self.path)
+        self.quantisation = kinds_of(stored, scheme)
         self.nbytes = sum(len(tensor.data) for tensor in stored.values())
         token_map = take_token_map(stored, config, self.path) if family is EAGLE3 else {}
         layers = values["block_count"]
@@ -101,19 +103,6 @@ class SafetensorsModel(Owner):
         }
         text = text_metadata(self.path, config, self.tensors.get("token_embd.weight"))
         self.metadata = Metadata(general | keys | own | text, str(self.path))
-
-    @property
-    def architecture(self) -> str:
-        """general.architecture, as GGUF names it."""
-        return self.metadata.require("general.architecture", str)
-
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__} {str(self.path)!r}, {len(self.tensors)} tensors>"
-
-    def close(self) -> None:
-        """Drop the tensors and metadata; files are closed once no tensor of them exists."""
-        self.tensors = {}
-        self.metadata = Metadata({}, str(self.path))
 
 
 def _ggufs(folder: Path) -> str:
