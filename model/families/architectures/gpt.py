@@ -70,6 +70,15 @@ def gpt2(file: Reader) -> Description:
     return _decoder(file, None, qkv_bias="required", positions=_positions(file))
 
 
+def gptneo(file: Reader) -> Description:
+    """GPT-Neo (EleutherAI 2021): learned positions, scores that are not scaled, windows in some
+    layers. Folders only."""
+    attends = {"scale": 1.0}
+    return _decoder(
+        file, None, qkv_bias="absent", attends=attends, positions=_positions(file)
+    )
+
+
 def starcoder2(file: Reader) -> Description:
     """StarCoder 2 (arXiv 2402.19173)."""
     return _decoder(file, shared_rope(file, "half"))
@@ -244,6 +253,7 @@ def stablelm(file: Reader) -> Description:
 ARCHITECTURES = {
     "gpt2": gpt2,
     "starcoder": gpt2,
+    "gptneo": gptneo,
     "starcoder2": starcoder2,
     "codeshell": codeshell,
     "bloom": bloom,

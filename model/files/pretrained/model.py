@@ -16,7 +16,13 @@ from urdir.model.files.opened import OpenedModel
 from urdir.model.files.pretrained.config import family_of, is_class, read_config, text_config
 from urdir.model.files.pretrained.drafts import EAGLE3, is_draft, split_fields, take_token_map
 from urdir.model.files.pretrained.fields import shown
-from urdir.model.files.pretrained.places import find_places, first_experts, is_unused, stored_layers
+from urdir.model.files.pretrained.places import (
+    SKIPPED_LAYERS,
+    find_places,
+    first_experts,
+    is_unused,
+    stored_layers,
+)
 from urdir.model.files.pretrained.quantised.experts import with_rows_in_order
 from urdir.model.files.pretrained.quantised.modules import kinds_of, merge_parts
 from urdir.model.files.pretrained.quantised.scheme import read_scheme
@@ -62,9 +68,10 @@ class SafetensorsModel(OpenedModel):
         read = read_config(config, family, config_file)
         values = dict(read.keys)
         self.ignored_fields = read.ignored
-        stored, count = read_folder(self.path), stored_layers(family, values)
+        stored, numbers = read_folder(self.path), stored_layers(family, values)
+        values.pop(SKIPPED_LAYERS, None)
         if scheme is not None:  # matrices of other parts may be of shapes that no type has
-            others = {name: of for name, of in stored.items() if is_unused(name, family, count)}
+            others = {name: of for name, of in stored.items() if is_unused(name, family, numbers)}
             own_parts = {name: of for name, of in stored.items() if name not in others}
             stored = others | merge_parts(own_parts, scheme, self.path)
         self.quantisation = kinds_of(stored, scheme)
@@ -72,7 +79,7 @@ class SafetensorsModel(OpenedModel):
         token_map = take_token_map(stored, config, self.path) if family is EAGLE3 else {}
         layers = values["block_count"]
         assert isinstance(layers, int)
-        places = first_experts(find_places(stored, family, count, self.path), family, values)
+        places = first_experts(find_places(stored, family, numbers, self.path), family, values)
         self.unused_tensors = places.unused
         dense, more = dense_after_pooling(self.path)
         found, stored = {**places.found, **dense}, stored | more
@@ -85,7 +92,8 @@ class SafetensorsModel(OpenedModel):
             found, changed, values, quantize=quantize, path=self.path
         )
         if family is not EAGLE3:  # whose output may be the model's
-            _check_vocabulary(config, self.tensors, config_file)
+            rows = values.get("own.tokens", config.get("vocab_size"))
+            _check_vocabulary(config, rows, self.tensors, config_file)
         for factors in [key for key in values if key.endswith(".weight")]:
             self.tensors[factors] = vector(factors, np.asarray(values.pop(factors)))
         values |= _take_scalars(self.tensors, layers)
@@ -125,7 +133,9 @@ def _take_scalars(tensors: dict[str, Tensor], layers: int) -> dict[str, Value]:
     return found
 
 
-def _check_vocabulary(config: Mapping[str, Any], tensors: Mapping[str, Tensor], path: Path) -> None:
+def _check_vocabulary(
+    config: Mapping[str, Any], rows: object, tensors: Mapping[str, Tensor], path: Path
+) -> None:
     has_output = config.get("tie_word_embeddings") is False and not is_class(config, ENCODING)
     if has_output and "output.weight" not in tensors:
         raise SafetensorsError(
@@ -133,8 +143,8 @@ def _check_vocabulary(config: Mapping[str, Any], tensors: Mapping[str, Tensor], 
             f"{path.name} is false: set it to true if the output is the embedding"
         )
     embedding = tensors.get("token_embd.weight")
-    if embedding is not None and config.get("vocab_size") not in (None, embedding.shape[0]):
+    if embedding is not None and rows not in (None, embedding.shape[0]):
         raise ConfigError(
-            f"{path}: 'vocab_size' is {shown(config['vocab_size'])}, the embedding has "
-            f"{embedding.shape[0]} rows"
+            f"{path}: 'vocab_size' is {shown(config.get('vocab_size'))}, the embedding has "
+            f"{embedding.shape[0]} rows, expected {shown(rows)}"
         )

@@ -14,6 +14,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from urdir.model.errors import SafetensorsError, UnsupportedError
 from urdir.model.files.pretrained.family import Family
 from urdir.model.files.pretrained.layouts import PLAIN, Layout
@@ -21,6 +23,10 @@ from urdir.model.files.pretrained.names import ENDS, LAYER
 
 #: The key of the number of layers in each of `Family.stacks`.
 LAYERS_PER_STACK = "hrm.layers_per_stack"
+#: The key of the numbers of layers that a folder has and text does not use.
+SKIPPED_LAYERS = "own.skipped_layers"
+#: The number in the description (of the first stack) of each stored layer that is read.
+Layers = Mapping[int, int]
 #: Outer modules, any number of them, and the list of layers.
 _OUTER = re.compile(
     r"^(model|transformer|backbone|gpt_neox|decoder|language_model|text_model|thinker)\."
@@ -69,9 +75,8 @@ class Places:
     unused: tuple[str, ...]
 
 
-def find_places(names: Iterable[str], family: Family, layers: int, path: Path) -> Places:
-    """Sort stored tensor names by the tensor of the description that they are part of; there are so
-    many ``layers`` in all.
+def find_places(names: Iterable[str], family: Family, layers: Layers, path: Path) -> Places:
+    """Sort stored tensor names by the tensor of the description that they are part of.
 
     Raises UnsupportedError for a name that the family does not have, SafetensorsError for one that
     occurs twice, and for a missing expert.
@@ -115,16 +120,16 @@ def first_experts(places: Places, family: Family, keys: Mapping[str, Any]) -> Pl
     return Places(found, tuple(others))
 
 
-def is_unused(stored: str, family: Family, layers: int) -> bool:
+def is_unused(stored: str, family: Family, layers: Layers) -> bool:
     """Whether a stored tensor belongs to no part of the description, as `Places.unused`."""
     if family.place is not None:
         return stored in family.unused
     return _located(stored, family, layers) is None
 
 
-def _located(stored: str, family: Family, layers: int) -> tuple[str, int, str] | None:
-    """The number of the layer as it is written, "" without one, the number of the first layer of
-    its stack, and the module there; None if the tensor is unused."""
+def _located(stored: str, family: Family, layers: Layers) -> tuple[str, int, str] | None:
+    """The number of the layer as it is written, "" without one, its number in the description, and
+    the module there; None if the tensor is unused."""
     name = _inner(stored, family)
     if name is None:
         return None
@@ -132,11 +137,11 @@ def _located(stored: str, family: Family, layers: int) -> tuple[str, int, str] |
     match = _LAYERS.match(_MIDLAYER.sub("layers.0.", inner))
     if match is None:
         return "", 0, name
-    each = layers // max(1, len(family.stacks))
-    return None if int(match[1]) >= each else (match[1], stack * each, match[2])
+    number = layers.get(int(match[1]))
+    return None if number is None else (match[1], stack * len(layers) + number, match[2])
 
 
-def _tensors_of(stored: str, family: Family, layers: int) -> list[tuple[str, int | None]] | None:
+def _tensors_of(stored: str, family: Family, layers: Layers) -> list[tuple[str, int | None]] | None:
     """The tensors of the description that a stored one is part of, and as which number; none if
     its name is unknown, None if it is unused."""
     if family.place is not None:
@@ -146,11 +151,11 @@ def _tensors_of(stored: str, family: Family, layers: int) -> list[tuple[str, int
     if located is None:
         return None
     table: dict[str, str | tuple[str, ...]]
-    layer, first, module = located
+    layer, number_of_layer, module = located
     if not layer:
         prefix, table = "", {**ENDS, **family.ends}
     else:
-        prefix, table = f"blk.{first + int(layer)}.", {**LAYER, **family.names}
+        prefix, table = f"blk.{number_of_layer}.", {**LAYER, **family.names}
         if layer != str(int(layer)):
             return []
     base, _, suffix = module.rpartition(".")
@@ -172,11 +177,12 @@ def _tensors_of(stored: str, family: Family, layers: int) -> list[tuple[str, int
     return [(_joined(prefix, of, suffix), number) for of in _each(known)]
 
 
-def stored_layers(family: Family, keys: Mapping[str, Any]) -> int:
-    """The number of layers that a folder has; some run more than once."""
-    count = keys[LAYERS_PER_STACK] * len(family.stacks) if family.stacks else keys["block_count"]
-    assert isinstance(count, int)
-    return count
+def stored_layers(family: Family, keys: Mapping[str, Any]) -> Layers:
+    """The layers that are read, of each stack; some run more than once, some are skipped."""
+    count = keys[LAYERS_PER_STACK] if family.stacks else keys["block_count"]
+    skipped = {*np.asarray(keys.get(SKIPPED_LAYERS, ())).tolist()}
+    stored = (number for number in range(count + len(skipped)) if number not in skipped)
+    return {number: layer for layer, number in enumerate(stored)}
 
 
 def _of_stack(name: str, family: Family) -> tuple[int, str]:

@@ -13,6 +13,7 @@ from urdir.model.files.pretrained.steps.common import (
     falcon_heads,
     flag,
 )
+from urdir.model.files.pretrained.steps.others import gpt_neo_layers
 from urdir.model.files.pretrained.tables.dense import GELU_TANH, ONE_MORE
 
 _BY_HEAD = {"own.fused_by_head": True}
@@ -60,6 +61,19 @@ FAMILIES: Mapping[str, Family] = {
         steps=(default_width(4), bigcode_heads),
         fixed=_SCALED,
         ignored=_GPT2_TRAINING,
+        rope=None,
+        tied=True,
+        activations=_GELU,
+    ),
+    "gpt_neo": Family(
+        "gptneo",
+        names={
+            **{f"attn.attention.{name}_proj": f"attn_{name}" for name in "qkv"},
+            "attn.attention.out_proj": "attn_output",
+        },
+        keys={"num_layers": "block_count", "num_heads": "attention.head_count"},
+        steps=(gpt_neo_layers, default_width(4)),
+        ignored=frozenset({"embed_dropout", "resid_dropout"}),
         rope=None,
         tied=True,
         activations=_GELU,

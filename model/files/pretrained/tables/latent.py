@@ -21,6 +21,7 @@ from urdir.model.files.pretrained.steps.mixtures import (
     usual_latent_eps,
     weights_norm,
 )
+from urdir.model.files.pretrained.steps.others import all_dense
 from urdir.model.files.pretrained.steps.recurrent import every_last_is_full, kimi_layers
 
 _EXPERTS = {"n_shared_experts": "expert_shared_count"}
@@ -253,6 +254,18 @@ FAMILIES: Mapping[str, Family] = {
         rope=None,
     ),
     "kimi_k2": DEEPSEEK_V3,
+    "axk1": replace(
+        DEEPSEEK_V3,
+        architecture="axk1",
+        names=dict.fromkeys(("post_mlp_layernorm", "mlp.post_mlp_layernorm"), "post_ffw_norm"),
+    ),
+    "youtu": Family(
+        "deepseek2",
+        steps=(latent_heads, all_dense),
+        ignored=frozenset({"embedding_initializer_range"}),
+        rope="interleaved",
+        tied=True,
+    ),
     "glm4_moe_lite": DEEPSEEK_V3,
     "mistral4": Family(
         "mistral4",
