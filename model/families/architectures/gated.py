@@ -146,4 +146,9 @@ def nanochat(file: Reader) -> Description:
     )
 
 
-ARCHITECTURES = {"muse-glimmer": muse_glimmer, "spark2_5": spark2_5, "talkie": talkie, "nanochat": nanochat}
+ARCHITECTURES = {
+    "muse-glimmer": muse_glimmer,
+    "spark2_5": spark2_5,
+    "talkie": talkie,
+    "nanochat": nanochat,
+}

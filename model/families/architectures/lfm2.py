@@ -8,7 +8,8 @@ Attention has QK norms. llama.cpp: `src/models/` lfm2.cpp, lfm2moe.cpp.
 
 Keys: those of `parts`, `rope` and `mixtures`, attention.layer_norm_rms_epsilon; shortconv.l_cache
 (taps of the convolution); attention.head_count_kv (0: the layer is a convolution); dense models:
-attention.sliding_window (LFM3: sliding_window_pattern, rope.freq_base_swa); models with experts: expert_feed_forward_length, expert_gating_func,
+attention.sliding_window (LFM3: of layers by attention.sliding_window_pattern, which rotate by
+rope.freq_base_swa); models with experts: expert_feed_forward_length, expert_gating_func,
 leading_dense_block_count.
 """
 

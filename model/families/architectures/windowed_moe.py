@@ -190,9 +190,7 @@ def flint(file: Reader) -> Description:
     def sinks(index: int) -> dict[str, Any]:
         return {"sinks": file.vector("attn_sinks.weight", index, heads(file, index)[0])}
 
-    attends = windowed_mixer(
-        file, windowed, _window(file), rope, None, head_norm=True, more=sinks
-    )
+    attends = windowed_mixer(file, windowed, _window(file), rope, None, head_norm=True, more=sinks)
 
     def network(index: int) -> Mixture:
         route, width = router(file, index, "sigmoid", normalize=True), expert_width(file, index)

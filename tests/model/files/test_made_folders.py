@@ -77,6 +77,9 @@ DECODERS: dict[str, dict[str, Any]] = {
               "route_scale": 2.0, "head_dim": 32, "mup_enabled": True},
     "BitNet": {"rope_parameters": {"rope_type": "default", "rope_theta": 5000.0}},
     "Bamba": {**_MAMBA, "attn_layer_indices": [1]},
+    "BioGpt": {"num_key_value_heads": None, "pad_token_id": 1},
+    "CodeGen": {"num_attention_heads": 4, "rotary_dim": 8, "num_key_value_heads": None,
+                "intermediate_size": None, "n_ctx": 512},
     "Cohere": {},
     "FlexOlmo": {"num_experts": 4, "num_experts_per_tok": 2},
     "Flint": {**_MOE, **_WINDOWS, "num_experts": 4, "shared_expert_intermediate_size": 32,
@@ -90,7 +93,10 @@ DECODERS: dict[str, dict[str, Any]] = {
     "AXK1": {**_LATENT, **_ROUTED, "n_routed_experts": 8, "n_group": 2, "topk_group": 1},
 
     "NanoChat": {"intermediate_size": 96, "hidden_act": "relu2"},
+    "Persimmon": {"num_key_value_heads": None, "hidden_act": "relu2"},
     "Phi4Multimodal": {},
+    "XGLM": {"num_key_value_heads": None, "intermediate_size": None, "ffn_dim": 96,
+             "pad_token_id": 1},
     "VaultGemma": {"head_dim": 32, "sliding_window": 20},
     "Youtu": _LATENT,
     "Cohere2Moe": {**_WINDOWS, "num_experts": 4, "num_experts_per_tok": 2, "head_dim": 32,
@@ -207,6 +213,30 @@ OTHERS: dict[str, tuple[str, str, dict[str, Any]]] = {
         {"num_hidden_layers": 25, "num_kv_shared_layers": 5, "head_dim": 32, "sliding_window": 20,
          "vocab_size_per_layer_input": 300, "rms_norm_eps": 1e-5},
     ),
+    "openai-gpt": (
+        "OpenAIGPTConfig", "OpenAIGPTLMHeadModel",
+        {"num_key_value_heads": None, "intermediate_size": None},
+    ),
+    "cosmos3_edge_text": (
+        "Cosmos3EdgeConfig", "Cosmos3EdgeForConditionalGeneration",
+        {"text_config": {**_BASE, "head_dim": 32, "rope_parameters": _SECTIONS},
+         "vision_config": {**_VISION, "patch_size": 2, "num_patches": 16}},
+    ),
+    "cohere_compass_text": (
+        "CohereCompassTextConfig", "CohereCompassForCausalLM",
+        {**_WINDOWS, "head_dim": 32, "logit_scale": 0.7,
+         "rope_parameters": {"sliding_attention": _SECTIONS, "full_attention": None}},
+    ),
+    "aria_text": (
+        "AriaTextConfig", "AriaTextForCausalLM",
+        {"moe_num_experts": 4, "moe_topk": 2, "pad_token_id": 1,
+         "rope_parameters": {"rope_type": "default", "rope_theta": 5000.0}},
+    ),
+    "mllama_text_model": (
+        "MllamaTextConfig", "MllamaForCausalLM",
+        {"num_hidden_layers": 6, "cross_attention_layers": [1, 4], "pad_token_id": 1,
+         "rope_parameters": {"rope_type": "default", "rope_theta": 5000.0}},
+    ),
     "emu3_text_model": (
         "Emu3TextConfig", "Emu3ForCausalLM",
         {"pad_token_id": 0, "rope_parameters": {"rope_type": "default", "rope_theta": 5000.0}},
@@ -293,7 +323,8 @@ def _make(folder: Path, model_class: str, config_class: str, fields: dict[str, A
             else:
                 values.normal_(0.0, deviation / values.shape[-1] ** 0.5)
         for name, values in model.named_buffers():
-            if "bias" in name and values.is_floating_point():
+            # a mask of GPT is a buffer of four dimensions
+            if "bias" in name and values.is_floating_point() and values.dim() < 4:
                 values.normal_(0.0, 0.1)
         tokens = torch.randint(2, 320, (1, 48))
         wanted = model(tokens).logits[0]

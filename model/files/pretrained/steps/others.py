@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from urdir.model.errors import ConfigError
@@ -14,6 +16,8 @@ from urdir.model.files.pretrained.steps.recurrent import set_heads
 _WINDOW = "sliding_attention"
 #: Rows of Llama 3.2 Vision's embedding beyond the tokens that it chooses from.
 _MORE_ROWS = 8
+#: Values of a table of positions that is made: published ones have 8 million.
+_MOST_WAVES = 1 << 25
 
 
 def mllama_layers(fields: Fields, found: Found) -> None:
@@ -54,12 +58,42 @@ def gpt_neo_layers(fields: Fields, found: Found) -> None:
     fields.put("sliding_window", fields.size("window_size", 256))
 
 
+def compass_rope(fields: Fields, found: Found) -> None:
+    """RoPE of Cohere Compass by the kind of a layer; null for those without."""
+    layers = layers_of(fields, found)
+    kinds = layer_kinds(fields, found, FULL, _WINDOW) or [FULL] * layers
+    fields.put("layer_types", kinds)
+    given = fields.given("rope_parameters", dict, {})
+    if not given.keys() & {*kinds}:
+        return
+    ropes = [given[kind] for kind in sorted({*kinds}) if given.get(kind) is not None]
+    if not ropes or any(rope != ropes[0] for rope in ropes) or not isinstance(ropes[0], dict):
+        raise fields.refused("rope_parameters", "one rotation for all is supported")
+    found["own.rotates"] = np.array([given.get(kind) is not None for kind in kinds])
+    fields.put("rope_parameters", ropes[0])
+
+
+def scaled_embedding(fields: Fields, found: Found) -> None:
+    """Whether embeddings are multiplied by the root of their size."""
+    if fields.given("scale_embedding", bool, False):
+        found["own.embedding_scale"] = math.sqrt(number(found, "embedding_length"))
+
+
+def waves(fields: Fields, found: Found) -> None:
+    """Positions of XGLM, sines and cosines that no tensor has, from the third one on (arXiv
+    1706.03762, 3.5)."""
+    hidden, positions = number(found, "embedding_length"), number(found, "context_length")
+    if hidden < 4 or hidden % 2 or not 0 < positions * hidden <= _MOST_WAVES:
+        raise fields.wrong("max_position_embeddings", f"{positions}, with {hidden} values each")
+    periods = 10000.0 ** (np.arange(hidden // 2) / (hidden // 2 - 1))
+    angles = np.arange(2, positions + 2)[:, None] / periods
+    found["position_embd.weight"] = np.concatenate([np.sin(angles), np.cos(angles)], axis=1)
+
+
 def lfm3_layers(fields: Fields, found: Found) -> None:
     """LFM3's layers: convolutions, and attention to a window or to everything."""
     layers = layers_of(fields, found)
-    usual = [
-        FULL if i % 4 == 2 else _WINDOW if i % 4 == 0 and i else "conv" for i in range(layers)
-    ]
+    usual = [FULL if i % 4 == 2 else _WINDOW if i % 4 == 0 and i else "conv" for i in range(layers)]
     kinds = layer_kinds(fields, found, "conv", FULL, _WINDOW) or usual
     set_heads(fields, found, [kind != "conv" for kind in kinds])
     fields.put("layer_types", [kind if kind == _WINDOW else FULL for kind in kinds])

@@ -207,10 +207,9 @@ _GLM4 = Family(
     rope="interleaved",
 )
 
+_DIFFUSERS = {"q": "q", "k": "k", "v": "v", "out": "output"}
 _PHI3 = Family("phi3")
-_PHI4_MODULES = (
-    *("self_attn.qkv_proj", "self_attn.o_proj", "mlp.gate_up_proj", "mlp.down_proj"),
-)
+_PHI4_MODULES = (*("self_attn.qkv_proj", "self_attn.o_proj", "mlp.gate_up_proj", "mlp.down_proj"),)
 #: Muse Glimmer's norms with weights as they are.
 _MUSE_PLAIN = ("output_norm.weight", "attn_q_norm.weight", "attn_k_norm.weight")
 
@@ -265,9 +264,7 @@ FAMILIES: Mapping[str, Family] = {
         },
     ),
     "cwm": LLAMA,
-    "iquestcoder": replace(
-        LLAMA, defaults={"use_sliding_window": False}, fixed={"clip_qkv": ()}
-    ),
+    "iquestcoder": replace(LLAMA, defaults={"use_sliding_window": False}, fixed={"clip_qkv": ()}),
     "helium": replace(LLAMA, rope="interleaved"),
     "mllama_text_model": replace(
         LLAMA,
@@ -314,6 +311,17 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "ministral3": Family("mistral3"),
     "arcee": Family("arcee", activations=("relu2",)),
+    "cosmos3_edge_text": Family(
+        "arcee",
+        names={f"self_attn.to_{of}": f"attn_{to}" for of, to in _DIFFUSERS.items()},
+        defaults={
+            **{"vocab_size": 131072, "hidden_size": 2048, "intermediate_size": 9216},
+            **{"num_hidden_layers": 28, "num_attention_heads": 16, "num_key_value_heads": 8},
+            **{"head_dim": 128, "max_position_embeddings": 131072, "rms_norm_eps": 1e-5},
+            "rope_theta": 1e8,
+        },
+        activations=("relu2",),
+    ),
     "bitnet": Family(
         "bitnet",
         names={"self_attn.attn_sub_norm": "attn_sub_norm", "mlp.ffn_sub_norm": "ffn_sub_norm"},

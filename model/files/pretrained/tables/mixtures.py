@@ -92,6 +92,7 @@ FAMILIES: Mapping[str, Family] = {
     "flint": Family(
         "flint",
         fixed={"decoder_sparse_step": (1,)},
+        names={"self_attn.softmax_offset": "attn_sinks.weight"},
         steps=(first_dense, own_weights_norm),
         windows="pattern",
     ),
