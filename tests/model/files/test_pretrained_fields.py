@@ -207,7 +207,7 @@ def test_dense_layers_of_kimi_linear_have_the_name_of_mixtures() -> None:
     """In folders that transformers 5 writes."""
     names = [f"model.layers.0.block_sparse_moe.{of}_proj.weight" for of in ("gate", "up", "down")]
     names.append("model.layers.1.block_sparse_moe.gate.weight")
-    found = find_places(names, FAMILIES["kimi_linear"], 2, Path("a")).found
+    found = find_places(names, FAMILIES["kimi_linear"], {0: 0, 1: 1}, Path("a")).found
     kinds = [f"blk.0.ffn_{of}.weight" for of in ("gate", "up", "down")]
     assert list(found) == [*kinds, "blk.1.ffn_gate_inp.weight"]
 
