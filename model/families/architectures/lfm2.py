@@ -69,10 +69,11 @@ def lfm3(file: Reader) -> Description:
     key_dim, full = head_dims(file)[0], shared_rope(file, "half")
     local = windowed_rope(file, full, key_dim, scaled=False)
     windowed = optional_windows(file, window := optional_window(file), 0)
+    is_gated = file.own("gates", bool, True)
 
     def more(index: int) -> dict[str, Any]:
         own = {"rope": local, "window": window} if windowed[index] else {"rope": full}
-        if not file.own("gates", bool, True):
+        if not is_gated:
             return own
         return {**own, "gate": output_gate(file, index, heads(file, index)[0], "sigmoid")}
 

@@ -185,12 +185,13 @@ def smallthinker(file: Reader) -> Description:
 
 def flint(file: Reader) -> Description:
     """Flint (RecursiveSI): sinks; only windowed layers have RoPE. Folders only."""
-    windowed, rope = flagged_layers(file), shared_rope(file, "half")
+    window, rope = optional_window(file), shared_rope(file, "half")
+    windowed = optional_windows(file, window, 4)
 
     def sinks(index: int) -> dict[str, Any]:
         return {"sinks": file.vector("attn_sinks.weight", index, heads(file, index)[0])}
 
-    attends = windowed_mixer(file, windowed, _window(file), rope, None, head_norm=True, more=sinks)
+    attends = windowed_mixer(file, windowed, window, rope, None, head_norm=True, more=sinks)
 
     def network(index: int) -> Mixture:
         route, width = router(file, index, "sigmoid", normalize=True), expert_width(file, index)

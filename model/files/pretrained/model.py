@@ -18,6 +18,7 @@ from urdir.model.files.pretrained.drafts import EAGLE3, is_draft, split_fields, 
 from urdir.model.files.pretrained.fields import shown
 from urdir.model.files.pretrained.places import (
     SKIPPED_LAYERS,
+    check_skipped,
     find_places,
     first_experts,
     is_unused,
@@ -69,7 +70,7 @@ class SafetensorsModel(OpenedModel):
         values = dict(read.keys)
         self.ignored_fields = read.ignored
         stored, numbers = read_folder(self.path), stored_layers(family, values)
-        values.pop(SKIPPED_LAYERS, None)
+        check_skipped(stored, np.asarray(values.pop(SKIPPED_LAYERS, [])).tolist(), self.path)
         if scheme is not None:  # matrices of other parts may be of shapes that no type has
             others = {name: of for name, of in stored.items() if is_unused(name, family, numbers)}
             own_parts = {name: of for name, of in stored.items() if name not in others}

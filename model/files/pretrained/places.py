@@ -32,6 +32,7 @@ _OUTER = re.compile(
     r"^(model|transformer|backbone|gpt_neox|decoder|language_model|text_model|thinker)\."
 )
 _LAYERS = re.compile(r"^(?:layers?|h|blocks)\.(\d{1,9})\.(.+)$")
+_OWN_ATTENTION = re.compile(r"\blayers\.(\d{1,9})\.self_attn\.")
 #: Tensors of an adapter that was saved with its model.
 _ADAPTER = re.compile(r"\.(lora_[AB]|lora_embedding_[AB]|lora_magnitude_vector|base_layer)(\.|$)")
 _ADAPTER_HINT = (
@@ -183,6 +184,18 @@ def stored_layers(family: Family, keys: Mapping[str, Any]) -> Layers:
     skipped = {*np.asarray(keys.get(SKIPPED_LAYERS, ())).tolist()}
     stored = (number for number in range(count + len(skipped)) if number not in skipped)
     return {number: layer for layer, number in enumerate(stored)}
+
+
+def check_skipped(names: Iterable[str], skipped: Iterable[int], path: Path) -> None:
+    """Raise SafetensorsError for a tensor of self-attention in a layer that text skips, since it
+    attends to pictures."""
+    numbers = {*skipped}
+    for name in names:
+        match = _OWN_ATTENTION.search(name)
+        if match is not None and int(match[1]) in numbers:
+            raise SafetensorsError(
+                f"{path}: tensor '{name}' is of a layer that 'cross_attention_layers' names"
+            )
 
 
 def _of_stack(name: str, family: Family) -> tuple[int, str]:

@@ -348,27 +348,27 @@ def _check(
     assert _error(folder, reference_model) < 1e-4
 
 
-def _fields(changed: dict[str, Any]) -> dict[str, Any]:
+def filled(changed: dict[str, Any]) -> dict[str, Any]:
     dropped = {name for name, value in changed.items() if value is None}
     return {name: value for name, value in {**_BASE, **changed}.items() if name not in dropped}
 
 
 @pytest.mark.parametrize("prefix", DECODERS)
 def test_decoders(prefix: str, keep: Keep, reference_model: Any) -> None:
-    fields = _fields(DECODERS[prefix])
+    fields = filled(DECODERS[prefix])
     _check(f"{prefix}ForCausalLM", f"{prefix}Config", fields, keep, reference_model)
 
 
 @pytest.mark.parametrize("model_type", OTHERS)
 def test_other_classes(model_type: str, keep: Keep, reference_model: Any) -> None:
     config, model, fields = OTHERS[model_type]
-    _check(model, config, _fields(fields), keep, reference_model)
+    _check(model, config, filled(fields), keep, reference_model)
 
 
 @pytest.mark.parametrize("prefix", WRAPPERS)
 def test_text_decoders_of_multi_modal_models(prefix: str, keep: Keep, reference_model: Any) -> None:
     text, vision = WRAPPERS[prefix]
-    text = _fields({"rope_parameters": _SECTIONS, **text})
+    text = filled({"rope_parameters": _SECTIONS, **text})
     fields = {"text_config": text, "vision_config": vision}
     model = f"{prefix}ForConditionalGeneration"
     _check(model, f"{prefix}Config", fields, keep, reference_model)
@@ -400,7 +400,7 @@ def _make_ternary(folder: Path, linear: str, mode: str, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(bitnet.BitLinear, "activation_quant", lambda self, x: (x, 1.0))
     monkeypatch.setattr(bitnet.ActQuant, "apply", staticmethod(lambda x: x))
-    config = transformers.BitNetConfig(**_fields({"hidden_size": 256, "intermediate_size": 256}))
+    config = transformers.BitNetConfig(**filled({"hidden_size": 256, "intermediate_size": 256}))
     config._attn_implementation = "eager"
     torch.manual_seed(5)
     model = transformers.BitNetForCausalLM(config).float().eval()

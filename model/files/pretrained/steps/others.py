@@ -49,9 +49,10 @@ def gpt_neo_layers(fields: Fields, found: Found) -> None:
         kinds += names * times
         if len(kinds) > layers:
             break
-    written = fields.items("attention_layers", str) or kinds
-    if len(kinds) != layers or written != kinds:
+    if len(kinds) != layers:
         raise fields.wrong("attention_types", f"{len(kinds)} kinds for {layers} layers")
+    if (written := fields.items("attention_layers", str)) not in (None, kinds):
+        raise fields.wrong("attention_layers", f"{written}, 'attention_types' {kinds}")
     if not all(kind in ("global", "local") for kind in kinds):
         raise fields.refused("attention_types", "global and local are supported")
     fields.put("layer_types", [_WINDOW if kind == "local" else FULL for kind in kinds])
@@ -63,13 +64,14 @@ def compass_rope(fields: Fields, found: Found) -> None:
     layers = layers_of(fields, found)
     kinds = layer_kinds(fields, found, FULL, _WINDOW) or [FULL] * layers
     fields.put("layer_types", kinds)
+    needs_window(fields, found)
     given = fields.given("rope_parameters", dict, {})
-    if not given.keys() & {*kinds}:
-        return
-    ropes = [given[kind] for kind in sorted({*kinds}) if given.get(kind) is not None]
+    if not given.keys() >= {*kinds}:
+        raise fields.refused("rope_parameters", "a rotation for each kind of layer is supported")
+    ropes = [given[kind] for kind in sorted({*kinds}) if given[kind] is not None]
     if not ropes or any(rope != ropes[0] for rope in ropes) or not isinstance(ropes[0], dict):
         raise fields.refused("rope_parameters", "one rotation for all is supported")
-    found["own.rotates"] = np.array([given.get(kind) is not None for kind in kinds])
+    found["own.rotates"] = np.array([given[kind] is not None for kind in kinds])
     fields.put("rope_parameters", ropes[0])
 
 
@@ -95,8 +97,17 @@ def lfm3_layers(fields: Fields, found: Found) -> None:
     layers = layers_of(fields, found)
     usual = [FULL if i % 4 == 2 else _WINDOW if i % 4 == 0 and i else "conv" for i in range(layers)]
     kinds = layer_kinds(fields, found, "conv", FULL, _WINDOW) or usual
+    fields.put("layer_types", kinds)
+    needs_window(fields, found)
     set_heads(fields, found, [kind != "conv" for kind in kinds])
     fields.put("layer_types", [kind if kind == _WINDOW else FULL for kind in kinds])
+
+
+def needs_window(fields: Fields, found: Found) -> None:
+    """Layers with a window must have a size of it."""
+    kinds = fields.peek("layer_types")
+    if isinstance(kinds, list) and _WINDOW in kinds and fields.peek("sliding_window") is None:
+        raise fields.wrong("sliding_window", None)
 
 
 def all_dense(fields: Fields, found: Found) -> None:

@@ -20,7 +20,7 @@ from urdir.model.files.pretrained.steps.mixtures import (
     step_layers,
     weights_norm,
 )
-from urdir.model.files.pretrained.steps.others import aria_experts, first_dense
+from urdir.model.files.pretrained.steps.others import aria_experts, first_dense, needs_window
 from urdir.model.files.pretrained.tables.dense import GRANITE_KEYS, ONE_MORE
 
 _SIGMOID = {"expert_gating_func": 2}
@@ -93,7 +93,7 @@ FAMILIES: Mapping[str, Family] = {
         "flint",
         fixed={"decoder_sparse_step": (1,)},
         names={"self_attn.softmax_offset": "attn_sinks.weight"},
-        steps=(first_dense, own_weights_norm),
+        steps=(first_dense, needs_window, own_weights_norm),
         windows="pattern",
     ),
     "qwen2_moe": Family(
