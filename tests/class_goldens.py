@@ -51,6 +51,8 @@ def write(name: str) -> None:
         with torch.no_grad():
             logits = read(tokens).logits[0].numpy()
         said = json.loads((folder / "config.json").read_text())
+    rows = read.get_input_embeddings().num_embeddings - logits.shape[1]  # never chosen
+    logits = np.pad(logits, ((0, 0), (0, rows)), constant_values=np.finfo(np.float32).min)
     np.savez_compressed(
         FOLDER / f"{name}.npz",
         config=json.dumps(said),

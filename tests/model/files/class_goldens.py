@@ -20,6 +20,7 @@ import numpy as np
 from tests.model.files.quantised_folders import write_safetensors
 
 FOLDER = Path(__file__).parents[2] / "data" / "classes"
+NAMES = sorted(path.stem for path in FOLDER.glob("*.npz"))
 Shapes = Mapping[str, tuple[int, ...]]
 
 
