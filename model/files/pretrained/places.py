@@ -47,6 +47,7 @@ _OTHER_PARTS = (
     *("vit.", "mlp_AR.", "multi_modal_projector.", "mm_projector.", "connector."),
     *("image_newline", "audio_tower.", "embed_audio.", "mtp."),
     *("image_tower.", "video_tower.", "vision_encoder.", "high_res_vision_", "resampler_model."),
+    *("query_tokens", "qformer.", "language_projection."),  # BLIP-2
     *("aligner.", "merger.", "projector.", "mlp1.", "vision_projection.", "vision_projector."),
     *("vit_large_projector.", "visual_embeddings_table.", "talker.", "token2wav.", "code2wav."),
     *("acoustic_tokenizer_encoder.", "semantic_tokenizer_encoder.", "vqmodel.", "generation_"),

@@ -11,6 +11,7 @@ from urdir.model.files.pretrained.steps.common import flag
 from urdir.model.files.pretrained.steps.dots import latent_scale, two_kinds
 from urdir.model.files.pretrained.steps.glm5 import glm5_layers, still_heads
 from urdir.model.files.pretrained.steps.mixtures import (
+    all_indexed,
     compressed_blocks,
     grouped,
     indexer_kinds,
@@ -217,7 +218,7 @@ FAMILIES: Mapping[str, Family] = {
         unused=("qwen2_model.", "sam_model.", "view_seperator"),
     ),
     "deepseek_v3": DEEPSEEK_V3,
-    "deepseek_v32": _SPARSE,
+    "deepseek_v32": replace(_SPARSE, steps=(*_SPARSE.steps, all_indexed)),
     "glm_moe_dsa": replace(
         _SPARSE,
         architecture="glm-dsa",
