@@ -282,6 +282,16 @@ def test_yarn_is_that_of_its_paper() -> None:
     assert found["own.rope_magnitude"] == 0.1 * math.log(4.0) + 1.0
 
 
+def test_adapters_of_pictures_and_speech_are_unused() -> None:
+    """Of Phi-4-multimodal as it is published."""
+    module = "model.layers.0.mlp.down_proj"
+    names = [f"{module}.lora_{side}.{of}.weight" for side in "AB" for of in ("vision", "speech")]
+    names += ["model.embed_tokens_extend.image_embed.a", f"{module}.base_layer.weight"]
+    places = find_places(names, FAMILIES["phi4mm"], {0: 0}, Path("a"))
+    assert list(places.found) == ["blk.0.ffn_down.weight"]
+    assert places.unused == tuple(names[:-1])
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
