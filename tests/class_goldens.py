@@ -24,7 +24,16 @@ from tests.model.files.test_made_folders import DECODERS, OTHERS, filled
 #: Types that no other golden covers.
 NAMES = (
     *("AXK1", "BioGpt", "CodeGen", "FlexOlmo", "Flint", "GPTNeo", "Helium", "HyperCLOVAX"),
-    *("Lfm3", "NanoChat", "Persimmon", "Phi4Multimodal", "VaultGemma", "XGLM", "Youtu"),
+    *(
+        "Lfm3",
+        "ModernBertDecoder",
+        "NanoChat",
+        "Persimmon",
+        "Phi4Multimodal",
+        "VaultGemma",
+        "XGLM",
+        "Youtu",
+    ),
     *("aria_text", "cohere_compass_text", "cosmos3_edge_text", "mllama_text_model", "openai-gpt"),
 )
 #: Within and beyond windows of 20 tokens.

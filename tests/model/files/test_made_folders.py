@@ -92,6 +92,8 @@ DECODERS: dict[str, dict[str, Any]] = {
              "layer_types": ["conv", "conv", "full_attention", "sliding_attention"]},
     "AXK1": {**_LATENT, **_ROUTED, "n_routed_experts": 8, "n_group": 2, "topk_group": 1},
 
+    "ModernBertDecoder": {"local_attention": 40, "pad_token_id": 1, "cls_token_id": 0,
+                          "sep_token_id": 1, "num_key_value_heads": None},
     "NanoChat": {"intermediate_size": 96, "hidden_act": "relu2"},
     "Persimmon": {"num_key_value_heads": None, "hidden_act": "relu2"},
     "Phi4Multimodal": {
