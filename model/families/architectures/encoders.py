@@ -91,7 +91,7 @@ def modern_bert_decoder(file: Reader) -> Description:
     head = Branch(
         file.linear("head", None, file.hidden, file.hidden), file.norm("output_norm", None, norm)
     )
-    # the stream begins anew with what each of them makes of it
+    # each of them replaces the stream with its result
     last = LayerConfig((Block((head,), banks=True), Block((Branch(GELU_ERF),), banks=True)))
     return model(
         file,
