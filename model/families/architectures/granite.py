@@ -18,9 +18,8 @@ from urdir.model.families.attention import Attention
 from urdir.model.families.dense import rms_decoder, shared_rope, without_experts
 from urdir.model.families.description import Description
 from urdir.model.families.feed_forward import Dense
-from urdir.model.families.layers import LayerConfig
 from urdir.model.families.mixtures import optional_mixture, shared_width
-from urdir.model.families.parts import attention, heads, rms_norm
+from urdir.model.families.parts import attention, heads
 from urdir.model.families.reader import Reader
 from urdir.model.families.switch import Switch, SwitchedMatrix
 from urdir.model.families.windows import flagged_layers
@@ -49,31 +48,17 @@ def _granite(file: Reader, rotates: bool) -> Description:
 def hyperclovax(file: Reader) -> Description:
     """HyperCLOVA X SEED (NAVER, 2025): Granite with a logit_scale that multiplies, and with norms
     also after networks, whose weights include residual_scale. Folders only."""
-    rope = shared_rope(file, "half", factors=True)
+    rope, has_norms = shared_rope(file, "half", factors=True), file.own("post_norms", bool, True)
     scale = file.optional("attention.scale", float, 0.0) or None
-    has_norms = file.own("post_norms", bool, True)
-    found = _scaled(
+    residual = file.optional("residual_scale", float, 0.0) or 1.0
+    return rms_decoder(
         file,
         lambda layer: attention(file, layer, rope, scale=scale),
-        1.0 / file.number("logit_scale", 1.0),
+        post_norms=("post_attention_norm", "post_ffw_norm") if has_norms else (None, None),
+        scale=1.0 if has_norms else residual,
+        embedding_scale=file.optional("embedding_scale", float, 0.0) or 1.0,
+        logit_scale=file.number("logit_scale", 1.0),
     )
-    return _with_post_norms(file, found) if has_norms else found
-
-
-def _with_post_norms(file: Reader, found: Description) -> Description:
-    """The description with norms after the networks, in place of the scale of residuals."""
-    norm = rms_norm(file)
-    names = ("post_attention_norm", "post_ffw_norm")
-
-    def normed(index: int, layer: LayerConfig) -> LayerConfig:
-        norms = (file.norm(name, index, norm) for name in names)
-        blocks = (
-            replace(block, post_norm=after, scale=1.0)
-            for block, after in zip(layer.blocks, norms, strict=True)
-        )
-        return replace(layer, blocks=tuple(blocks))
-
-    return replace(found, layers=tuple(normed(*of) for of in enumerate(found.layers)))
 
 
 def granite_swa(file: Reader) -> Description:

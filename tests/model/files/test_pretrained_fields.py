@@ -284,6 +284,9 @@ def test_yarn_is_that_of_its_paper() -> None:
 
 def test_adapters_of_pictures_and_speech_are_unused() -> None:
     """Of Phi-4-multimodal as it is published."""
+    objects = {"audio_processor": {"name": "a"}, "embd_layer": {"image_embd_layer": {"b": 1}}}
+    fields = {"vision_lora": {"r": 256}, "speech_lora": {"r": 320}, "full_attn_mod": 1, **objects}
+    assert keys_of(**fields, model_type="phi4mm") == keys_of(model_type="phi3")
     module = "model.layers.0.mlp.down_proj"
     names = [f"{module}.lora_{side}.{of}.weight" for side in "AB" for of in ("vision", "speech")]
     names += ["model.embed_tokens_extend.image_embed.a", f"{module}.base_layer.weight"]

@@ -1,4 +1,4 @@
-"""Fields of single model types that are no rename: layers that are left out, dense or windowed."""
+"""Fields of single model types that are no rename."""
 
 from __future__ import annotations
 
@@ -46,9 +46,7 @@ def gpt_neo_layers(fields: Fields, found: Found) -> None:
         names, times = pair if len(pair) == 2 else (None, None)
         if not isinstance(names, list) or type(times) is not int or not 0 < times <= layers:
             raise fields.wrong("attention_types", given)
-        kinds += names * times
-        if len(kinds) > layers:
-            break
+        kinds += (names * times)[: layers + 1] if len(names) <= layers else names
     if len(kinds) != layers:
         raise fields.wrong("attention_types", f"{len(kinds)} kinds for {layers} layers")
     if (written := fields.items("attention_layers", str)) not in (None, kinds):

@@ -209,7 +209,7 @@ _GLM4 = Family(
 
 _DIFFUSERS = {"q": "q", "k": "k", "v": "v", "out": "output"}
 _PHI3 = Family("phi3")
-_PHI4_MODULES = (*("self_attn.qkv_proj", "self_attn.o_proj", "mlp.gate_up_proj", "mlp.down_proj"),)
+_PHI4_MODULES = ("self_attn.qkv_proj", "self_attn.o_proj", "mlp.gate_up_proj", "mlp.down_proj")
 #: Muse Glimmer's norms with weights as they are.
 _MUSE_PLAIN = ("output_norm.weight", "attn_q_norm.weight", "attn_k_norm.weight")
 
@@ -281,6 +281,7 @@ FAMILIES: Mapping[str, Family] = {
         names={"post_norm1": "post_attention_norm", "post_norm2": "post_ffw_norm"},
         keys=GRANITE_KEYS,
         steps=(flag("use_post_norm", "own.post_norms"),),
+        ignored=frozenset({"end_token_id"}),
         layouts=dict.fromkeys(
             ("post_attention_norm.weight", "post_ffw_norm.weight"),
             Layout(factors=_residual_scale),

@@ -164,6 +164,7 @@ FAMILIES: Mapping[str, Family] = {
         },
         unused=(),
         steps=(modern_windows, half_windows),
+        fixed={**_MODERN.fixed, "causal_mask": (True,), "is_causal": (True,)},
         tied=True,
         activations=("gelu",),
     ),

@@ -62,9 +62,7 @@ _BART = {
 _PERSIMMON = Family(
     "persimmon",
     implied=_BY_HEAD,
-    defaults={
-        **{"partial_rotary_factor": 0.5, "rope_theta": 25000.0, "layer_norm_eps": 1e-5},
-    },
+    defaults={"partial_rotary_factor": 0.5, "rope_theta": 25000.0, "layer_norm_eps": 1e-5},
     ignored=frozenset({"qk_layernorm", "image_size", "patch_size", "num_channels"}),
     activations=("relu2",),
 )
@@ -134,7 +132,6 @@ FAMILIES: Mapping[str, Family] = {
         defaults={"scale_embedding": True},
         steps=(scaled_embedding,),
         layouts={"position_embd.weight": Layout(rows=after(2))},
-        ignored=frozenset({"hidden_dropout_prob", "attention_probs_dropout_prob"}),
         outer=("biogpt.",),
         rope=None,
         tied=True,
@@ -159,7 +156,6 @@ FAMILIES: Mapping[str, Family] = {
         steps=(default_width(4),),
         keys={"rotary_dim": "rope.dimension_count"},
         fixed=_SCALED,
-        ignored=frozenset({"gradient_checkpointing", "scale_attn_weights"}),
         layouts={"attn_qkv.weight": Layout(rows=_by_quarter)},
         rope="interleaved",
         activations=_GELU,
