@@ -14,27 +14,10 @@ from pathlib import Path
 from urdir.model.errors import GgufError, UnsupportedError
 from urdir.model.files.gguf_header import Header, TensorInfo, read_header
 from urdir.model.files.metadata import FOLDER, OWN, TOKENIZER, Metadata
-from urdir.model.files.open_file import ByteSource, FileBytes, OpenFile
-from urdir.model.files.opened import OpenedModel
+from urdir.model.files.open_file import FileBytes, OpenFile
+from urdir.model.files.opened import OpenedModel, Tensor
 from urdir.model.files.split import join, part_paths
-from urdir.model.files.tensor_types import TENSOR_TYPES, tensor_type
-
-
-@dataclass(frozen=True, slots=True)
-class Tensor:
-    """A stored tensor of the file."""
-
-    name: str
-    type_id: int  # ggml type, see TENSOR_TYPES
-    shape: tuple[int, ...]  # numpy order: rows first, the contiguous dimension (ne[0]) last
-    offset: int  # bytes from the start of the file
-    nbytes: int
-    data: ByteSource  # (nbytes,) u8; a slice reads the file
-
-    @property
-    def type_name(self) -> str:
-        """The type as ggml spells it: "F32", "Q4_K"."""
-        return tensor_type(self.type_id).name
+from urdir.model.files.tensor_types import TENSOR_TYPES
 
 
 class Gguf(OpenedModel):

@@ -2,14 +2,30 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from urdir.model.files.metadata import Metadata
+from urdir.model.files.open_file import ByteSource
+from urdir.model.files.tensor_types import tensor_type
 from urdir.model.owner import Owner
 
-if TYPE_CHECKING:
-    from urdir.model.files.gguf import Tensor
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A stored tensor of the file."""
+
+    name: str
+    type_id: int  # ggml type, see TENSOR_TYPES
+    shape: tuple[int, ...]  # numpy order: rows first, the contiguous dimension (ne[0]) last
+    offset: int  # bytes from the start of the file
+    nbytes: int
+    data: ByteSource  # (nbytes,) u8; a slice reads the file
+
+    @property
+    def type_name(self) -> str:
+        """The type as ggml spells it: "F32", "Q4_K"."""
+        return tensor_type(self.type_id).name
 
 
 class OpenedModel(Owner):

@@ -28,8 +28,8 @@ from urdir.model.families.stored import (
     stored_in,
 )
 from urdir.model.families.synthetic import RepeatedBlocks
-from urdir.model.files.gguf import Tensor
 from urdir.model.files.metadata import Metadata
+from urdir.model.files.opened import Tensor
 from urdir.model.memory.weights import Weights
 from urdir.ptxgen.kernels.activation import Activation
 from urdir.ptxgen.kernels.norm import Norm

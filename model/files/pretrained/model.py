@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 
 from urdir.model.errors import ConfigError, SafetensorsError
-from urdir.model.files.gguf import Tensor
 from urdir.model.files.metadata import REORDERED, Metadata, Value
-from urdir.model.files.opened import OpenedModel
+from urdir.model.files.opened import OpenedModel, Tensor
 from urdir.model.files.pretrained.config import family_of, is_class, read_config, text_config
 from urdir.model.files.pretrained.drafts import EAGLE3, is_draft, split_fields, take_token_map
 from urdir.model.files.pretrained.fields import shown
