@@ -97,13 +97,12 @@ def persimmon(file: Reader) -> Description:
     """Persimmon and the text of Fuyu (Adept 2023): LayerNorms of heads, squared ReLU. Folders
     only."""
     norm, rope, key_dim = layer_norm(file), shared_rope(file, "half"), head_dims(file)[0]
-    has_norms = file.anywhere("attn_q_norm.weight")
 
     def mixer(layer: int) -> Attention:
         q, k = (
             file.norm(f"attn_{name}_norm", layer, norm, key_dim, bias="required") for name in "qk"
         )
-        norms = QkNorm(q, k) if has_norms else None
+        norms = QkNorm(q, k)
         return attention(
             file, layer, rope, qk_norm=norms, qkv_bias="required", output_bias="required"
         )

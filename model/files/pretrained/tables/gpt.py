@@ -63,7 +63,8 @@ _PERSIMMON = Family(
     "persimmon",
     implied=_BY_HEAD,
     defaults={"partial_rotary_factor": 0.5, "rope_theta": 25000.0, "layer_norm_eps": 1e-5},
-    ignored=frozenset({"qk_layernorm", "image_size", "patch_size", "num_channels"}),
+    fixed={"qk_layernorm": (True,)},
+    ignored=frozenset({"image_size", "patch_size", "num_channels"}),
     activations=("relu2",),
 )
 
