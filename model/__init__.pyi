@@ -26,8 +26,8 @@ from .families.config import Config as Config
 from .families.placement import Placement as Placement
 from .files.demo import demo_model as demo_model
 from .files.gguf import Gguf as Gguf
-from .files.gguf import Tensor as Tensor
 from .files.memory_model import MemoryModel as MemoryModel
+from .files.opened import Tensor as Tensor
 from .memory.draft_settings import DraftSettings as DraftSettings
 from .memory.session_settings import SessionSettings as SessionSettings
 from .text.chat import ChatTemplate as ChatTemplate

@@ -96,6 +96,7 @@ def _report(gguf: OpenFile, verdict: Verdict) -> dict[str, Any]:
         "model": _facts(config),
         "layers": _layers(config),
         "ignored_keys": list(config.ignored_keys) if config else [],
+        "quantisation": getattr(gguf, "quantisation", {}),
         "ignored_fields": _of_folder(gguf, "ignored_fields"),
         "unused_tensors": _of_folder(gguf, "unused_tensors"),
         "roles": _roles(gguf, config) if config else [],
@@ -209,6 +210,8 @@ def _print(gguf: OpenFile, verdict: Verdict) -> None:
     kind = file_type(gguf)
     parts = [gguf.format, *([kind] if kind else []), f"{_count_text(_parameters(gguf))} parameters"]
     print(f"{', '.join(map(printable, parts))}, {size_text(nbytes)} of tensors")
+    if quantised := getattr(gguf, "quantisation", {}):
+        print(printable(_quantisation_text(quantised)))
     if verdict.streamed:
         print(verdict.streamed)
     _print_memory(verdict.memory)
@@ -225,6 +228,11 @@ def _print(gguf: OpenFile, verdict: Verdict) -> None:
     _print_rows(rows, right=(1, 2))
     _section("metadata")
     _print_rows((printable(key), _short(value)) for key, value in gguf.metadata.items())
+
+
+def _quantisation_text(found: dict[str, Any]) -> str:
+    kinds = [f"{of['matrices']:,} matrices of {of['kind']}" for of in found["kinds"]]
+    return f"quantised ({found['method']}): {'; '.join(kinds) or 'no matrix'}"
 
 
 def _print_memory(memory: list[dict[str, int]]) -> None:

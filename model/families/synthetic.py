@@ -19,8 +19,8 @@ from urdir.model.families.recipe import MIXED, formats
 from urdir.model.families.registry import describe
 from urdir.model.families.shapes import SHAPES, Shape
 from urdir.model.families.stored import StoredMatrix, stored_in
-from urdir.model.files.gguf import Tensor
 from urdir.model.files.metadata import Metadata
+from urdir.model.files.opened import Tensor
 from urdir.model.owner import Owner
 from urdir.ptxgen.weights.formats import FORMATS, Bytes, Format, random_blocks
 from urdir.ptxgen.weights.layout import Layout

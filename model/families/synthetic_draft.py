@@ -12,7 +12,7 @@ from urdir.model.families.draft_file import MAP
 from urdir.model.families.eagle3 import describe_eagle3
 from urdir.model.families.shapes import Shape
 from urdir.model.families.synthetic import SyntheticModel
-from urdir.model.files.gguf import Tensor
+from urdir.model.files.opened import Tensor
 from urdir.model.files.tensor_types import type_number
 
 if TYPE_CHECKING:

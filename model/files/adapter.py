@@ -17,10 +17,11 @@ from typing import Any
 import numpy as np
 
 from urdir.model.errors import ConfigError, ModelError, UnsupportedError
-from urdir.model.files.gguf import Gguf, Tensor
+from urdir.model.files.gguf import Gguf
 from urdir.model.files.low_rank import Adapter, Floats, LowRank, low_rank
 from urdir.model.files.metadata import REORDERED, Metadata
 from urdir.model.files.model_file import SHARED_ORDERS, ModelFile, is_part_of_folder
+from urdir.model.files.opened import Tensor
 from urdir.model.foreign import foreign, one_line
 from urdir.ptxgen.weights.formats import format_of
 from urdir.ptxgen.weights.layout import Layout

@@ -14,50 +14,23 @@ from pathlib import Path
 from urdir.model.errors import GgufError, UnsupportedError
 from urdir.model.files.gguf_header import Header, TensorInfo, read_header
 from urdir.model.files.metadata import FOLDER, OWN, TOKENIZER, Metadata
-from urdir.model.files.open_file import ByteSource, FileBytes, OpenFile
+from urdir.model.files.open_file import FileBytes, OpenFile
+from urdir.model.files.opened import OpenedModel, Tensor
 from urdir.model.files.split import join, part_paths
-from urdir.model.files.tensor_types import TENSOR_TYPES, tensor_type
-from urdir.model.owner import Owner
+from urdir.model.files.tensor_types import TENSOR_TYPES
 
 
-@dataclass(frozen=True, slots=True)
-class Tensor:
-    """A stored tensor: ``nbytes`` bytes of ggml type ``type_id`` (`TENSOR_TYPES`; 0 is F32).
-
-    ``shape`` is in numpy's order: rows first, the contiguous dimension (ne[0]) last. ``offset`` is
-    in bytes from the start of the file, 0 without one. ``data`` are the bytes, (nbytes,) u8: a
-    slice of it reads the file, which raises GgufError if the file has changed.
-    """
-
-    name: str
-    type_id: int
-    shape: tuple[int, ...]
-    offset: int
-    nbytes: int
-    data: ByteSource
-
-    @property
-    def type_name(self) -> str:
-        """The type as ggml spells it: "F32", "Q4_K"."""
-        return tensor_type(self.type_id).name
-
-
-class Gguf(Owner):
+class Gguf(OpenedModel):
     """An open GGUF file: `metadata`, `tensors` by name, both in file order.
 
     Any part of a split model opens all of them: `path` and `metadata` are the first part's, and the
     tensors of all parts follow each other.
 
-    A context manager. The file stays open while one of its tensors exists, so closing early is
-    safe. If another process changes it meanwhile, reading a tensor raises GgufError.
+    If another process changes the file meanwhile, reading a tensor raises GgufError.
     """
 
-    path: Path
     version: int
     alignment: int
-    nbytes: int
-    metadata: Metadata
-    tensors: dict[str, Tensor]
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         """Read the header of `path`.
@@ -74,23 +47,10 @@ class Gguf(Owner):
         self.metadata = _with_usual_names(first.metadata)
         self.tensors = join(parts)
 
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__} {str(self.path)!r}, {len(self.tensors)} tensors>"
-
-    def close(self) -> None:
-        """Drop the tensors and metadata; the file is closed once no tensor of it exists."""
-        self.tensors = {}
-        self.metadata = Metadata({}, str(self.path))
-
     @property
     def format(self) -> str:
         """The file format and version."""
         return f"GGUF version {self.version}"
-
-    @property
-    def architecture(self) -> str:
-        """general.architecture; ConfigError if missing."""
-        return self.metadata.require("general.architecture", str)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,16 +11,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from urdir.model.errors import SettingsError
-from urdir.model.files.gguf import Tensor
 from urdir.model.files.metadata import Metadata, StringArray, Value
+from urdir.model.files.opened import OpenedModel, Tensor
 from urdir.model.files.tensor_types import tensor_type, type_number
-from urdir.model.owner import Owner
 
 #: numpy's types that a GGUF file has as they are.
 _TYPES = {np.dtype(np.float32): "F32", np.dtype(np.float16): "F16"}
 
 
-class MemoryModel(Owner):
+class MemoryModel(OpenedModel):
     """A model in host memory, for `Engine.open` in place of a path: a loader of your own.
 
     ``metadata`` and ``tensors`` have GGUF's names ("llama.block_count", "blk.0.attn_q.weight"),
@@ -43,18 +42,7 @@ class MemoryModel(Owner):
         self.path = Path(name)
         self.metadata = Metadata({key: _value(of) for key, of in metadata.items()}, name)
         self.tensors = {key: _tensor(key, of, name) for key, of in tensors.items()}
-
-    def __repr__(self) -> str:
-        return f"<MemoryModel {str(self.path)!r}, {len(self.tensors)} tensors>"
-
-    @property
-    def architecture(self) -> str:
-        """general.architecture; ConfigError if missing."""
-        return self.metadata.require("general.architecture", str)
-
-    def close(self) -> None:
-        """Drop the tensors. Idempotent."""
-        self.tensors = {}
+        self.nbytes = sum(tensor.nbytes for tensor in self.tensors.values())
 
 
 def _value(value: Any) -> Value:

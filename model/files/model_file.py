@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Protocol, Self
 
-from urdir.model.files.gguf import Tensor
 from urdir.model.files.metadata import Metadata
+from urdir.model.files.opened import Tensor
 
 #: Matrices that multiply the same x, and the name under which they share an order of columns: the
 #: vector ``<name>.order`` (cols,) says which column of x each column of the stored matrix is; of

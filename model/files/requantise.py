@@ -13,8 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from urdir.model.errors import ModelError, UnsupportedError
-from urdir.model.files.gguf import Gguf, Tensor
+from urdir.model.files.gguf import Gguf
 from urdir.model.files.metadata import FOLDER, OWN, TOKENIZER, Metadata, StringArray
+from urdir.model.files.opened import Tensor
 from urdir.model.files.pretrained.model import SafetensorsModel
 from urdir.model.files.pretrained.rows import RowBytes
 from urdir.model.files.quantised import Recipe, quantizer

@@ -47,6 +47,7 @@ class StoredTensor:
     file: str  # name of the file, for messages
     order: NDArray[np.intp] | None = None  # of a matrix whose columns were brought into an order
     is_decoded: bool = False  # floats of a quantised matrix, whose rows are outputs in any family
+    quants: str = ""  # of a quantised matrix: how the folder stores it, in words
 
 
 def read_safetensors(path: Path) -> dict[str, StoredTensor]:

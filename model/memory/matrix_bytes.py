@@ -20,8 +20,8 @@ from urdir.ptxgen.weights.formats import Format
 from urdir.ptxgen.weights.layout import Layout
 
 if TYPE_CHECKING:
-    from urdir.model.files.gguf import Tensor
     from urdir.model.files.model_file import ModelFile
+    from urdir.model.files.opened import Tensor
 
 #: By `EngineOptions.prompt_arithmetic`, of which "auto" takes `_suited` matrices alone: the largest
 #: relative error (root mean square) of rows that become bytes. Rows of 4,096 normal weights have

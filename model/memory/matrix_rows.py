@@ -15,7 +15,7 @@ from urdir.ptxgen.weights.formats import FORMATS, Bytes, Format, format_of
 from urdir.ptxgen.weights.layout import Layout
 
 if TYPE_CHECKING:
-    from urdir.model.files.gguf import Tensor
+    from urdir.model.files.opened import Tensor
 
 
 def format_in(of: StoredMatrix, tensor: Tensor) -> Format:

@@ -11,7 +11,7 @@ from urdir.model.families.stored import StoredVector
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from urdir.model.files.gguf import Tensor
+    from urdir.model.files.opened import Tensor
 
 
 def vector_values(of: StoredVector, tensor: Tensor) -> npt.NDArray[np.float32]:

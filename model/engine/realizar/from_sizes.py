@@ -27,8 +27,8 @@ from urdir.model.families.stored import (
     stored_in,
 )
 from urdir.model.families.synthetic import RepeatedBlocks
-from urdir.model.files.gguf import Tensor
 from urdir.model.files.memory_model import MemoryModel
+from urdir.model.files.opened import Tensor
 from urdir.model.files.tensor_types import type_number
 from urdir.model.memory.weights import Weights
 from urdir.ptxgen.kernels.activation import Activation

@@ -20,7 +20,8 @@ from urdir.model.families.attention import Attention
 from urdir.model.families.dense import rms_decoder
 from urdir.model.families.description import Description
 from urdir.model.families.latent import latent_attention, latent_head_dims
-from urdir.model.families.mixtures import scoring, unless_dense
+from urdir.model.families.layers import LayerConfig
+from urdir.model.families.mixtures import leading_dense, scoring, unless_dense
 from urdir.model.families.nextn import NextnKind
 from urdir.model.families.parts import rms_norm
 from urdir.model.families.reader import Reader
@@ -52,6 +53,24 @@ def deepseek2(file: Reader) -> Description:
         unless_dense(file, network),
         nextn=NextnKind(rms_norm(file), passes_normed=True),
     )
+
+
+def axk1(file: Reader) -> Description:
+    """A.X K1 (SK Telecom): a norm after the experts. Published folders have one in dense layers,
+    too, which its class does not use. Folders only."""
+    found, norm, first = deepseek2(file), rms_norm(file), leading_dense(file)
+
+    def normed(index: int, layer: LayerConfig) -> LayerConfig:
+        mixer, network = layer.blocks
+        after = replace(network, post_norm=file.norm("post_ffw_norm", index, norm))
+        return replace(layer, blocks=(mixer, after))
+
+    layers = found.layers[:first] + tuple(
+        normed(first + index, layer) for index, layer in enumerate(found.layers[first:])
+    )
+    names = (f"blk.{index}.post_ffw_norm.weight" for index in range(first))
+    unused = tuple(name for name in names if name in file.stored)
+    return replace(found, layers=layers, unused_tensors=(*found.unused_tensors, *unused))
 
 
 def _attention(file: Reader, layer: int, rank: int) -> Attention:
@@ -103,4 +122,4 @@ def _temperature(file: Reader) -> Temperature | None:
     return Temperature(scale, length or file.size("attention.temperature_length"))
 
 
-ARCHITECTURES = {"deepseek2": deepseek2, "mistral4": deepseek2}
+ARCHITECTURES = {"deepseek2": deepseek2, "mistral4": deepseek2, "axk1": axk1}

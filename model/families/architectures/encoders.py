@@ -25,9 +25,10 @@ from typing import Any
 
 from urdir.model.families.dense import mixer, rms_decoder, shared_rope, windowed_mixer
 from urdir.model.families.description import Description
-from urdir.model.families.layers import LayerConfig
+from urdir.model.families.layers import Block, Branch, LayerConfig
 from urdir.model.families.parts import (
     GELU,
+    GELU_ERF,
     SILU,
     dense,
     gelu,
@@ -70,6 +71,33 @@ def modern_bert(file: Reader) -> Description:
         file.norm("output_norm", None, norm),
         embedding_norm=file.norm("token_embd_norm", None, norm),
         **_ENCODER,
+    )
+
+
+def modern_bert_decoder(file: Reader) -> Description:
+    """ModernBERT as a causal decoder (Ettin, arXiv 2507.11412): a dense matrix, GELU and a norm
+    between the last norm and the output. Folders only."""
+    window, dim, norm = optional_window(file), head_dims(file)[0], layer_norm(file)
+    rope = shared_rope(file, "half")
+    local = windowed_rope(file, rope, dim, scaled=False)
+    windowed = optional_windows(file, window, 3, full_first=True)
+    build = windowed_mixer(file, windowed, window, local, rope, qkv_bias="absent")
+
+    def layer(index: int) -> LayerConfig:
+        before = file.norm("attn_norm", index, norm) if index else None
+        network = dense(file, index, gelu(file), bias="absent")
+        return sequential(build(index), network, (before, file.norm("ffn_norm", index, norm)))
+
+    head = Branch(
+        file.linear("head", None, file.hidden, file.hidden), file.norm("output_norm", None, norm)
+    )
+    # each of them replaces the stream with its result
+    last = LayerConfig((Block((head,), banks=True), Block((Branch(GELU_ERF),), banks=True)))
+    return model(
+        file,
+        [*map(layer, range(file.layer_count())), last],
+        file.norm("head_norm", None, norm),
+        embedding_norm=file.norm("token_embd_norm", None, norm),
     )
 
 
@@ -121,6 +149,7 @@ def gemma_embedding(file: Reader) -> Description:
 
 ARCHITECTURES = {
     "modern-bert": modern_bert,
+    "modern-bert-decoder": modern_bert_decoder,
     "neo-bert": neo_bert,
     "eurobert": eurobert,
     "llama-embed": llama_embed,

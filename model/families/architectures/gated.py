@@ -1,4 +1,5 @@
-"""Decoders with gated attention or a re-injected embedding: Muse Glimmer, Spark 2.5, Talkie.
+"""Decoders with gated attention or a normalised embedding: Muse Glimmer, Spark 2.5, Talkie,
+nanochat.
 
 Keys: those of `parts` and `rope`, attention.layer_norm_rms_epsilon; each family lists its own.
 llama.cpp: `src/models/` muse-glimmer.cpp, spark2-5.cpp, talkie.cpp.
@@ -15,6 +16,7 @@ from urdir.model.families.description import Description
 from urdir.model.families.layers import LayerConfig
 from urdir.model.families.parts import (
     GELU,
+    RELU2,
     attention,
     dense,
     head_dims,
@@ -125,4 +127,28 @@ def talkie(file: Reader) -> Description:
     )
 
 
-ARCHITECTURES = {"muse-glimmer": muse_glimmer, "spark2_5": spark2_5, "talkie": talkie}
+def nanochat(file: Reader) -> Description:
+    """nanochat (Karpathy, 2025): norms without weights, also of the embedding; QK norms follow
+    RoPE; squared ReLU. Key: final_logit_softcapping. Folders only."""
+    norm = rms_norm(file)
+    bare, rope = weightless(norm), shared_rope(file, "half")
+    norms = QkNorm(bare, bare, after_rope=True)
+    return decoder(
+        file,
+        norm,
+        lambda layer: attention(file, layer, rope, qk_norm=norms, output_bias="absent"),
+        lambda layer: dense(file, layer, RELU2, gated=False, bias="absent"),
+        norms=(bare, bare),
+        output_norm=bare,
+        output="required",
+        embedding_norm=bare,
+        softcap=file.amount("final_logit_softcapping"),
+    )
+
+
+ARCHITECTURES = {
+    "muse-glimmer": muse_glimmer,
+    "spark2_5": spark2_5,
+    "talkie": talkie,
+    "nanochat": nanochat,
+}

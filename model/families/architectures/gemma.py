@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from urdir.model.families.attention import Attention
-from urdir.model.families.dense import mixer, rms_decoder, shared_rope, windowed_mixer
+from urdir.model.families.dense import Pair, mixer, rms_decoder, shared_rope, windowed_mixer
 from urdir.model.families.description import Description
 from urdir.model.families.parts import GELU, dense, head_dims
 from urdir.model.families.reader import Reader
@@ -30,8 +31,9 @@ def gemma(file: Reader) -> Description:
     return _decoder(file, mixer(file, rope, scale=scale), output="absent")
 
 
-def gemma2(file: Reader) -> Description:
-    """Gemma 2: a sliding window in every second layer; soft-capped scores and logits."""
+def gemma2(file: Reader, post_norms: Pair = _POST_NORMS) -> Description:
+    """Gemma 2: a sliding window in every second layer; soft-capped scores and logits. VaultGemma
+    (arXiv 2510.15001) has no norms after networks; folders only."""
     key_dim, _ = head_dims(file)
     rope = shared_rope(file, "half")
     local = windowed_rope(file, rope, key_dim, scaled=True)
@@ -42,7 +44,7 @@ def gemma2(file: Reader) -> Description:
     return _decoder(
         file,
         windowed_mixer(file, windowed, window, local, rope, scale=scale, softcap=softcap),
-        post_norms=_POST_NORMS,
+        post_norms=post_norms,
         output="absent",
         softcap=file.number("final_logit_softcapping", 30.0),
     )
@@ -81,4 +83,9 @@ def _decoder(file: Reader, attends: Callable[[int], Attention], **options: Any) 
     )
 
 
-ARCHITECTURES = {"gemma": gemma, "gemma2": gemma2, "gemma3": gemma3}
+ARCHITECTURES = {
+    "gemma": gemma,
+    "gemma2": gemma2,
+    "gemma3": gemma3,
+    "vaultgemma": partial(gemma2, post_norms=(None, None)),
+}

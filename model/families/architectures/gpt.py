@@ -15,7 +15,7 @@ from urdir.model.families.attention import Attention, QkNorm
 from urdir.model.families.dense import decoder, shared_rope
 from urdir.model.families.description import Description
 from urdir.model.families.feed_forward import Dense
-from urdir.model.families.layers import LayerConfig
+from urdir.model.families.layers import Block, Branch, LayerConfig
 from urdir.model.families.parts import (
     RELU,
     RELU2,
@@ -66,8 +66,62 @@ def _decoder(
 
 
 def gpt2(file: Reader) -> Description:
-    """GPT-2 and StarCoder (arXiv 2305.06161): learned positions."""
-    return _decoder(file, None, qkv_bias="required", positions=_positions(file))
+    """GPT-2 and StarCoder (arXiv 2305.06161): learned positions. Of a folder also BioGPT and XGLM,
+    which scale the embedding."""
+    return _decoder(
+        file,
+        None,
+        qkv_bias="required",
+        positions=_positions(file),
+        embedding_scale=file.own("embedding_scale", float, 1.0),
+    )
+
+
+def gpt1(file: Reader) -> Description:
+    """The first GPT (Radford et al. 2018): norms of the stream after each network. Folders only."""
+    norm = layer_norm(file)
+
+    def layer(index: int) -> LayerConfig:
+        mixer = attention(file, index, None, qkv_bias="required", output_bias="required")
+        network = dense(file, index, gelu(file), gated=False, bias="required")
+        between, after = (
+            file.norm(name, index, norm, bias="required") for name in ("attn_norm", "ffn_norm")
+        )
+        blocks = Block((Branch(mixer),)), Block((Branch(network),), stream_norm=between)
+        return LayerConfig(blocks, output_norm=after)
+
+    return model(file, layer, None, output="optional", positions=_positions(file))
+
+
+def persimmon(file: Reader) -> Description:
+    """Persimmon and the text of Fuyu (Adept 2023): LayerNorms of heads, squared ReLU. Folders
+    only."""
+    norm, rope, key_dim = layer_norm(file), shared_rope(file, "half"), head_dims(file)[0]
+
+    def mixer(layer: int) -> Attention:
+        q, k = (
+            file.norm(f"attn_{name}_norm", layer, norm, key_dim, bias="required") for name in "qk"
+        )
+        norms = QkNorm(q, k)
+        return attention(
+            file, layer, rope, qk_norm=norms, qkv_bias="required", output_bias="required"
+        )
+
+    return decoder(
+        file,
+        norm,
+        mixer,
+        lambda layer: dense(file, layer, RELU2, gated=False, bias="required"),
+        norm_bias="required",
+        output="required",
+    )
+
+
+def gptneo(file: Reader) -> Description:
+    """GPT-Neo (EleutherAI 2021): learned positions, scores that are not scaled, windows in some
+    layers. Folders only."""
+    attends = {"scale": 1.0}
+    return _decoder(file, None, qkv_bias="absent", attends=attends, positions=_positions(file))
 
 
 def starcoder2(file: Reader) -> Description:
@@ -244,6 +298,9 @@ def stablelm(file: Reader) -> Description:
 ARCHITECTURES = {
     "gpt2": gpt2,
     "starcoder": gpt2,
+    "gpt1": gpt1,
+    "persimmon": persimmon,
+    "gptneo": gptneo,
     "starcoder2": starcoder2,
     "codeshell": codeshell,
     "bloom": bloom,

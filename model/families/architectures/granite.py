@@ -1,4 +1,5 @@
-"""Granite (IBM) and MiniCPM (arXiv 2404.06395): LLaMA with scaled embedding, residuals and logits.
+"""Granite (IBM), MiniCPM (arXiv 2404.06395) and HyperCLOVA X: LLaMA with scaled embedding,
+residuals and logits.
 
 Keys: those of `parts` and `rope`, attention.layer_norm_rms_epsilon, logit_scale (divides),
 residual_scale, embedding_scale, attention.scale, those of `mixtures` and (not MiniCPM)
@@ -42,6 +43,22 @@ def _granite(file: Reader, rotates: bool) -> Description:
         return attention(file, layer, rope if rotates else None, scale=scale)
 
     return _scaled(file, mixer, file.number("logit_scale"), shared=shared_width(file, 0))
+
+
+def hyperclovax(file: Reader) -> Description:
+    """HyperCLOVA X SEED (NAVER, 2025): Granite with a logit_scale that multiplies, and with norms
+    also after networks, whose weights include residual_scale. Folders only."""
+    rope, has_norms = shared_rope(file, "half", factors=True), file.own("post_norms", bool, True)
+    scale = file.optional("attention.scale", float, 0.0) or None
+    residual = file.optional("residual_scale", float, 0.0) or 1.0
+    return rms_decoder(
+        file,
+        lambda layer: attention(file, layer, rope, scale=scale),
+        post_norms=("post_attention_norm", "post_ffw_norm") if has_norms else (None, None),
+        scale=1.0 if has_norms else residual,
+        embedding_scale=file.optional("embedding_scale", float, 0.0) or 1.0,
+        logit_scale=file.number("logit_scale", 1.0),
+    )
 
 
 def granite_swa(file: Reader) -> Description:
@@ -155,5 +172,6 @@ ARCHITECTURES = {
     "granitemoe": granitemoe,
     "granite_swa": granite_swa,
     "graniteswitch": graniteswitch,
+    "hyperclovax": hyperclovax,
     "minicpm": minicpm,
 }

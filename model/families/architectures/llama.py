@@ -13,8 +13,10 @@ llama.cpp, qwen2.cpp, qwen3.cpp.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
+from urdir.model.errors import ConfigError
 from urdir.model.families.attention import Attention
 from urdir.model.families.dense import rms_decoder, shared_rope
 from urdir.model.families.description import Description
@@ -28,9 +30,20 @@ from urdir.ptxgen.kernels.rotation import RopeStyle
 def llama(file: Reader) -> Description:
     """Llama 1 to 3, Mistral, Mixtral, TinyLlama, SmolLM and all else that GGUF names "llama".
 
-    The converter permutes the rows of Q and K, so that neighbours rotate together.
+    The converter permutes the rows of Q and K, so that neighbours rotate together. Tokens of
+    pictures, which a folder may have (Llama 3.2 Vision), are never chosen.
     """
-    return _decoder(file, "interleaved", optional_mixture)
+    hidden = file.own("first_hidden_token", int, None)
+    file.has_key("own.tokens")  # of the rows of the output, where it has fewer than the embedding
+    found = _decoder(file, "interleaved", optional_mixture)
+    if hidden is None:
+        return found
+    if not 0 < hidden < found.vocab_size:
+        raise ConfigError(
+            f"tensor 'token_embd.weight' has {found.vocab_size} rows, tokens from {hidden} on are "
+            "never chosen"
+        )
+    return replace(found, hides=(hidden, found.vocab_size))
 
 
 def qwen2(file: Reader) -> Description:

@@ -1,4 +1,4 @@
-"""OLMo 1 to 3 (arXiv 2402.00838, 2501.00656) and EXAONE 4 (arXiv 2507.11407).
+"""OLMo 1 to 3 (arXiv 2402.00838, 2501.00656), FlexOlmo and EXAONE 4 (arXiv 2507.11407).
 
 All but OLMo 1 have norms after attention and FFN only.
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from urdir.model.families.attention import Attention
 from urdir.model.families.dense import (
     decoder,
     mixer,
@@ -20,7 +21,8 @@ from urdir.model.families.dense import (
     windowed_mixer,
 )
 from urdir.model.families.description import Description
-from urdir.model.families.parts import head_dims, layer_norm, rms_norm, row_norms
+from urdir.model.families.mixtures import dense_width, mixture, router
+from urdir.model.families.parts import attention, head_dims, layer_norm, rms_norm, row_norms
 from urdir.model.families.reader import Reader
 from urdir.model.families.rope import unscaled_rope
 from urdir.model.families.windows import optional_window, optional_windows, windowed_layers
@@ -63,6 +65,24 @@ def olmo2(file: Reader) -> Description:
     )
 
 
+def flex_olmo(file: Reader) -> Description:
+    """FlexOlmo (arXiv 2507.07024): OLMo 2 with experts. Folders only."""
+    norm, rope = rms_norm(file), shared_rope(file, "half")
+
+    def attends(layer: int) -> Attention:
+        norms = row_norms(file, layer, norm)
+        return attention(file, layer, rope, qk_norm=norms, output_bias="absent")
+
+    return rms_decoder(
+        file,
+        attends,
+        lambda layer: mixture(file, layer, router(file, layer), dense_width(file, layer)),
+        norms=(None, None),
+        post_norms=_POST_NORMS,
+        output="required",
+    )
+
+
 def exaone4(file: Reader) -> Description:
     """EXAONE 4: QK norms. With 64 layers (32B) three of four use a sliding window (default 4096),
     and only those have RoPE."""
@@ -79,4 +99,4 @@ def exaone4(file: Reader) -> Description:
     )
 
 
-ARCHITECTURES = {"olmo": olmo, "olmo2": olmo2, "exaone4": exaone4}
+ARCHITECTURES = {"olmo": olmo, "olmo2": olmo2, "exaone4": exaone4, "flex-olmo": flex_olmo}

@@ -1,6 +1,7 @@
 """Mixtures of experts with sliding windows in most layers: Trinity, Laguna, K-EXAONE and others.
 
-Arcee's Trinity (afmoe), Poolside's Laguna, K-EXAONE, JetBrains' Mellum 2, Maple and SmallThinker.
+Arcee's Trinity (afmoe), Poolside's Laguna, K-EXAONE, JetBrains' Mellum 2, Maple, SmallThinker and
+Flint.
 llama.cpp: `src/models/` afmoe.cpp, laguna.cpp, exaone-moe.cpp, mellum.cpp, maple.cpp,
 smallthinker.cpp.
 
@@ -29,6 +30,7 @@ from urdir.model.families.mixtures import (
     router,
     scoring,
     shared_count,
+    shared_expert,
     shared_width,
     unless_dense,
 )
@@ -181,6 +183,24 @@ def smallthinker(file: Reader) -> Description:
     return rms_decoder(file, attends, network)
 
 
+def flint(file: Reader) -> Description:
+    """Flint (RecursiveSI): sinks; only windowed layers have RoPE. Folders only."""
+    window, rope = optional_window(file), shared_rope(file, "half")
+    windowed = optional_windows(file, window, 4)
+
+    def sinks(index: int) -> dict[str, Any]:
+        return {"sinks": file.vector("attn_sinks.weight", index, heads(file, index)[0])}
+
+    attends = windowed_mixer(file, windowed, window, rope, None, head_norm=True, more=sinks)
+
+    def network(index: int) -> Mixture:
+        route, width = router(file, index, "sigmoid", normalize=True), expert_width(file, index)
+        beside = shared_expert(file, index, shared_width(file, width))
+        return mixture(file, index, route, width, shared=beside)
+
+    return rms_decoder(file, attends, unless_dense(file, network))
+
+
 # ---- shared by several families ----
 
 
@@ -207,4 +227,5 @@ ARCHITECTURES = {
     "mellum": mellum,
     "maple": maple,
     "smallthinker": smallthinker,
+    "flint": flint,
 }

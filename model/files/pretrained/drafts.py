@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from urdir.model.errors import ConfigError, SafetensorsError
-from urdir.model.files.gguf import Tensor
 from urdir.model.files.limits import DRAFT_STREAMS
 from urdir.model.files.metadata import Value
+from urdir.model.files.opened import Tensor
 from urdir.model.files.pretrained.family import Family
 from urdir.model.files.pretrained.fields import Fields
 from urdir.model.files.safetensors import StoredTensor

@@ -16,6 +16,7 @@ _WHOLE = frozenset(
     {"rope_parameters", "rope_scaling", "quantization_config", "compression_config", "id2label"}
     | {"label2id", "pruned_heads", "task_specific_params", "auto_map", "vision_config"}
     | {"audio_config", "text_config", "eagle_config", "sub_configs", "per_layer_config"}
+    | {"audio_processor", "embd_layer", "img_processor", "vision_lora", "speech_lora"}
     | {"perceiver_config", "transformers.js_config", "vq_config", "vocabulary_map"}
 )
 #: Types of values, for messages.

@@ -10,27 +10,34 @@ from typing import Any
 import numpy as np
 
 from urdir.model.errors import ConfigError, SafetensorsError
-from urdir.model.files.gguf import Tensor
 from urdir.model.files.metadata import REORDERED, Metadata, Value
+from urdir.model.files.opened import OpenedModel, Tensor
 from urdir.model.files.pretrained.config import family_of, is_class, read_config, text_config
 from urdir.model.files.pretrained.drafts import EAGLE3, is_draft, split_fields, take_token_map
 from urdir.model.files.pretrained.fields import shown
-from urdir.model.files.pretrained.places import find_places, first_experts, is_unused, stored_layers
+from urdir.model.files.pretrained.places import (
+    SKIPPED_LAYERS,
+    check_skipped,
+    find_places,
+    first_experts,
+    is_unused,
+    stored_layers,
+)
 from urdir.model.files.pretrained.quantised.experts import with_rows_in_order
-from urdir.model.files.pretrained.quantised.modules import merge_parts
+from urdir.model.files.pretrained.quantised.modules import kinds_of, merge_parts
 from urdir.model.files.pretrained.quantised.scheme import read_scheme
 from urdir.model.files.pretrained.sentences import dense_after_pooling, sentence_metadata
 from urdir.model.files.pretrained.steps.encoders import ENCODING
 from urdir.model.files.pretrained.tensors import make_tensors, vector
 from urdir.model.files.pretrained.tokens import read_json, text_metadata
 from urdir.model.files.safetensors import read_folder
-from urdir.model.owner import Owner
 
 
-class SafetensorsModel(Owner):
+class SafetensorsModel(OpenedModel):
     """config.json, vocabulary and *.safetensors as a ``ModelFile``: keys and tensors have the names
     that families read (`family`), types are ggml's. ``ignored_fields`` of config.json have no
-    effect, ``unused_tensors`` belong to other parts of the model.
+    effect, ``unused_tensors`` belong to other parts of the model; ``quantisation`` says how its
+    matrices are stored (`quantised.modules.kinds_of`).
 
     Matrices are converted row by row while read. They get the type ``quantize`` ("q8_0", "q4_0",
     ...; None: as stored). ``name`` is the model's name (None: the folder's).
@@ -61,16 +68,18 @@ class SafetensorsModel(Owner):
         read = read_config(config, family, config_file)
         values = dict(read.keys)
         self.ignored_fields = read.ignored
-        stored, count = read_folder(self.path), stored_layers(family, values)
+        stored, numbers = read_folder(self.path), stored_layers(family, values)
+        check_skipped(stored, np.asarray(values.pop(SKIPPED_LAYERS, [])).tolist(), self.path)
         if scheme is not None:  # matrices of other parts may be of shapes that no type has
-            others = {name: of for name, of in stored.items() if is_unused(name, family, count)}
+            others = {name: of for name, of in stored.items() if is_unused(name, family, numbers)}
             own_parts = {name: of for name, of in stored.items() if name not in others}
             stored = others | merge_parts(own_parts, scheme, self.path)
+        self.quantisation = kinds_of(stored, scheme)
         self.nbytes = sum(len(tensor.data) for tensor in stored.values())
         token_map = take_token_map(stored, config, self.path) if family is EAGLE3 else {}
         layers = values["block_count"]
         assert isinstance(layers, int)
-        places = first_experts(find_places(stored, family, count, self.path), family, values)
+        places = first_experts(find_places(stored, family, numbers, self.path), family, values)
         self.unused_tensors = places.unused
         dense, more = dense_after_pooling(self.path)
         found, stored = {**places.found, **dense}, stored | more
@@ -83,7 +92,8 @@ class SafetensorsModel(Owner):
             found, changed, values, quantize=quantize, path=self.path
         )
         if family is not EAGLE3:  # whose output may be the model's
-            _check_vocabulary(config, self.tensors, config_file)
+            rows = values.get("own.tokens", config.get("vocab_size"))
+            _check_vocabulary(config, rows, self.tensors, config_file)
         for factors in [key for key in values if key.endswith(".weight")]:
             self.tensors[factors] = vector(factors, np.asarray(values.pop(factors)))
         values |= _take_scalars(self.tensors, layers)
@@ -101,19 +111,6 @@ class SafetensorsModel(Owner):
         }
         text = text_metadata(self.path, config, self.tensors.get("token_embd.weight"))
         self.metadata = Metadata(general | keys | own | text, str(self.path))
-
-    @property
-    def architecture(self) -> str:
-        """general.architecture, as GGUF names it."""
-        return self.metadata.require("general.architecture", str)
-
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__} {str(self.path)!r}, {len(self.tensors)} tensors>"
-
-    def close(self) -> None:
-        """Drop the tensors and metadata; files are closed once no tensor of them exists."""
-        self.tensors = {}
-        self.metadata = Metadata({}, str(self.path))
 
 
 def _ggufs(folder: Path) -> str:
@@ -136,7 +133,9 @@ def _take_scalars(tensors: dict[str, Tensor], layers: int) -> dict[str, Value]:
     return found
 
 
-def _check_vocabulary(config: Mapping[str, Any], tensors: Mapping[str, Tensor], path: Path) -> None:
+def _check_vocabulary(
+    config: Mapping[str, Any], rows: object, tensors: Mapping[str, Tensor], path: Path
+) -> None:
     has_output = config.get("tie_word_embeddings") is False and not is_class(config, ENCODING)
     if has_output and "output.weight" not in tensors:
         raise SafetensorsError(
@@ -144,8 +143,8 @@ def _check_vocabulary(config: Mapping[str, Any], tensors: Mapping[str, Tensor], 
             f"{path.name} is false: set it to true if the output is the embedding"
         )
     embedding = tensors.get("token_embd.weight")
-    if embedding is not None and config.get("vocab_size") not in (None, embedding.shape[0]):
+    if embedding is not None and rows not in (None, embedding.shape[0]):
         raise ConfigError(
-            f"{path}: 'vocab_size' is {shown(config['vocab_size'])}, the embedding has "
-            f"{embedding.shape[0]} rows"
+            f"{path}: 'vocab_size' is {shown(config.get('vocab_size'))}, the embedding has "
+            f"{embedding.shape[0]} rows, expected {shown(rows)}"
         )

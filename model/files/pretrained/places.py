@@ -14,6 +14,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from urdir.model.errors import SafetensorsError, UnsupportedError
 from urdir.model.files.pretrained.family import Family
 from urdir.model.files.pretrained.layouts import PLAIN, Layout
@@ -21,11 +23,16 @@ from urdir.model.files.pretrained.names import ENDS, LAYER
 
 #: The key of the number of layers in each of `Family.stacks`.
 LAYERS_PER_STACK = "hrm.layers_per_stack"
+#: The key of the numbers of layers that a folder has and text does not use.
+SKIPPED_LAYERS = "own.skipped_layers"
+#: The number in the description (of the first stack) of each stored layer that is read.
+Layers = Mapping[int, int]
 #: Outer modules, any number of them, and the list of layers.
 _OUTER = re.compile(
     r"^(model|transformer|backbone|gpt_neox|decoder|language_model|text_model|thinker)\."
 )
 _LAYERS = re.compile(r"^(?:layers?|h|blocks)\.(\d{1,9})\.(.+)$")
+_OWN_ATTENTION = re.compile(r"\blayers\.(\d{1,9})\.self_attn\.")
 #: Tensors of an adapter that was saved with its model.
 _ADAPTER = re.compile(r"\.(lora_[AB]|lora_embedding_[AB]|lora_magnitude_vector|base_layer)(\.|$)")
 _ADAPTER_HINT = (
@@ -40,6 +47,7 @@ _OTHER_PARTS = (
     *("vit.", "mlp_AR.", "multi_modal_projector.", "mm_projector.", "connector."),
     *("image_newline", "audio_tower.", "embed_audio.", "mtp."),
     *("image_tower.", "video_tower.", "vision_encoder.", "high_res_vision_", "resampler_model."),
+    *("query_tokens", "qformer.", "language_projection."),  # BLIP-2
     *("aligner.", "merger.", "projector.", "mlp1.", "vision_projection.", "vision_projector."),
     *("vit_large_projector.", "visual_embeddings_table.", "talker.", "token2wav.", "code2wav."),
     *("acoustic_tokenizer_encoder.", "semantic_tokenizer_encoder.", "vqmodel.", "generation_"),
@@ -69,9 +77,8 @@ class Places:
     unused: tuple[str, ...]
 
 
-def find_places(names: Iterable[str], family: Family, layers: int, path: Path) -> Places:
-    """Sort stored tensor names by the tensor of the description that they are part of; there are so
-    many ``layers`` in all.
+def find_places(names: Iterable[str], family: Family, layers: Layers, path: Path) -> Places:
+    """Sort stored tensor names by the tensor of the description that they are part of.
 
     Raises UnsupportedError for a name that the family does not have, SafetensorsError for one that
     occurs twice, and for a missing expert.
@@ -115,16 +122,16 @@ def first_experts(places: Places, family: Family, keys: Mapping[str, Any]) -> Pl
     return Places(found, tuple(others))
 
 
-def is_unused(stored: str, family: Family, layers: int) -> bool:
+def is_unused(stored: str, family: Family, layers: Layers) -> bool:
     """Whether a stored tensor belongs to no part of the description, as `Places.unused`."""
     if family.place is not None:
         return stored in family.unused
     return _located(stored, family, layers) is None
 
 
-def _located(stored: str, family: Family, layers: int) -> tuple[str, int, str] | None:
-    """The number of the layer as it is written, "" without one, the number of the first layer of
-    its stack, and the module there; None if the tensor is unused."""
+def _located(stored: str, family: Family, layers: Layers) -> tuple[str, int, str] | None:
+    """The number of the layer as it is written, "" without one, its number in the description, and
+    the module there; None if the tensor is unused."""
     name = _inner(stored, family)
     if name is None:
         return None
@@ -132,11 +139,11 @@ def _located(stored: str, family: Family, layers: int) -> tuple[str, int, str] |
     match = _LAYERS.match(_MIDLAYER.sub("layers.0.", inner))
     if match is None:
         return "", 0, name
-    each = layers // max(1, len(family.stacks))
-    return None if int(match[1]) >= each else (match[1], stack * each, match[2])
+    number = layers.get(int(match[1]))
+    return None if number is None else (match[1], stack * len(layers) + number, match[2])
 
 
-def _tensors_of(stored: str, family: Family, layers: int) -> list[tuple[str, int | None]] | None:
+def _tensors_of(stored: str, family: Family, layers: Layers) -> list[tuple[str, int | None]] | None:
     """The tensors of the description that a stored one is part of, and as which number; none if
     its name is unknown, None if it is unused."""
     if family.place is not None:
@@ -146,11 +153,11 @@ def _tensors_of(stored: str, family: Family, layers: int) -> list[tuple[str, int
     if located is None:
         return None
     table: dict[str, str | tuple[str, ...]]
-    layer, first, module = located
+    layer, number_of_layer, module = located
     if not layer:
         prefix, table = "", {**ENDS, **family.ends}
     else:
-        prefix, table = f"blk.{first + int(layer)}.", {**LAYER, **family.names}
+        prefix, table = f"blk.{number_of_layer}.", {**LAYER, **family.names}
         if layer != str(int(layer)):
             return []
     base, _, suffix = module.rpartition(".")
@@ -172,11 +179,24 @@ def _tensors_of(stored: str, family: Family, layers: int) -> list[tuple[str, int
     return [(_joined(prefix, of, suffix), number) for of in _each(known)]
 
 
-def stored_layers(family: Family, keys: Mapping[str, Any]) -> int:
-    """The number of layers that a folder has; some run more than once."""
-    count = keys[LAYERS_PER_STACK] * len(family.stacks) if family.stacks else keys["block_count"]
-    assert isinstance(count, int)
-    return count
+def stored_layers(family: Family, keys: Mapping[str, Any]) -> Layers:
+    """The layers that are read, of each stack; some run more than once, some are skipped."""
+    count = keys[LAYERS_PER_STACK] if family.stacks else keys["block_count"]
+    skipped = {*np.asarray(keys.get(SKIPPED_LAYERS, ())).tolist()}
+    stored = (number for number in range(count + len(skipped)) if number not in skipped)
+    return {number: layer for layer, number in enumerate(stored)}
+
+
+def check_skipped(names: Iterable[str], skipped: Iterable[int], path: Path) -> None:
+    """Raise SafetensorsError for a tensor of self-attention in a layer that text skips, since it
+    attends to pictures."""
+    numbers = {*skipped}
+    for name in names:
+        match = _OWN_ATTENTION.search(name)
+        if match is not None and int(match[1]) in numbers:
+            raise SafetensorsError(
+                f"{path}: tensor '{name}' is of a layer that 'cross_attention_layers' names"
+            )
 
 
 def _of_stack(name: str, family: Family) -> tuple[int, str]:

@@ -18,10 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from urdir.model.errors import ConfigError, SafetensorsError, UnsupportedError
-from urdir.model.files.gguf import Tensor
 from urdir.model.files.metadata import Value
 from urdir.model.files.model_file import SHARED_ORDERS
 from urdir.model.files.open_file import FileBytes
+from urdir.model.files.opened import Tensor
 from urdir.model.files.pretrained.layouts import Layout
 from urdir.model.files.pretrained.places import Place
 from urdir.model.files.pretrained.rows import GGML_TYPES, RowBytes, Rows, row_bytes

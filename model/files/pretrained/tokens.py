@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 
 from urdir.model.errors import SafetensorsError
-from urdir.model.files.gguf import Tensor
 from urdir.model.files.json_text import parse_json
 from urdir.model.files.limits import JSON_NBYTES
 from urdir.model.files.metadata import Value
 from urdir.model.files.open_file import read_whole
+from urdir.model.files.opened import Tensor
 from urdir.model.files.pretrained.fields import shown
 from urdir.model.files.pretrained.sentencepiece import sentencepiece_metadata
 from urdir.model.files.pretrained.tiktoken import is_tiktoken, tiktoken_metadata

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from ml_dtypes import bfloat16
 
-from tests.model.files.quantised_folders import write_safetensors
+from tests.model.files.quantised_folders import KINDS, quantised, write_safetensors
 from tests.model.tiny_encoder import write_encoder
 from urdir.model.commands.show import _count_text
 from urdir.model.figures import rounded
@@ -86,6 +86,17 @@ def test_show_lists_what_of_a_folder_is_skipped(cli: Cli, data: Path, tmp_path: 
     assert not read & {*found["ignored_fields"]}
     plain = cli("show", data / "safetensors" / "llama-bf16")[1]
     assert title not in plain
+
+
+def test_show_says_how_a_folder_is_quantised(cli: Cli, data: Path, tmp_path: Path) -> None:
+    plain = data / "safetensors" / "llama-bf16"
+    path = quantised(plain, KINDS["gptq-order"], tmp_path)[0]
+    kind = "integers of 4 bits, groups of 32, columns in order of activations"
+    assert f"\nquantised (gptq): 14 matrices of {kind}\n" in cli("show", path)[1]
+    found = json.loads(cli("show", path, "--json")[1])["quantisation"]
+    assert found == {"method": "gptq", "kinds": [{"kind": kind, "matrices": 14}]}
+    assert "quantised" not in cli("show", plain)[1]
+    assert json.loads(cli("show", plain, "--json")[1])["quantisation"] == {}
 
 
 def test_what_would_be_streamed(cli: Cli) -> None:

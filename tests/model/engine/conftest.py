@@ -24,8 +24,8 @@ from urdir.model.families.registry import describe
 from urdir.model.families.shapes import Shape
 from urdir.model.families.stored import StoredMatrix, stored_in
 from urdir.model.files.demo import demo_model
-from urdir.model.files.gguf import Tensor
 from urdir.model.files.metadata import Metadata
+from urdir.model.files.opened import Tensor
 from urdir.model.verify.conformance import relative_rms
 
 DATA = Path(__file__).parents[2] / "data"

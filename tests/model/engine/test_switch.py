@@ -24,7 +24,7 @@ from urdir.model.errors import ConfigError, ModelError, UnsupportedError
 from urdir.model.families.config import Config
 from urdir.model.families.shapes import Shape
 from urdir.model.families.share import cut_networks
-from urdir.model.files.gguf import Tensor
+from urdir.model.files.opened import Tensor
 from urdir.model.memory.draft_settings import DraftSettings
 from urdir.model.memory.session_settings import SessionSettings
 from urdir.model.memory.weight_sizes import shares_of

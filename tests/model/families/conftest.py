@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from urdir.model.files.gguf import Gguf, Tensor
+from urdir.model.files.gguf import Gguf
 from urdir.model.files.metadata import Metadata
+from urdir.model.files.opened import Tensor
 
 DATA = Path(__file__).parents[2] / "data"
 

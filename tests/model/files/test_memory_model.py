@@ -12,8 +12,9 @@ from urdir.model.engine.pieces import open_file
 from urdir.model.errors import ConfigError, SettingsError
 from urdir.model.families.config import Config
 from urdir.model.files.demo import demo_model
-from urdir.model.files.gguf import Gguf, Tensor
+from urdir.model.files.gguf import Gguf
 from urdir.model.files.memory_model import MemoryModel
+from urdir.model.files.opened import Tensor
 
 
 def test_arrays_and_tensors_of_a_file_describe_the_same_model() -> None:

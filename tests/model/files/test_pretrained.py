@@ -36,7 +36,7 @@ def _array(tensor: StoredTensor) -> np.ndarray[Any, Any]:
 
 #: Tensors of descriptions that GGUF has under other names, or not at all.
 _OF_FOLDERS = {
-    *("fc", "hrm.z_l_init"),
+    *("fc", "hrm.z_l_init", "head", "head_norm"),
     *(f"{at}_{of}" for at in ("output_hc", "hc_attn", "hc_ffn") for of in ("fn", "base", "scale")),
 }
 #: Beginnings of names that the installed gguf package does not have.

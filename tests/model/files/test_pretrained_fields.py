@@ -207,7 +207,7 @@ def test_dense_layers_of_kimi_linear_have_the_name_of_mixtures() -> None:
     """In folders that transformers 5 writes."""
     names = [f"model.layers.0.block_sparse_moe.{of}_proj.weight" for of in ("gate", "up", "down")]
     names.append("model.layers.1.block_sparse_moe.gate.weight")
-    found = find_places(names, FAMILIES["kimi_linear"], 2, Path("a")).found
+    found = find_places(names, FAMILIES["kimi_linear"], {0: 0, 1: 1}, Path("a")).found
     kinds = [f"blk.0.ffn_{of}.weight" for of in ("gate", "up", "down")]
     assert list(found) == [*kinds, "blk.1.ffn_gate_inp.weight"]
 
@@ -280,6 +280,19 @@ def test_yarn_is_that_of_its_paper() -> None:
     assert (np.diff(between) > 0).all()
     assert len(between) > 10
     assert found["own.rope_magnitude"] == 0.1 * math.log(4.0) + 1.0
+
+
+def test_adapters_of_pictures_and_speech_are_unused() -> None:
+    """Of Phi-4-multimodal as it is published."""
+    objects = {"audio_processor": {"name": "a"}, "embd_layer": {"image_embd_layer": {"b": 1}}}
+    fields = {"vision_lora": {"r": 256}, "speech_lora": {"r": 320}, "full_attn_mod": 1, **objects}
+    assert keys_of(**fields, model_type="phi4mm") == keys_of(model_type="phi3")
+    module = "model.layers.0.mlp.down_proj"
+    names = [f"{module}.lora_{side}.{of}.weight" for side in "AB" for of in ("vision", "speech")]
+    names += ["model.embed_tokens_extend.image_embed.a", f"{module}.base_layer.weight"]
+    places = find_places(names, FAMILIES["phi4mm"], {0: 0}, Path("a"))
+    assert list(places.found) == ["blk.0.ffn_down.weight"]
+    assert places.unused == tuple(names[:-1])
 
 
 @pytest.mark.parametrize(

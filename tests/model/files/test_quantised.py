@@ -38,6 +38,32 @@ from urdir.ptxgen.weights.layout import Layout
 
 #: Bytes of a weight on the device, against those in the folder: quants, scales, zero points.
 MOST = 1.17
+_ORDER = ", columns in order of activations"
+#: What `urdir show` says of each kind.
+WORDS = {
+    "fp8-blocks": "FP8, scales of blocks of 128 x 128",
+    "fp8-rows": "FP8, scales of rows",
+    "fp8-matrix": "FP8, scales of the matrix",
+    "int8-rows": "integers of 8 bits, scales of rows",
+    "gptq-4": "integers of 4 bits, groups of 64",
+    "gptq-3": "integers of 3 bits, groups of 32",
+    "gptq-2": "integers of 2 bits, scales of rows",
+    "gptq-8": "integers of 8 bits, groups of 32",
+    "gptq-order": f"integers of 4 bits, groups of 32{_ORDER}",
+    "awq": "integers of 4 bits, groups of 64",
+    "w4a16": "integers of 4 bits, groups of 32",
+    "w4a16-zeros": "integers of 4 bits, groups of 64",
+    "w4a16-order": f"integers of 4 bits, groups of 32{_ORDER}",
+    "w8a16": "integers of 8 bits, scales of rows",
+    "nvfp4": "NVFP4, groups of 16",
+    "nvfp4-modelopt": "NVFP4, groups of 16",
+    "nf4": "NF4, groups of 64 with quantised scales",
+    "fp4": "FP4, groups of 128",
+    "llm-int8": "integers of 8 bits, scales of rows",
+    "bitnet": "-1, 0 and 1, a scale of the matrix",
+    "bitnet-auto": "-1, 0 and 1, a scale of the matrix",
+    "mxfp4": "MXFP4, groups of 32",
+}
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -68,6 +94,10 @@ def test_weights_are_those_that_the_folder_means(data: Path, tmp_path: Path, nam
             assert bytes(part) == bytes(tensor.data[:])[3 * len(tensor.data) // rows :][: len(part)]
             matrices += 1
     assert matrices == 14
+    method = KINDS[name].config["quant_method"]
+    kinds = [{"kind": WORDS[name], "matrices": 14}]
+    assert model.quantisation == {"method": method, "kinds": kinds}
+    assert plain.quantisation == {}
     stored = sum(len(t.data) for t in read_folder(path).values() if t.name.find("proj") > 0)
     with SafetensorsModel(path) as model:
         kept = sum(len(t.data) for t in model.tensors.values() if t.type_name[:2] in TYPES)

@@ -11,7 +11,8 @@ import pytest
 
 from urdir.model.errors import ModelError, SettingsError, UnsupportedError
 from urdir.model.families.config import Config
-from urdir.model.files.gguf import Gguf, Tensor
+from urdir.model.files.gguf import Gguf
+from urdir.model.files.opened import Tensor
 from urdir.model.files.pretrained.model import SafetensorsModel
 from urdir.model.files.requantise import requantise
 

@@ -74,6 +74,8 @@ def test_prompts_of_paligemma_are_no_causal_text() -> None:
         ("llama", "language_model.model", ("image_tower.a", "video_tower.a")),
         ("llama", "model.language_model", ("model.vqmodel.a", "model.generation_head.proj_out.a")),
         ("llama", "model.language_model", ("model.aligner.a", "model.high_res_vision_alpha")),
+        ("llama", "language_model.model", ("qformer.layer.0.a", "query_tokens")),
+        ("llama", "language_model.model", ("language_projection.bias", "vision_model.a")),
         ("llama", "model.language_model", ("model.merger.mlp.0.a", "model.vision_tower.a")),
         ("nemotron_h", "language_model.model", ("mlp1.0.weight", "vision_model.a")),
         ("deepseek_ocr2_text", "model", ("model.sam_model.a", "model.qwen2_model.a")),
@@ -107,7 +109,7 @@ _GEMMA4 = {
 
 def test_layers_of_gemma4_have_sizes_of_their_own() -> None:
     wide = {"head_dim": 16, "num_key_value_heads": 1}
-    found = _keys({**_GEMMA4, "per_layer_config": {"0": wide, "2": wide}})
+    found = _keys({**_GEMMA4, "per_layer_config": {"00": wide, "02": wide}})
     older = {"global_head_dim": 16, "num_global_key_value_heads": 1, "attention_k_eq_v": True}
     before = _keys({**_GEMMA4, **older})
     assert found.keys() == before.keys()

@@ -26,7 +26,8 @@ from urdir.model.families.config import Config
 from urdir.model.families.rope import RopeConfig
 from urdir.model.families.stored import StoredVector, stored_in
 from urdir.model.families.synthetic import SyntheticModel
-from urdir.model.files.gguf import Gguf, Tensor
+from urdir.model.files.gguf import Gguf
+from urdir.model.files.opened import Tensor
 from urdir.model.measure.model_kernels import folded, model_kernels, step_shapes
 from urdir.model.measure.paper_device import paper_device
 from urdir.model.memory.buckets import chunks_of

@@ -12,7 +12,7 @@ import pytest
 from urdir.driver.device import Device
 from urdir.model.families.config import Config
 from urdir.model.families.stored import StoredMatrix, stored_in
-from urdir.model.files.gguf import Tensor
+from urdir.model.files.opened import Tensor
 from urdir.model.files.pretrained.model import SafetensorsModel
 from urdir.model.files.pretrained.rows import Rows, row_bytes
 from urdir.model.files.requantise import requantise

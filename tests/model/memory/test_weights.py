@@ -17,7 +17,8 @@ from urdir.driver.device import Device
 from urdir.model.families.config import Config
 from urdir.model.families.layers import Block, Branch, LayerConfig
 from urdir.model.families.stored import Linear, Normalization, StoredMatrix, StoredVector
-from urdir.model.files.gguf import Gguf, Tensor
+from urdir.model.files.gguf import Gguf
+from urdir.model.files.opened import Tensor
 from urdir.model.memory import upload
 from urdir.model.memory.weight_sizes import weight_sizes
 from urdir.model.memory.weights import Weights

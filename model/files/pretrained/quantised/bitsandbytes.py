@@ -85,6 +85,7 @@ def _fours(parts: Parts) -> StoredTensor:
 
     cols, block = state.shape[-1], state.block
     fmt = code_type(state.kind, cols, block)
+    quants = f"{state.kind}, groups of {block}{' with quantised scales' if nested else ''}"
     if fmt is not None and np.all(np.abs(table - CODE_VALUES[state.kind]) <= _NEAR):
 
         def packed(first: int, last: int) -> Bytes:
@@ -95,7 +96,7 @@ def _fours(parts: Parts) -> StoredTensor:
             lower_first: Bytes = read >> np.uint8(4) | read << np.uint8(4)
             return code_blocks(fmt, lower_first, each.reshape(last - first, -1))
 
-        return parts.make(fmt, state.shape, packed)
+        return parts.make(fmt, state.shape, packed, quants)
     pairs = np.stack([np.repeat(table, 16), np.tile(table, 16)], axis=1)  # of each byte
 
     def make(first: int, last: int) -> Bytes:
@@ -108,7 +109,7 @@ def _fours(parts: Parts) -> StoredTensor:
         of_rows = made.reshape(-1)[skipped : skipped + (last - first) * cols]
         return of_rows.reshape(last - first, cols).view(np.uint8)
 
-    return replace(parts.make(FORMATS["F32"], state.shape, make), is_decoded=True)
+    return replace(parts.make(FORMATS["F32"], state.shape, make, quants), is_decoded=True)
 
 
 def _eights(parts: Parts) -> StoredTensor:

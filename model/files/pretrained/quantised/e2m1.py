@@ -36,7 +36,7 @@ def nvfp4(parts: Parts, codes_end: str, scale_end: str) -> StoredTensor:
         scale = scales[np.arange(first, last) // rows]
         return e2m1_blocks(fmt, rows_of(codes, first, last), rows_of(factors, first, last), scale)
 
-    return parts.make(fmt, (*outer, rows, 2 * half), make)
+    return parts.make(fmt, (*outer, rows, 2 * half), make, "NVFP4, groups of 16")
 
 
 def mxfp4(parts: Parts, codes_end: str, scales_end: str) -> StoredTensor:
@@ -56,4 +56,4 @@ def mxfp4(parts: Parts, codes_end: str, scales_end: str) -> StoredTensor:
         pairs = rows_of(codes, first * per_row, last * per_row).reshape(last - first, half)
         return mxfp4_blocks(pairs, rows_of(exponents, first, last))
 
-    return parts.make(FORMATS["MXFP4"], (*outer, 2 * half), make)
+    return parts.make(FORMATS["MXFP4"], (*outer, 2 * half), make, "MXFP4, groups of 32")

@@ -32,12 +32,14 @@ def matrix(parts: Parts, scheme: Scheme) -> StoredTensor:
         shape = (*outer, ceil_div(rows, height), ceil_div(cols, width))
         stored = floats(parts.take(end, SCALES, shape)).reshape(matrices, *shape[-2:])
         scales = stored[..., np.arange(cols // fmt.block) * fmt.block // width]
+        scaled = f"blocks of {height} x {width}"
     else:
         each = [(*outer, rows, 1), (*outer, rows), (*outer, 1, 1), (*outer, 1), tuple(outer), (1,)]
         stored = floats(parts.take(end, SCALES, *each)).reshape(-1)
         scales = np.broadcast_to(stored, (matrices,)) if stored.size == 1 else stored
         scales = scales.reshape(matrices, -1, 1)
         height = rows // scales.shape[1]
+        scaled = "rows" if height == 1 else "the matrix"
         scales = np.broadcast_to(scales, (*scales.shape[:2], cols // fmt.block))
 
     def make(first: int, last: int) -> Bytes:
@@ -45,4 +47,4 @@ def matrix(parts: Parts, scheme: Scheme) -> StoredTensor:
         of_rows = scales[numbers // rows, numbers % rows // height]
         return e4m3_blocks(fmt, rows_of(quants, first, last), of_rows)
 
-    return parts.make(fmt, quants.shape, make)
+    return parts.make(fmt, quants.shape, make, f"FP8, scales of {scaled}")

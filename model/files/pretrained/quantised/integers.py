@@ -149,6 +149,8 @@ def _made(
             "of 128"
         )
     each = cols // groups // fmt.block
+    scaled = f"groups of {cols // groups}" if groups > 1 else "scales of rows"
+    in_order = ", columns in order of activations" if order is not None else ""
 
     @functools.cache
     def checked() -> tuple[Floats, NDArray[Any]]:
@@ -168,7 +170,8 @@ def _made(
         of_rows = (np.repeat(x[first:last], each, axis=1) for x in checked())
         return integer_blocks(fmt, bits, quants, *of_rows)
 
-    return replace(parts.make(fmt, (rows, cols), make), order=order)
+    made = parts.make(fmt, (rows, cols), make, f"integers of {bits} bits, {scaled}{in_order}")
+    return replace(made, order=order)
 
 
 def _zeros(stored: StoredTensor, bits: int, scheme: Scheme) -> NDArray[np.uint16]:

@@ -20,8 +20,10 @@ stored as one of these sets of tensors:
 from __future__ import annotations
 
 import warnings
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from urdir.model.errors import SafetensorsError, UnsupportedError
 from urdir.model.files.pretrained.quantised import bitsandbytes, e2m1, e4m3, integers, ternary
@@ -67,6 +69,17 @@ def merge_parts(
         merged[base] = matrix
     _warn(merged, scheme, path)
     return rest | merged
+
+
+def kinds_of(stored: Mapping[str, StoredTensor], scheme: Scheme | None) -> dict[str, Any]:
+    """How matrices are quantised, for reading: the ``method`` of quantization_config, and of each
+    of the ``kinds`` the words and the number of matrices, most of them first; empty for a folder of
+    floats."""
+    if scheme is None:
+        return {}
+    counts = Counter(tensor.quants for tensor in stored.values() if tensor.quants)
+    kinds = [{"kind": kind, "matrices": count} for kind, count in counts.most_common()]
+    return {"method": scheme.method, "kinds": kinds}
 
 
 def _warn(merged: Mapping[str, StoredTensor], scheme: Scheme, path: Path) -> None:

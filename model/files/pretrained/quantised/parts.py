@@ -64,14 +64,18 @@ class Parts:
         return UnsupportedError(f"{self.path}: tensor '{self.base}' {why}")
 
     def make(
-        self, fmt: Format, shape: tuple[int, ...], rows_of: Callable[[int, int], Bytes]
+        self,
+        fmt: Format,
+        shape: tuple[int, ...],
+        rows_of: Callable[[int, int], Bytes],
+        quants: str,
     ) -> StoredTensor:
         """The matrix: ``rows_of`` gives the blocks of rows [first, last), counted over all leading
-        dimensions of ``shape``."""
+        dimensions of ``shape``; ``quants`` says in words how it is stored."""
         rows, cols = int(np.prod(shape[:-1])), shape[-1]
         data = RowBytes(rows_of, rows, cols // fmt.block * fmt.nbytes, rows_at_once(cols))
         file = self.stored[self.taken[0]].file
-        return StoredTensor(self.base, fmt.name, shape, data, file)
+        return StoredTensor(self.base, fmt.name, shape, data, file, quants=quants)
 
     def _take(self, name: str, dtypes: tuple[str, ...], shapes: tuple[Shape, ...]) -> StoredTensor:
         tensor = self._found(name)

@@ -116,4 +116,4 @@ def _made(
             fmt, 2, pack_bits(codes, 2), factors, np.ones(factors.shape, np.uint8)
         )
 
-    return parts.make(fmt, shape, make)
+    return parts.make(fmt, shape, make, "-1, 0 and 1, a scale of the matrix")

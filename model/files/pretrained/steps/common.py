@@ -11,6 +11,8 @@ from urdir.model.files.pretrained.fields import Fields
 
 #: The kind of a layer whose attention has no window.
 FULL = "full_attention"
+#: The kind of a layer with an indexer, as newer versions of transformers write it.
+INDEXED = "indexed_attention"
 _WINDOW = "sliding_attention"
 
 
@@ -183,7 +185,8 @@ def other_layers(fields: Fields, others: list[bool]) -> Fields | None:
         return None
     objects = list(given.values())
     numbers = {str(layer) for layer, other in enumerate(others) if other}
-    if {*map(str, given)} != numbers or any(of != objects[0] for of in objects):
+    written = {str(name).lstrip("0") or "0" for name in given}  # "05" beside "11"
+    if written != numbers or any(of != objects[0] for of in objects):
         raise fields.refused("per_layer_config", "equal layers of one kind are supported")
     if not isinstance(objects[0], dict):
         raise fields.wrong("per_layer_config", objects[0])

@@ -13,6 +13,7 @@ from urdir.model.files.pretrained.fields import Fields
 from urdir.model.files.pretrained.layouts import Keys
 from urdir.model.files.pretrained.steps.common import (
     FULL,
+    INDEXED,
     layer_kinds,
     layers_of,
     number,
@@ -32,7 +33,7 @@ def two_kinds(fields: Fields, found: Found) -> None:
     """Layers with an indexer and layers with a window."""
     layers = layers_of(fields, found)
     selects = fields.given("use_dsa", bool, not fields.has("per_layer_config"))
-    kinds = layer_kinds(fields, found, FULL, _SPARSE, _LOCAL)
+    kinds = layer_kinds(fields, found, FULL, _SPARSE, INDEXED, _LOCAL)
     if kinds is None:
         kinds = [_SPARSE if n < 2 or n % 4 == 1 else _LOCAL for n in range(layers)]
     if not selects and FULL in kinds:
@@ -87,7 +88,9 @@ def _shared_width(fields: Fields, found: Found) -> None:
 
 
 def _bases(fields: Fields, found: Found) -> None:
-    given = fields.given("rope_parameters", dict, {})
+    given = dict(fields.given("rope_parameters", dict, {}))
+    if INDEXED in given:
+        given[_SPARSE] = given.pop(INDEXED)
     if set(given) - set(_BASES):
         raise fields.refused("rope_parameters", f"objects for {', '.join(_BASES)} are supported")
     for kind, (key, older, usual) in _BASES.items():

@@ -44,6 +44,13 @@ def without_padding(fields: Fields, found: Found) -> None:
     found["own.padding"], found["context_length"] = padding, positions - padding - 1
 
 
+def half_windows(fields: Fields, found: Found) -> None:
+    """A causal ModernBERT has half of the windows."""
+    found["attention.sliding_window"] = window = number(found, "attention.sliding_window") // 2
+    fields.fix("sliding_window", (window,))
+    fields.drop("sliding_window")
+
+
 def modern_windows(fields: Fields, found: Found) -> None:
     """ModernBERT's windows, and the bases of RoPE in layers with and without them."""
     layers = layers_of(fields, found)

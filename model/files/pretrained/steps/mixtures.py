@@ -12,6 +12,7 @@ from urdir.model.files.pretrained.fields import Fields
 from urdir.model.files.pretrained.rope import is_usual, magnitude, read_two_ropes
 from urdir.model.files.pretrained.steps.common import (
     FULL,
+    INDEXED,
     flag,
     layer_kinds,
     layers_of,
@@ -146,6 +147,12 @@ def indexer_kinds(fields: Fields, found: Found) -> None:
         own = [kind == "full" for kind in kinds]
     fields.drop("layer_types")  # all are the same
     found["attention.indexer.types"] = np.array(own)
+
+
+def all_indexed(fields: Fields, found: Found) -> None:
+    """Every layer has an indexer."""
+    layer_kinds(fields, found, INDEXED)
+    fields.drop("layer_types")
 
 
 def mimo_heads(fields: Fields, found: Found) -> None:

@@ -8,8 +8,15 @@ from dataclasses import replace
 import numpy as np
 
 from urdir.model.files.pretrained.family import KEYS, Family
-from urdir.model.files.pretrained.layouts import Keys, Layout, Rows, plus_one, tokens_or_first
-from urdir.model.files.pretrained.names import NORMS_AROUND
+from urdir.model.files.pretrained.layouts import (
+    Floats,
+    Keys,
+    Layout,
+    Rows,
+    plus_one,
+    tokens_or_first,
+)
+from urdir.model.files.pretrained.names import LAYER, NORMS_AROUND
 from urdir.model.files.pretrained.steps.common import (
     chameleon_pictures,
     flag,
@@ -23,6 +30,7 @@ from urdir.model.files.pretrained.steps.common import (
     square_root,
     squared_relu,
 )
+from urdir.model.files.pretrained.steps.others import mllama_layers
 
 GELU_TANH = ("gelu_pytorch_tanh", "gelu_new")
 #: Norms with weights 1 + w.
@@ -199,6 +207,9 @@ _GLM4 = Family(
     rope="interleaved",
 )
 
+_DIFFUSERS = {"q": "q", "k": "k", "v": "v", "out": "output"}
+_PHI3 = Family("phi3")
+_PHI4_MODULES = ("self_attn.qkv_proj", "self_attn.o_proj", "mlp.gate_up_proj", "mlp.down_proj")
 #: Muse Glimmer's norms with weights as they are.
 _MUSE_PLAIN = ("output_norm.weight", "attn_q_norm.weight", "attn_k_norm.weight")
 
@@ -210,6 +221,18 @@ def _gates(keys: Keys, rows: int) -> Rows:
 
 def _heads(keys: Keys, rows: int) -> Rows:
     return np.arange(_width(keys), rows)
+
+
+def _residual_scale(keys: Keys, rows: int) -> Floats:
+    return np.full(rows, keys.get("residual_scale", 1.0), np.float32)
+
+
+def _second_half_first(keys: Keys, rows: int) -> Rows:
+    """Rows of nanochat's queries and keys, whose heads rotate the other way: in this order they
+    rotate as others, and scores are the same."""
+    heads = int(keys["attention.head_count"])
+    dim = int(keys.get("attention.key_length", int(keys["embedding_length"]) // heads))
+    return np.arange(rows).reshape(-1, 2, dim // 2)[:, ::-1].reshape(-1)
 
 
 def _width(keys: Keys) -> int:
@@ -241,6 +264,35 @@ FAMILIES: Mapping[str, Family] = {
         },
     ),
     "cwm": LLAMA,
+    "iquestcoder": replace(LLAMA, defaults={"use_sliding_window": False}, fixed={"clip_qkv": ()}),
+    "helium": replace(LLAMA, rope="interleaved"),
+    "mllama_text_model": replace(
+        LLAMA,
+        defaults={
+            **{"vocab_size": 128256, "hidden_size": 4096, "intermediate_size": 14336},
+            **{"num_hidden_layers": 40, "num_attention_heads": 32, "num_key_value_heads": 8},
+            **{"max_position_embeddings": 131072, "rms_norm_eps": 1e-5, "rope_theta": 500000.0},
+        },
+        steps=(mllama_layers,),
+        layouts={"output.weight": Layout(rows=tokens_or_first)},
+    ),
+    "hyperclovax": Family(
+        "hyperclovax",
+        names={"post_norm1": "post_attention_norm", "post_norm2": "post_ffw_norm"},
+        keys=GRANITE_KEYS,
+        steps=(flag("use_post_norm", "own.post_norms"),),
+        ignored=frozenset({"end_token_id"}),
+        layouts=dict.fromkeys(
+            ("post_attention_norm.weight", "post_ffw_norm.weight"),
+            Layout(factors=_residual_scale),
+        ),
+    ),
+    "nanochat": Family(
+        "nanochat",
+        keys={"final_logit_softcapping": "final_logit_softcapping"},
+        layouts=dict.fromkeys(("attn_q.weight", "attn_k.weight"), Layout(rows=_second_half_first)),
+        activations=("relu2",),
+    ),
     "qwen2": Family("qwen2", defaults={"use_sliding_window": False}),
     # "encoder.layers": in Qianfan OCR, as transformers writes it
     "qwen3": Family("qwen3", defaults={"use_sliding_window": False}, outer=("encoder.",)),
@@ -260,6 +312,17 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "ministral3": Family("mistral3"),
     "arcee": Family("arcee", activations=("relu2",)),
+    "cosmos3_edge_text": Family(
+        "arcee",
+        names={f"self_attn.to_{of}": f"attn_{to}" for of, to in _DIFFUSERS.items()},
+        defaults={
+            **{"vocab_size": 131072, "hidden_size": 2048, "intermediate_size": 9216},
+            **{"num_hidden_layers": 28, "num_attention_heads": 16, "num_key_value_heads": 8},
+            **{"head_dim": 128, "max_position_embeddings": 131072, "rms_norm_eps": 1e-5},
+            "rope_theta": 1e8,
+        },
+        activations=("relu2",),
+    ),
     "bitnet": Family(
         "bitnet",
         names={"self_attn.attn_sub_norm": "attn_sub_norm", "mlp.ffn_sub_norm": "ffn_sub_norm"},
@@ -276,6 +339,11 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "gemma": _GEMMA,
     "gemma2": _GEMMA2,
+    "vaultgemma": replace(
+        _GEMMA2,
+        architecture="vaultgemma",
+        names={"pre_feedforward_layernorm": "ffn_norm"},
+    ),
     "gemma3_text": GEMMA3,
     "gemma3n_text": GEMMA3N,
     "gemma4_text": GEMMA4,
@@ -306,7 +374,28 @@ FAMILIES: Mapping[str, Family] = {
         ignored=frozenset({"vq_config", "model_parallel_size", "image_token_id"}),
         unused=("vqmodel.",),
     ),
-    "phi3": Family("phi3"),
+    "phi3": _PHI3,
+    # text alone: without the adapters of pictures and speech
+    "phi4_multimodal": replace(_PHI3, unused=("embed_tokens_extend.",)),
+    "phi4mm": replace(
+        _PHI3,
+        names={
+            **{f"{module}.base_layer": LAYER[module] for module in _PHI4_MODULES},
+            **{
+                f"{module}.lora_{side}.{of}.weight": ()
+                for module in _PHI4_MODULES
+                for side in "AB"
+                for of in ("vision", "speech")
+            },
+        },
+        ignored=frozenset(
+            {
+                *("audio_processor", "embd_layer", "img_processor", "vision_lora", "speech_lora"),
+                *("full_attn_mod", "interpolate_factor"),
+            }
+        ),
+        unused=("embed_tokens_extend.",),
+    ),
     "olmo2": Family("olmo2", names=_POST_NORMS),
     "olmo3": Family("olmo2", names=_POST_NORMS, windows="pattern"),
     # names as they are published, and those of LLaMA, as transformers writes them

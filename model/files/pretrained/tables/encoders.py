@@ -8,7 +8,12 @@ from dataclasses import replace
 from urdir.model.files.pretrained.family import Family
 from urdir.model.files.pretrained.layouts import Layout, padding_last
 from urdir.model.files.pretrained.names import under
-from urdir.model.files.pretrained.steps.encoders import labels, modern_windows, without_padding
+from urdir.model.files.pretrained.steps.encoders import (
+    half_windows,
+    labels,
+    modern_windows,
+    without_padding,
+)
 
 _TRAINING = frozenset(
     {
@@ -147,6 +152,21 @@ FAMILIES: Mapping[str, Family] = {
     **dict.fromkeys(("roberta", "xlm-roberta", "camembert"), _ROBERTA),
     "modernbert": _ranking(
         _MODERN, {"head.dense": "cls", "head.norm": "cls.norm", "classifier": "cls.output"}
+    ),
+    "modernbert-decoder": replace(
+        _MODERN,
+        architecture="modern-bert-decoder",
+        ends={
+            **_MODERN.ends,
+            **{"lm_head.dense": "head", "lm_head.norm": "head_norm"},
+            # of "decoder", which is the name of an outer module elsewhere
+            **{"weight": "output.weight", "bias": "output.bias"},
+        },
+        unused=(),
+        steps=(modern_windows, half_windows),
+        fixed={**_MODERN.fixed, "causal_mask": (True,), "is_causal": (True,)},
+        tied=True,
+        activations=("gelu",),
     ),
     "eurobert": Family(
         "eurobert",

@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
 
 from urdir.model.files.pretrained.family import Family
-from urdir.model.files.pretrained.layouts import Layout, after
+from urdir.model.files.pretrained.layouts import Keys, Layout, Rows, after
 from urdir.model.files.pretrained.steps.common import (
     alibi,
     bigcode_heads,
     default_width,
     falcon_heads,
     flag,
+)
+from urdir.model.files.pretrained.steps.others import (
+    compass_rope,
+    gpt_neo_layers,
+    scaled_embedding,
+    waves,
 )
 from urdir.model.files.pretrained.tables.dense import GELU_TANH, ONE_MORE
 
@@ -40,16 +49,57 @@ _SCALED = {
     "add_cross_attention": (False,),
 }
 
+_TURNED = {
+    f"{name}.weight": Layout(transposed=True)
+    for name in ("attn_qkv", "attn_output", "ffn_up", "ffn_down")
+}
+_BART = {
+    "self_attn_layer_norm": "attn_norm",
+    **{name: f"ffn_{to}" for name, to in (("fc1", "up"), ("fc2", "down"))},
+    "final_layer_norm": "ffn_norm",
+}
+#: Also the text of Fuyu, whose published configuration has its fields beside those of pictures.
+_PERSIMMON = Family(
+    "persimmon",
+    implied=_BY_HEAD,
+    defaults={"partial_rotary_factor": 0.5, "rope_theta": 25000.0, "layer_norm_eps": 1e-5},
+    fixed={"qk_layernorm": (True,)},
+    ignored=frozenset({"image_size", "patch_size", "num_channels"}),
+    activations=("relu2",),
+)
+
+_COHERE2 = Family(
+    "cohere2",
+    keys={"logit_scale": "logit_scale"},
+    defaults={"logit_scale": 0.0625, "sliding_window": 4096, "sliding_window_pattern": 4},
+    fixed={
+        "use_qk_norm": (False,),
+        "order_of_interleaved_layers": ("local_attn_first",),
+        "position_embedding_type": ("rope_gptj",),
+        "rotary_pct": (1.0,),
+        "use_gated_activation": (True,),
+        "use_parallel_block": (True,),
+    },
+    ignored=frozenset({"use_embedding_sharing", "use_parallel_embedding"}),
+    rope="interleaved",
+    windows="pattern",
+    tied=True,
+)
+
+
+def _by_quarter(keys: Keys, rows: int) -> Rows:
+    """Rows of CodeGen's fused matrix, four parts with queries, values and keys each."""
+    parts = np.arange(rows).reshape(4, 3, -1)
+    return parts[:, [0, 2, 1]].swapaxes(0, 1).reshape(-1)
+
+
 FAMILIES: Mapping[str, Family] = {
     "gpt2": Family(
         "gpt2",
         steps=(default_width,),
         fixed=_SCALED,
         ignored=_GPT2_TRAINING,
-        layouts={
-            f"{name}.weight": Layout(transposed=True)
-            for name in ("attn_qkv", "attn_output", "ffn_up", "ffn_down")
-        },
+        layouts=_TURNED,
         rope=None,
         tied=True,
         activations=_GELU,
@@ -60,6 +110,66 @@ FAMILIES: Mapping[str, Family] = {
         steps=(default_width, bigcode_heads),
         fixed=_SCALED,
         ignored=_GPT2_TRAINING,
+        rope=None,
+        tied=True,
+        activations=_GELU,
+    ),
+    "openai-gpt": Family(
+        "gpt1",
+        ends={"tokens_embed": "token_embd", "positions_embed": "position_embd"},
+        steps=(default_width(4),),
+        fixed={"afn": ("gelu", "gelu_new")},
+        ignored=frozenset({"predict_special_tokens", "n_special"}),
+        layouts=_TURNED,
+        rope=None,
+        tied=True,
+    ),
+    "biogpt": Family(
+        "gpt2",
+        names=_BART,
+        ends={"layer_norm": "output_norm", "output_projection": "output"},
+        keys={"layer_norm_eps": ""},  # which its class does not read
+        implied={"attention.layer_norm_epsilon": 1e-5},
+        defaults={"scale_embedding": True},
+        steps=(scaled_embedding,),
+        layouts={"position_embd.weight": Layout(rows=after(2))},
+        outer=("biogpt.",),
+        rope=None,
+        tied=True,
+        activations=_GELU,
+    ),
+    "xglm": Family(
+        "gpt2",
+        names=_BART,
+        ends={"layer_norm": "output_norm"},
+        keys={"num_layers": "block_count", "attention_heads": "attention.head_count"},
+        implied={"attention.layer_norm_epsilon": 1e-5},
+        defaults={"scale_embedding": True},
+        steps=(scaled_embedding, waves),
+        rope=None,
+        tied=True,
+        activations=_GELU,
+    ),
+    **dict.fromkeys(("persimmon", "fuyu"), _PERSIMMON),
+    "codegen": Family(
+        "gptj",
+        names={"attn.causal_mask": ()},
+        steps=(default_width(4),),
+        keys={"rotary_dim": "rope.dimension_count"},
+        fixed=_SCALED,
+        layouts={"attn_qkv.weight": Layout(rows=_by_quarter)},
+        rope="interleaved",
+        activations=_GELU,
+    ),
+    "gpt_neo": Family(
+        "gptneo",
+        names={
+            **{f"attn.attention.{name}_proj": f"attn_{name}" for name in "qkv"},
+            "attn.attention.out_proj": "attn_output",
+        },
+        keys={"num_layers": "block_count", "num_heads": "attention.head_count"},
+        steps=(gpt_neo_layers, default_width(4)),
+        ignored=frozenset({"embed_dropout", "resid_dropout"}),
         rope=None,
         tied=True,
         activations=_GELU,
@@ -81,11 +191,7 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "opt": Family(
         "opt",
-        names={
-            "self_attn_layer_norm": "attn_norm",
-            **{name: f"ffn_{to}" for name, to in (("fc1", "up"), ("fc2", "down"))},
-            "final_layer_norm": "ffn_norm",
-        },
+        names=_BART,
         implied={"attention.layer_norm_epsilon": 1e-5},
         layouts={"position_embd.weight": Layout(rows=after(2))},
         fixed={"do_layer_norm_before": (True,)},
@@ -179,21 +285,14 @@ FAMILIES: Mapping[str, Family] = {
         rope="interleaved",
         tied=True,
     ),
-    "cohere2": Family(
-        "cohere2",
-        keys={"logit_scale": "logit_scale"},
-        defaults={"logit_scale": 0.0625, "sliding_window": 4096, "sliding_window_pattern": 4},
-        fixed={
-            "use_qk_norm": (False,),
-            "order_of_interleaved_layers": ("local_attn_first",),
-            "position_embedding_type": ("rope_gptj",),
-            "rotary_pct": (1.0,),
-            "use_gated_activation": (True,),
-            "use_parallel_block": (True,),
-        },
-        ignored=frozenset({"use_embedding_sharing", "use_parallel_embedding"}),
-        rope="interleaved",
-        windows="pattern",
-        tied=True,
+    "cohere2": _COHERE2,
+    "cohere_compass_text": replace(
+        _COHERE2,
+        architecture="command-r",
+        defaults={},
+        steps=(compass_rope,),
+        ignored=_COHERE2.ignored | {"pooling"},
+        rope="half",
+        windows="each",
     ),
 }

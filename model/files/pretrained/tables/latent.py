@@ -11,6 +11,7 @@ from urdir.model.files.pretrained.steps.common import flag
 from urdir.model.files.pretrained.steps.dots import latent_scale, two_kinds
 from urdir.model.files.pretrained.steps.glm5 import glm5_layers, still_heads
 from urdir.model.files.pretrained.steps.mixtures import (
+    all_indexed,
     compressed_blocks,
     grouped,
     indexer_kinds,
@@ -21,6 +22,7 @@ from urdir.model.files.pretrained.steps.mixtures import (
     usual_latent_eps,
     weights_norm,
 )
+from urdir.model.files.pretrained.steps.others import all_dense
 from urdir.model.files.pretrained.steps.recurrent import every_last_is_full, kimi_layers
 
 _EXPERTS = {"n_shared_experts": "expert_shared_count"}
@@ -216,7 +218,7 @@ FAMILIES: Mapping[str, Family] = {
         unused=("qwen2_model.", "sam_model.", "view_seperator"),
     ),
     "deepseek_v3": DEEPSEEK_V3,
-    "deepseek_v32": _SPARSE,
+    "deepseek_v32": replace(_SPARSE, steps=(*_SPARSE.steps, all_indexed)),
     "glm_moe_dsa": replace(
         _SPARSE,
         architecture="glm-dsa",
@@ -253,6 +255,18 @@ FAMILIES: Mapping[str, Family] = {
         rope=None,
     ),
     "kimi_k2": DEEPSEEK_V3,
+    "axk1": replace(
+        DEEPSEEK_V3,
+        architecture="axk1",
+        names=dict.fromkeys(("post_mlp_layernorm", "mlp.post_mlp_layernorm"), "post_ffw_norm"),
+    ),
+    "youtu": Family(
+        "deepseek2",
+        steps=(latent_heads, all_dense),
+        ignored=frozenset({"embedding_initializer_range"}),
+        rope="interleaved",
+        tied=True,
+    ),
     "glm4_moe_lite": DEEPSEEK_V3,
     "mistral4": Family(
         "mistral4",

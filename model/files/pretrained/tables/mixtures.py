@@ -20,6 +20,7 @@ from urdir.model.files.pretrained.steps.mixtures import (
     step_layers,
     weights_norm,
 )
+from urdir.model.files.pretrained.steps.others import aria_experts, first_dense, needs_window
 from urdir.model.files.pretrained.tables.dense import GRANITE_KEYS, ONE_MORE
 
 _SIGMOID = {"expert_gating_func": 2}
@@ -52,6 +53,21 @@ _GLM4 = Family(
 )
 
 
+_ARIA = Family(
+    "granitemoe",
+    names={"mlp.experts.fc1": "ffn_gate_up_exps", "mlp.experts.fc2": "ffn_down_exps"},
+    defaults={
+        **{"vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 4096},
+        **{"num_hidden_layers": 32, "num_attention_heads": 32, "max_position_embeddings": 2048},
+        **{"rms_norm_eps": 1e-6, "moe_num_experts": 8, "moe_topk": 2},
+    },
+    implied={"logit_scale": 1.0},
+    steps=(aria_experts,),
+    ignored=frozenset({"moe_z_loss_coeff"}),
+    layouts=dict.fromkeys(("ffn_gate_up_exps.weight", "ffn_down_exps.weight"), _TURNED),
+)
+
+
 def _even_first(values: Floats) -> Floats:
     return np.concatenate([values[..., 0::2], values[..., 1::2]], axis=-1)
 
@@ -64,6 +80,22 @@ _NO_WINDOW = {"use_sliding_window": False}
 
 FAMILIES: Mapping[str, Family] = {
     "mixtral": Family("llama"),
+    "flex_olmo": Family(
+        "flex-olmo",
+        names={
+            "post_attention_layernorm": "post_attention_norm",
+            "post_feedforward_layernorm": "post_ffw_norm",
+        },
+        defaults={"rope_theta": 500000.0},
+        steps=(own_weights_norm,),
+    ),
+    "flint": Family(
+        "flint",
+        fixed={"decoder_sparse_step": (1,)},
+        names={"self_attn.softmax_offset": "attn_sinks.weight"},
+        steps=(first_dense, needs_window, own_weights_norm),
+        windows="pattern",
+    ),
     "qwen2_moe": Family(
         "qwen2moe", defaults=_NO_WINDOW, fixed=_ALL_LAYERS, steps=(own_weights_norm,)
     ),
@@ -88,6 +120,7 @@ FAMILIES: Mapping[str, Family] = {
     "olmoe": Family("olmoe", fixed={"clip_qkv": ()}, steps=(own_weights_norm,)),
     "granitemoe": GRANITE_MOE,
     "granitemoeshared": GRANITE_MOE,
+    **dict.fromkeys(("aria_text", "aria_moe_lm"), _ARIA),
     "dots1": Family(
         "dots1",
         keys={"n_shared_experts": "expert_shared_count"},

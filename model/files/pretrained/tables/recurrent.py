@@ -19,8 +19,9 @@ from urdir.model.files.pretrained.layouts import (
     taps,
 )
 from urdir.model.files.pretrained.names import MAMBA, MIXER, under
-from urdir.model.files.pretrained.steps.common import default_width
+from urdir.model.files.pretrained.steps.common import default_width, flag
 from urdir.model.files.pretrained.steps.mixtures import own_weights_norm, weights_norm
+from urdir.model.files.pretrained.steps.others import lfm3_layers
 from urdir.model.files.pretrained.steps.recurrent import (
     bamba_layers,
     delta_layers,
@@ -357,6 +358,22 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "lfm2": _LFM2,
     "lfm2_moe": LFM2_MOE,
+    "lfm3": replace(
+        _LFM2,
+        architecture="lfm3",
+        names={
+            **_LFM2.names,
+            **{"post_operator_norm": "post_attention_norm", "post_ffn_norm": "post_ffw_norm"},
+        },
+        steps=(
+            lfm3_layers,
+            flag("use_sandwich_norm", "own.post_norms"),
+            flag("use_attention_gate", "own.gates"),
+        ),
+        fixed={"conv_bias": (False,)},
+        ignored=frozenset(),
+        windows="pattern",
+    ),
     "minimax": Family(
         "minimax-01",
         names={

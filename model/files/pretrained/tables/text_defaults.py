@@ -77,6 +77,10 @@ TEXT_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         4096, 11008, 32, 32, 2048, rms_norm_eps=1e-6, embedding_multiplier=1.0,
         logits_scaling=1.0, residual_multiplier=1.0, attention_multiplier=1.0,
     ),
+    "opt": {
+        **{"hidden_size": 768, "ffn_dim": 3072, "num_hidden_layers": 12},
+        **{"num_attention_heads": 12, "max_position_embeddings": 2048},
+    },
     "cohere2": _sizes(8192, 22528, 40, 64, 8192, layer_norm_eps=1e-5),
 }  # fmt: skip
 #: Fields that the class of a whole model sets in its text decoder, by ``model_type`` of the whole.
