@@ -57,6 +57,12 @@ class KeptGraphs(Owner, Generic[Shape]):
             self.nbytes -= forgotten[oldest].nbytes
         return forgotten
 
+    def remove(self, shape: Shape) -> Recorded | None:
+        """No longer keep the graph of a shape, which the caller closes; None without it."""
+        if (graph := self._graphs.pop(shape, None)) is not None:
+            self.nbytes -= graph.nbytes
+        return graph
+
     def close(self) -> None:
         """Free the graphs. Idempotent."""
         graphs = self.values()

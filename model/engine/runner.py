@@ -138,6 +138,14 @@ class Steps(Owner):
         close_all(forgotten.values())
         return graph
 
+    def forget(self, shape: StepShape) -> None:
+        """Free the graph of a shape, if there is one; one that still runs, when it is complete."""
+        self._bound.pop(shape, None)
+        if (graph := self._graphs.remove(shape)) is not None:
+            graph.close()
+        for steps, _ in self._followers:
+            steps.forget(shape)
+
     def record(self, shapes: Iterable[StepShape]) -> None:
         """Make the graphs of several shapes; kernels that are not compiled are, side by side.
 
