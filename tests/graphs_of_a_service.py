@@ -105,11 +105,12 @@ class SimulatedSteps:
     def keep(self, shape: StepShape) -> None:
         self._begun.pop(shape, None)
         self._rows.add(shape.rows)
-        graph: Any = SimpleNamespace(nbytes=NODES * NODE_NBYTES * shape.steps)
+        nbytes = NODES * NODE_NBYTES * shape.steps
+        graph: Any = SimpleNamespace(nbytes=nbytes, close=lambda: None)
         self._graphs.keep(shape, graph, self.graph_bytes - self._graphs.nbytes)
 
     def forget(self, shape: StepShape) -> None:
-        self._graphs.remove(shape)
+        self._graphs.forget(shape)
         self.forgotten += 1
 
     def launch(self, shape: StepShape) -> None:

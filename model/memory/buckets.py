@@ -65,9 +65,9 @@ def first_rows(rows: int, chunks: Sequence[int]) -> int:
 
 
 def two_steps(rows: int, chunks: Sequence[int]) -> tuple[int, float]:
-    """The faster way to divide a prompt between two steps, of one of the ``chunks`` each: the rows
-    of the first one, and as how many rows both take time; infinity for so few rows that there is
-    none."""
+    """The fastest way to divide a prompt between two steps, of one of the ``chunks`` each: the rows
+    of the first one, and the rows of one step that would take as long, `STEP_ROWS` counted;
+    infinity where the first chunk holds all."""
 
     def taken(rows: int) -> int:
         return chunks[bisect_left(chunks, rows)] + STEP_ROWS

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 #: A shape is recorded where steps that took others lost this many rows, each of which takes 20 us
 #: (8B Q4_K_M, an H200), within this many steps with prompts. A lesser share of a step's rows is no
-#: loss. A greedy step that draws tokens counts as so many rows.
+#: loss. A greedy step that draws tokens counts as the last number of rows.
 _LOST, _WITHIN, _SHARE, _DRAWN = 256, 1024, 0.03, 64
 #: Shapes that wait to be recorded, at most: each has room in the memory for graphs.
 _WISHES = 8
@@ -222,7 +222,7 @@ def _has_room(shape: StepShape, wanted: StepShape) -> bool:
 
 
 def _kind(shape: StepShape) -> tuple[object, ...]:
-    """What a step with prompts is but for its rows."""
+    """What a step with prompts is, without its rows."""
     several = shape.segments > 1, shape.decode > 0
     return (*several, shape.keys, shape.output, shape.begins, shape.walk, shape.part)
 
