@@ -330,7 +330,6 @@ def test_the_oldest_graphs_are_forgotten(
         assert not steps.is_recorded(last)
         assert steps.graph_bytes == sum(kept[:-1]) + kernels
         steps.forget(last)  # idempotent
-        assert session_token(session) == expected
 
 
 def session_token(session: Session) -> list[int]:
