@@ -16,6 +16,7 @@ from urdir.model.memory.buckets import (
     COARSE_ROWS,
     COMMON_ROWS,
     FINE_ROWS,
+    MIDDLE_GRAIN,
     WHOLE_CHUNK,
     fine_chunk,
     first_rows,
@@ -68,8 +69,8 @@ class Part(Enum):
 
 
 class Grain(Enum):
-    """How far the rows of a step with several segments are rounded up. Graphs of coarse shapes are
-    recorded ahead, others while steps of these run."""
+    """How far the rows of a step with prompts are rounded up. Graphs of coarse shapes are recorded
+    ahead, others while steps of these run."""
 
     COARSE = "coarse"
     MIDDLE = "middle"
@@ -314,12 +315,13 @@ class ShapeBuckets:
         keys = self.lengths[-1] if is_longest else self.keys(length, 2)
         return StepShape(rows, keys, output, prompt=rows, begins=begins, walk=walk)
 
-    def fine(self, shape: StepShape, rows: int) -> StepShape:
-        """The shape of a step with one prompt alone, of ``rows`` rows, with little padding where
-        that is faster."""
-        if shape.walk.count or shape.draft_only or shape.rows <= WHOLE_CHUNK:
+    def fine(self, shape: StepShape, rows: int, grain: Grain = Grain.FINE) -> StepShape:
+        """The shape of a step with one prompt alone, of ``rows`` rows, with as little padding as
+        the ``grain`` says where that is faster."""
+        whole = shape.walk.count or shape.draft_only or shape.rows <= WHOLE_CHUNK
+        if whole or grain is Grain.COARSE:
             return shape
-        rows = min(shape.rows, fine_chunk(rows, grain=8))
+        rows = min(shape.rows, fine_chunk(rows, grain=8 if grain is Grain.FINE else MIDDLE_GRAIN))
         return replace(shape, rows=rows, prompt=rows)
 
     def walked(self, rows: int, lengths: Sequence[int]) -> Blocks:

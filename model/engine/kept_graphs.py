@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 Shape = TypeVar("Shape", bound=Hashable)
 
 #: The most rows of texts or prompts whose launches begin before the ones before are complete:
-#: longer ones fill the device by themselves.
+#: longer ones fill the device by themselves. Prompts of 16, 128 and 512 rows take 1.867, 3.803 and
+#: 11.859 ms so, and 2.054, 3.939 and 12.049 without (8B Q4_K_M, an H200).
 EARLY_ROWS = 512
 
 
@@ -56,6 +57,12 @@ class KeptGraphs(Owner, Generic[Shape]):
             forgotten[oldest] = self._graphs.pop(oldest)
             self.nbytes -= forgotten[oldest].nbytes
         return forgotten
+
+    def forget(self, shape: Shape) -> None:
+        """Free the graph of a shape, if there is one: once it is complete, if it still runs."""
+        if (graph := self._graphs.pop(shape, None)) is not None:
+            self.nbytes -= graph.nbytes
+            graph.close()
 
     def close(self) -> None:
         """Free the graphs. Idempotent."""

@@ -123,8 +123,7 @@ class Steps(Owner):
         if (graph := self._graphs.use(shape)) is not None:
             return graph
         self._waits.pop(shape, None)
-        work = self._begun.pop(shape, None)
-        if work is not None:
+        if (work := self._begun.pop(shape, None)) is not None:
             self.gate.open()  # a thread may work for it
         return self._keep(shape, completed(work or self._recording(shape)))
 
@@ -137,6 +136,13 @@ class Steps(Owner):
         self.on_graph()
         close_all(forgotten.values())
         return graph
+
+    def forget(self, shape: StepShape) -> None:
+        """Free the graph of a shape, if there is one; one that still runs, when it is complete."""
+        self._bound.pop(shape, None)
+        self._graphs.forget(shape)
+        for steps, _ in self._followers:
+            steps.forget(shape)
 
     def record(self, shapes: Iterable[StepShape]) -> None:
         """Make the graphs of several shapes; kernels that are not compiled are, side by side.
@@ -234,8 +240,8 @@ class Steps(Owner):
     def plans_enough(self) -> bool:
         """Whether the thread has enough to do: it works for all graphs in turns, so that with more
         of them none is planned for long."""
-        jobs = [*self._waits.values()]
-        return sum(not job.waits and not job.is_done for job in jobs) >= _PLANNED
+        own = (not job.waits and not job.is_done for job in [*self._waits.values()])
+        return sum(own) >= _PLANNED
 
     def has_begun(self, shape: StepShape) -> bool:
         """Whether a graph has begun to be made."""
@@ -271,11 +277,8 @@ class Steps(Owner):
     def _recording(self, shape: StepShape) -> Work[Recorded]:
         """Make the graph of a shape, in pieces."""
         bound = yield from self._binding(shape)
-        # Prompts of 16, 128 and 512 rows take 1.867, 3.803 and 11.859 ms so, and 2.054, 3.939 and
-        # 12.049 without (8B Q4_K_M, an H200).
         early = not shape.prompt or shape.rows <= EARLY_ROWS
-        graph = yield from execute.recording(bound, self.parts.device, programmatic=early)
-        return graph
+        return (yield from execute.recording(bound, self.parts.device, programmatic=early))
 
     def _binding(self, shape: StepShape) -> Work[BoundPlan]:
         """Make the bound plan of a shape, in pieces.
@@ -322,9 +325,8 @@ class Steps(Owner):
         self.parts.device.end_compilers()  # nothing waits for them any more
         for threads in (self._helper, self._waiting):
             threads.shutdown(cancel_futures=True)
-        self._begun.clear()
-        self._waits.clear()
-        self._bound.clear()
+        for each in (self._begun, self._waits, self._bound):
+            each.clear()
         self._graphs.close()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
+from math import inf
 
 #: Rows of a decode step, smallest first; fewer sequences leave padding rows. Products take vectors
 #: by eight, and from 64 on a step takes longer with each eight. Three rows are a token and two
@@ -17,6 +18,8 @@ CHUNKS = (8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
 COARSE_ROWS, COARSE_CHUNKS = (0, 16, 64, 128, 256, 512), (128, 512, 1024, 2048)
 #: The fewest rows that choose a token in a finer shape of such a step (`fine_chunk`).
 FINE_ROWS = 8
+#: Rows of one prompt alone are multiples of as many in shapes between the coarse and the finest.
+MIDDLE_GRAIN = 32
 #: Up to as many rows a prompt alone keeps to `CHUNKS`, above them it may have a graph of a finer
 #: shape, too. Tokens/s of 129, 193, 257 and 385 tokens of an 8B Q4_K_M model on an H200: 26,047,
 #: 31,625, 33,052 and 38,473, without 22,247, 28,421, 27,654 and 33,115; of 65 17,760, and 18,603
@@ -25,7 +28,7 @@ WHOLE_CHUNK = 128
 #: A prompt's step takes as much time besides as this many of its rows, and two steps take the place
 #: of one with padding where they take this share less. ms of 128, 512, 1,024 and 1,536 tokens of an
 #: 8B Q4_K_M model on an H200: 4.4, 12.0, 21.8 and 32.9.
-_STEP_ROWS, _LESS = 128, 0.05
+STEP_ROWS, _LESS = 128, 0.05
 #: Maximum rows of a step with drafts: beyond them one more costs as much as a token gains.
 MOST_DRAFTED = 64
 #: Maximum rows of a prompt step, if memory allows.
@@ -54,16 +57,25 @@ def fine_chunk(rows: int, grain: int = 16) -> int:
 def first_rows(rows: int, chunks: Sequence[int]) -> int:
     """How many of the ``rows`` that a prompt alone has left its next step takes, of one of the
     ``chunks``: all that fit, or fewer where one step with padding takes longer than two."""
-
-    def padded(rows: int) -> int:
-        return chunks[bisect_left(chunks, rows)] + _STEP_ROWS
-
     if rows >= chunks[-1]:
         return chunks[-1]
+    first, taken = two_steps(rows, chunks)
+    whole = chunks[bisect_left(chunks, rows)] + STEP_ROWS
+    return first if taken < whole * (1 - _LESS) else rows
+
+
+def two_steps(rows: int, chunks: Sequence[int]) -> tuple[int, float]:
+    """The fastest way to divide a prompt between two steps, of one of the ``chunks`` each: the rows
+    of the first one, and the rows of one step that would take as long, `STEP_ROWS` counted;
+    infinity where the first chunk holds all."""
+
+    def taken(rows: int) -> int:
+        return chunks[bisect_left(chunks, rows)] + STEP_ROWS
+
     firsts = (chunk for chunk in reversed(chunks) if chunk < rows)  # the largest of equal ones
-    ways = {first: padded(first) + padded(rows - first) for first in firsts}
+    ways = {first: taken(first) + taken(rows - first) for first in firsts}
     first = min(ways, key=ways.__getitem__, default=rows)
-    return first if first in ways and ways[first] < padded(rows) * (1 - _LESS) else rows
+    return first, ways.get(first, inf)
 
 
 def choosing_rows(sequences: int) -> int:

@@ -74,8 +74,7 @@ class ExpectedSteps:
                 pieces.append(partial(prepare, choosers, shape.output, longest, end, steps))
             if fewer:
                 pieces.append(partial(prepare, fewer, output, longest, end, steps))
-            if self._shapes.wished is not None:
-                pieces.append(partial(self._session.steps.prepare, self._shapes.wished))
+            pieces.append(self._shapes.prepare)
             self._pieces = pieces
 
     def forget(self) -> None:

@@ -325,6 +325,11 @@ def test_the_oldest_graphs_are_forgotten(
         kept = [graph.nbytes for graph in steps._graphs.values()]
         assert device.kernel_nbytes == kernels > 0  # they stay loaded
         assert kernels < steps.graph_bytes == sum(kept) + kernels <= room
+        *_, last = steps._graphs
+        steps.forget(last)
+        assert not steps.is_recorded(last)
+        assert steps.graph_bytes == sum(kept[:-1]) + kernels
+        steps.forget(last)  # idempotent
 
 
 def session_token(session: Session) -> list[int]:
