@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from urdir.driver.emulator.machine.emitter import Handler
 from urdir.driver.emulator.machine.faults import UNSUPPORTED_PTX_VERSION, CompileError
+from urdir.driver.emulator.machine.operand_rules import Rule, Signature, rules_of
 from urdir.ptxgen.ptx import Instruction
 from urdir.ptxgen.ptx.architecture import number_of
 
@@ -19,6 +20,7 @@ Version = tuple[int, int]
 class Operation:
     """A form of an instruction; ``sm`` and ``version`` are the first that support it.
 
+    ``operands`` is the signature of its operands, see operand_rules.py.
     ``only`` lists the targets if not all newer ones support it. ``converges`` marks ``.sync``
     operations, which wait for the lanes of their warp, ``warpgroup`` those that also wait for the
     other warps of their warpgroup; ``polls`` operations that a waiting loop repeats; ``branches``
@@ -27,6 +29,7 @@ class Operation:
 
     pattern: re.Pattern[str]
     handler: Handler
+    operands: Signature
     sm: int = 0
     version: Version = (0, 0)
     converges: bool = False
@@ -41,6 +44,7 @@ TABLE: dict[str, list[Operation]] = {}
 
 def operation(
     pattern: str,
+    operands: Signature,
     sm: int = 0,
     version: Version = (0, 0),
     *,
@@ -58,8 +62,8 @@ def operation(
     def register(handler: Handler) -> Handler:
         meets = converges or warpgroup
         found = Operation(
-            re.compile(pattern), handler, sm, version, meets, polls, branches or meets, warpgroup,
-            only,
+            re.compile(pattern), handler, operands, sm, version, meets, polls, branches or meets,
+            warpgroup, only,
         )  # fmt: skip
         for stem in re.sub(r"[()]|\?:|\\.*", "", pattern).split("|"):
             TABLE.setdefault(stem, []).append(found)
@@ -68,10 +72,12 @@ def operation(
     return register
 
 
-def find(
-    instruction: Instruction, target: str, version: Version
-) -> tuple[Operation, re.Match[str]]:
-    """The operation of an instruction; CompileError if the target lacks it."""
+Found = tuple[Operation, re.Match[str], tuple[Rule, ...]]
+
+
+def find(instruction: Instruction, target: str, version: Version) -> Found:
+    """The operation of an instruction, and what its operands may be; CompileError if the target
+    lacks it."""
     try:
         return _find(instruction.opcode, target, version)
     except CompileError as exc:
@@ -79,7 +85,7 @@ def find(
 
 
 @functools.lru_cache(maxsize=1 << 12)  # few opcodes make many texts
-def _find(opcode: str, target: str, version: Version) -> tuple[Operation, re.Match[str]]:
+def _find(opcode: str, target: str, version: Version) -> Found:
     stem, sm = opcode.partition(".")[0], number_of(target)
     if stem not in TABLE:
         raise CompileError(f"unknown instruction {opcode}")
@@ -98,5 +104,5 @@ def _find(opcode: str, target: str, version: Version) -> tuple[Operation, re.Mat
                 f"not {version[0]}.{version[1]}",
                 UNSUPPORTED_PTX_VERSION,
             )
-        return form, match
+        return form, match, rules_of(form.operands, match)
     raise CompileError(f"{stem} has no form {opcode}")
