@@ -23,6 +23,8 @@ def compare(e: Emitter, comparison: str, kind: str, a: Operand, b: Operand, resu
     """Write the comparison of two operands to the bool array ``result``."""
     element = NUMPY[kind]
     left, right = e.source(a, element), e.source(b, element)
+    if "ftz" in e.instruction.parts:
+        left, right = f"flush({left})", f"flush({right})"
     if kind not in _FLOATS:
         e.line(f"{_COMPARISONS[comparison]}({left}, {right}, {result})")
     elif comparison in ("num", "nan"):
@@ -133,4 +135,6 @@ def _slct(e: Emitter, m: re.Match[str]) -> None:
     d, a, b, c = e.operands
     element = NUMPY[m[1]]
     left, right, selector = e.source(a, element), e.source(b, element), e.source(c, NUMPY[m[2]])
+    if "ftz" in e.instruction.parts:
+        selector = f"flush({selector})"
     e.line(f"{e.target(d, element)}[...] = where({selector} >= 0, {left}, {right})")

@@ -91,16 +91,17 @@ def _int_to_int(e: Emitter, m: re.Match[str]) -> None:
 @operation(rf"cvt\.(rn|rz|rm|rp)()\.(bf16)\.({_INTEGER})", "={3} {4}", 90, (7, 8))
 def _int_to_float(e: Emitter, m: re.Match[str]) -> None:
     d, a = e.operands
-    source = e.source(a, NUMPY[m[4]])
-    direct = (m[1] == "rn" and m[3] != "bf16") or (m[3] == "f64" and m[4][1:] != "64")
-    if direct:
-        e.line(f"{e.target(d, NUMPY[m[3]])}[...] = {source}")
-    elif m[3] == "f64" or m[4][1:] == "64":
-        raise e.fail("this rounding of a 64-bit integer is not supported")
+    source, is_long = e.source(a, NUMPY[m[4]]), m[4][1:] == "64"
+    result = e.target(d, NUMPY[m[3]])
+    if (m[1] == "rn" and m[3] != "bf16") or (m[3] == "f64" and not is_long):
+        e.line(f"{result}[...] = {source}")
+    elif m[3] == "f64":
+        e.line(f"{result}[...] = integer_directed({source}, {m[1]!r})")
     else:
-        e.line(f"{e.target(d, NUMPY[m[3]])}[...] = narrow({source}.astype(f8), {m[3]!r}, {m[1]!r})")
+        wide = f"integer_to_odd({source})" if is_long else f"{source}.astype(f8)"
+        e.line(f"{result}[...] = narrow({wide}, {m[3]!r}, {m[1]!r})")
     if m[2]:
-        raise e.fail(".sat of an integer source is not supported")
+        e.line(f"saturate({result})")
 
 
 @operation(rf"{_INTEGRAL}(\.ftz)?(\.sat)?\.({_INTEGER})\.(f32)", "={4}> {5}>")

@@ -44,7 +44,7 @@ def _arithmetic(e: Emitter, m: re.Match[str]) -> None:
     elif element == "f4":
         e.line(f"{result}[...] = {m[1]}_directed({a}, {b}, {m[2]!r})")
     else:
-        raise e.fail(f"rounding .{m[2]} of .f64 is not supported")
+        e.line(f"{result}[...] = directed_64({m[1]!r}, {a}, {b}, {m[2]!r})")
     _finish(e, result, ftz, bool(m[4]))
 
 
@@ -178,37 +178,33 @@ def _copysign(e: Emitter, m: re.Match[str]) -> None:
 # ---- half precision: one function over the 16-bit lanes of scalar and packed forms ----
 
 
-def _half(e: Emitter, name: str, kind: str, count: int, finish: str = "") -> None:
-    element = NUMPY[kind]
-    values = [f"{e.full(o, element)}.view(u2)" for o in e.operands[1 : 1 + count]]
+def _half(e: Emitter, name: str, kind: str, finish: str = "") -> None:
+    element, flush = NUMPY[kind], "half_flush" if "ftz" in e.instruction.parts else ""
+    values = [f"{flush}({e.full(o, element)}.view(u2))" for o in e.operands[1:]]
     result = e.target(e.operands[0], element)
     base = kind.removesuffix("x2")
     arguments = ", ".join([*values, repr(base), repr(finish)])
-    e.line(f"{result}.view(u2)[...] = half_{name}({arguments})")
+    e.line(f"{result}.view(u2)[...] = {flush}(half_{name}({arguments}))")
 
 
-@operation(r"(add|sub|mul)(?:\.rn)?(\.ftz)?(\.sat)?\.(f16|f16x2)", "={4} {4} {4}")
+@operation(r"(add|sub|mul)(?:\.rn)?(?:\.ftz)?(\.sat)?\.(f16|f16x2)", "={3} {3} {3}")
 def _half_arithmetic(e: Emitter, m: re.Match[str]) -> None:
-    _half(e, m[1], m[4], 2, "sat" if m[3] else "")
+    _half(e, m[1], m[3], "sat" if m[2] else "")
 
 
 @operation(r"(add|sub|mul)(?:\.rn)?\.(bf16|bf16x2)", "={2} {2} {2}", 90, (7, 8))
 def _brain_arithmetic(e: Emitter, m: re.Match[str]) -> None:
-    _half(e, m[1], m[2], 2)
+    _half(e, m[1], m[2])
 
 
-@operation(r"fma\.rn(\.ftz)?(\.sat)?\.(f16|f16x2)", "={3} {3} {3} {3}")
-@operation(r"fma\.rn(\.ftz)?(\.relu)\.(f16|f16x2)", "={3} {3} {3} {3}", 80, (7, 0))
+@operation(r"fma\.rn(?:\.ftz)?(\.sat)?\.(f16|f16x2)", "={2} {2} {2} {2}")
+@operation(r"fma\.rn(?:\.ftz)?(\.relu)\.(f16|f16x2)", "={2} {2} {2} {2}", 80, (7, 0))
+@operation(r"fma\.rn(\.relu)?\.(bf16|bf16x2)", "={2} {2} {2} {2}", 80, (7, 0))
 def _half_fma(e: Emitter, m: re.Match[str]) -> None:
-    _half(e, "fma", m[3], 3, (m[2] or "").strip("."))
-
-
-@operation(r"fma\.rn()(\.relu)?\.(bf16|bf16x2)", "={3} {3} {3} {3}", 80, (7, 0))
-def _brain_fma(e: Emitter, m: re.Match[str]) -> None:
-    _half(e, "fma", m[3], 3, (m[2] or "").strip("."))
+    _half(e, "fma", m[2], (m[1] or "").strip("."))
 
 
 @operation(r"(min|max)(?:\.ftz)?(\.NaN)?\.(f16x2)", "={3} {3} {3}", 80, (7, 0))
 @operation(r"(min|max)(\.NaN)?\.(bf16|bf16x2)", "={3} {3} {3}", 80, (7, 0))
 def _half_minimum(e: Emitter, m: re.Match[str]) -> None:
-    _half(e, f"{m[1]}{'_nan' if m[2] else ''}", m[3], 2)
+    _half(e, f"{m[1]}{'_nan' if m[2] else ''}", m[3])

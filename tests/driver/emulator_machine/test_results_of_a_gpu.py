@@ -59,8 +59,8 @@ def words(bits: int, seed: int) -> Array:
         x = np.where(choice == 1, usual.view(kind), x)
         subnormal = x & ((1 << info.nmant) - 1 | 1 << bits - 1)
         x = np.where(choice == 2, subnormal, x).astype(kind)
-    x = np.where(choice == 3, np.array(edges, np.uint64)[rng.integers(0, len(edges), N)], x)
-    return np.where(choice == 4, rng.integers(0, 80, (OPERANDS, N)), x).astype(kind)
+    x = np.where(choice == 3, np.array(edges, kind)[rng.integers(0, len(edges), N)], x)
+    return np.where(choice == 4, rng.integers(0, 80, (OPERANDS, N)).astype(kind), x)
 
 
 def kernel_of(lines: list[Line]) -> str:
