@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from urdir.driver.emulator.machine.faults import UNSUPPORTED_PTX_VERSION, CompileError
-from urdir.driver.emulator.machine.operand_rules import Names, Rule, check, names_of, rules_of
+from urdir.driver.emulator.machine.operand_rules import Names, Rules, check, names_of, rules_of
 from urdir.driver.emulator.machine.operations import Operation, find
 from urdir.ptxgen.ptx import (
     Entry,
@@ -127,7 +127,7 @@ _OPERANDS = {"branch": "label", "sync": "i32#0..15 (i32#0..2048/32)",
 
 
 @functools.cache
-def _control_rules(kind: str) -> tuple[Rule, ...]:
+def _control_rules(kind: str) -> Rules:
     return rules_of(_OPERANDS.get(kind, ""))
 
 

@@ -17,8 +17,10 @@ the first group of the operation's pattern, nothing if it did not match.
 | ``u64+f16x2*4`` | one or the other |
 | ``[global]``, ``[global/32]`` | an address in a variable or register of 64 bits; of 32 too in .shared |
 | ``label`` | a label |
-| ``#`` ``#0..15`` ``#4,8,16`` | an integer constant; ``u32#0..64/16`` bounds constants of a u32: multiples of 16 |
+| ``#`` ``#0..15`` ``#4,8,16`` | an integer constant; ``u32#0..64/16`` bounds constants of a u32: multiples of 16; of an f32: above the first |
 | ``(u32)`` | an operand that may be missing |
+
+``||`` separates signatures with different numbers of operands.
 """
 
 from __future__ import annotations
@@ -107,7 +109,10 @@ class Rule:
     #: State space of an address; "/32": its registers may have 32 bits.
     space: str = ""
     pair: Rule | None = None
-    optional: bool = False
+
+
+#: Number of operands -> their rules.
+Rules = Mapping[int, Sequence[Rule]]
 
 
 def names_of(module: Module, entry: Entry) -> dict[str, str]:
@@ -119,19 +124,26 @@ def names_of(module: Module, entry: Entry) -> dict[str, str]:
     return names | dict(entry.registers)
 
 
-def rules_of(signature: Signature, match: re.Match[str] | None = None) -> tuple[Rule, ...]:
+def rules_of(signature: Signature, match: re.Match[str] | None = None) -> Rules:
     """The rules of an opcode's operands; ``match`` is that of its pattern."""
     text = signature if isinstance(signature, str) else signature(match)
     if match is not None:
         for number, group in enumerate(match.groups(), 1):
             text = text.replace(f"{{{number}}}", group or "")
-    return tuple(_rule(item) for item in text.split())
+    found = {}
+    for alternative in text.split("||"):
+        items = alternative.split()
+        while True:
+            found[len(items)] = tuple(_rule(item.strip("()")) for item in items)
+            optional = [at for at, item in enumerate(items) if item[0] == "("]
+            if not optional:
+                break
+            del items[optional[-1]]
+    return found
 
 
 @functools.lru_cache(maxsize=1 << 10)
 def _rule(item: str) -> Rule:
-    if item[0] == "(":
-        return replace(_rule(item[1:-1]), optional=True)
     if item[0] == "[":
         return Rule(item, space=_space(item[1:-1]))
     if "+" in item:
@@ -187,12 +199,14 @@ def _accepted(kind: str, marks: str, result: bool) -> frozenset[str]:
     return frozenset(accepts)
 
 
-def check(instruction: Instruction, rules: Sequence[Rule], names: Names) -> None:
+def check(instruction: Instruction, rules: Rules, names: Names) -> None:
     """Raise CompileError unless the operands are what the rules allow."""
     operands = instruction.operands
-    if len(operands) != len(rules):
-        rules = _without_missing(instruction, rules)
-    for operand, rule in zip(operands, rules, strict=True):
+    if len(operands) not in rules:
+        many = " or ".join(map(str, sorted(rules)))
+        what = f"wrong number of operands: {len(operands)}, {instruction.opcode} takes {many}"
+        raise _error(instruction, what)
+    for operand, rule in zip(operands, rules[len(operands)], strict=True):
         if (
             type(operand) is Register
             and not operand.negated
@@ -201,19 +215,6 @@ def check(instruction: Instruction, rules: Sequence[Rule], names: Names) -> None
             continue
         if why := _refusal(operand, rule, names):
             raise _error(instruction, why)
-
-
-def _without_missing(instruction: Instruction, rules: Sequence[Rule]) -> Sequence[Rule]:
-    """The rules of an instruction without its last optional operands."""
-    count, most = len(instruction.operands), len(rules)
-    least = sum(not rule.optional for rule in rules)
-    if not least <= count <= most:
-        many = f"{least}" if least == most else f"{least} to {most}"
-        what = f"wrong number of operands: {count}, {instruction.opcode} takes {many}"
-        raise _error(instruction, what)
-    optional = [at for at, rule in enumerate(rules) if rule.optional]
-    missing = optional[len(optional) - (most - count) :]
-    return [rule for at, rule in enumerate(rules) if at not in missing]
 
 
 def _error(instruction: Instruction, why: str) -> CompileError:
@@ -249,11 +250,15 @@ def _refusal(operand: Operand, rule: Rule, names: Names) -> str:
     kind = kind_of(operand, names)
     if kind not in rule.accepts:
         return f"{shown(operand)} is {described(kind)}; allowed here: {allowed(rule)}"
-    if rule.values and kind == "#int":
-        assert isinstance(operand, Immediate)
-        if operand.value not in rule.values:
-            return f"{operand.value} is out of range; allowed here: {_shown_values(rule.values)}"
+    if rule.values and isinstance(operand, Immediate) and not _is_within(operand, rule.values):
+        return f"{operand.value} is out of range; allowed here: {_shown_values(rule.values)}"
     return ""
+
+
+def _is_within(constant: Immediate, values: range | tuple[int, ...]) -> bool:
+    if constant.kind == "int":
+        return constant.value in values
+    return values[0] < constant.value <= values[-1]
 
 
 def _shown_values(values: range | tuple[int, ...]) -> str:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from urdir.driver.emulator.machine.emitter import Handler
 from urdir.driver.emulator.machine.faults import UNSUPPORTED_PTX_VERSION, CompileError
-from urdir.driver.emulator.machine.operand_rules import Rule, Signature, rules_of
+from urdir.driver.emulator.machine.operand_rules import Rules, Signature, rules_of
 from urdir.ptxgen.ptx import Instruction
 from urdir.ptxgen.ptx.architecture import number_of
 
@@ -72,7 +72,7 @@ def operation(
     return register
 
 
-Found = tuple[Operation, re.Match[str], tuple[Rule, ...]]
+Found = tuple[Operation, re.Match[str], Rules]
 
 
 def find(instruction: Instruction, target: str, version: Version) -> Found:
@@ -84,25 +84,48 @@ def find(instruction: Instruction, target: str, version: Version) -> Found:
         raise CompileError(f"PTX line {instruction.line}: {exc.message}", exc.code) from None
 
 
+#: What modifiers need, some of one instruction only, besides the instruction itself.
+_MODIFIERS: Mapping[str, tuple[int, Version]] = {
+    "shared::cta": (0, (7, 8)), "cluster": (90, (7, 8)),
+    "mbarrier.acquire": (80, (8, 0)), "mbarrier.release": (80, (8, 0)),
+    "L2::64B": (75, (7, 4)), "L2::128B": (75, (7, 4)), "L2::256B": (80, (7, 4)),
+    "L2::cache_hint": (80, (7, 4)), "L1::no_allocate": (70, (7, 4)),
+    **{f"L1::evict_{when}": (70, (7, 4)) for when in ("normal", "unchanged", "first", "last")},
+}  # fmt: skip
+
+
 @functools.lru_cache(maxsize=1 << 12)  # few opcodes make many texts
 def _find(opcode: str, target: str, version: Version) -> Found:
-    stem, sm = opcode.partition(".")[0], number_of(target)
+    stem, *parts = opcode.split(".")
     if stem not in TABLE:
         raise CompileError(f"unknown instruction {opcode}")
+    missing = CompileError(f"{stem} has no form {opcode}")
     for form in TABLE[stem]:
         match = form.pattern.fullmatch(opcode)
         if match is None:
             continue
-        if sm < form.sm:
-            raise CompileError(f"{opcode} needs .target sm_{form.sm} or higher, not sm_{sm}")
+        try:
+            _check_target(opcode, target, version, form.sm, form.version)
+        except CompileError as exc:
+            missing = exc
+            continue
         if form.only and target not in form.only:
             names = " or ".join(sorted(form.only))
             raise CompileError(f"{opcode} needs .target {names}, not {target}")
-        if version < form.version:
-            raise CompileError(
-                f"{opcode} needs PTX ISA .version {form.version[0]}.{form.version[1]} or later, "
-                f"not {version[0]}.{version[1]}",
-                UNSUPPORTED_PTX_VERSION,
-            )
+        for part in parts:
+            needed = _MODIFIERS.get(part) or _MODIFIERS.get(f"{stem}.{part}")
+            if needed is not None:
+                _check_target(f".{part} of {opcode}", target, version, *needed)
         return form, match, rules_of(form.operands, match)
-    raise CompileError(f"{stem} has no form {opcode}")
+    raise missing
+
+
+def _check_target(what: str, target: str, version: Version, sm: int, first: Version) -> None:
+    if number_of(target) < sm:
+        raise CompileError(f"{what} needs .target sm_{sm} or higher, not sm_{number_of(target)}")
+    if version < first:
+        raise CompileError(
+            f"{what} needs PTX ISA .version {first[0]}.{first[1]} or later, "
+            f"not {version[0]}.{version[1]}",
+            UNSUPPORTED_PTX_VERSION,
+        )

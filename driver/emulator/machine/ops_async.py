@@ -122,8 +122,12 @@ def _arrive_operands(m: re.Match[str]) -> str:
     _arrive_operands, 90, (8, 0), branches=True,
 )  # fmt: skip
 @operation(
-    rf"mbarrier\.arrive(){_RELEASE}{_SHARED}\.b64", _arrive_operands, 80, (7, 0), branches=True
+    rf"mbarrier\.arrive(){_RELEASE}{_SHARED}\.b64", _arrive_operands, 90, (7, 8), branches=True
 )
+@operation(
+    rf"mbarrier\.arrive(){_RELEASE}{_SHARED}\.b64",
+    lambda m: f"=u64? {_mbarrier_of(m)}", 80, (7, 0), branches=True,
+)  # fmt: skip
 def _arrive(e: Emitter, m: re.Match[str]) -> None:
     state, where, *rest = e.operands
     address, rows = _mbarrier(e, where)

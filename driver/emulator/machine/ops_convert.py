@@ -131,7 +131,8 @@ def _as_f64(e: Emitter, operand: Operand, kind: str, ftz: bool) -> str:
 @operation(r"cvt()(\.ftz)?(\.sat)?\.(f64)\.(f32)", "={4}> {5}>")
 @operation(r"cvt()()(\.sat)?\.(f64)\.(f16|f64)", "={4}> {5}>")
 @operation(r"cvt()()(\.sat)?\.(f16)\.(f16)", "={4}> {5}>")
-@operation(r"cvt()(\.ftz)?()\.(f32)\.(bf16)", "={4} {5}", 80, (7, 1))
+@operation(r"cvt()()()\.(f32)\.(bf16)", "={4} {5}", 80, (7, 1))
+@operation(r"cvt()(\.ftz)()\.(f32)\.(bf16)", "={4} {5}", 90, (7, 8))
 @operation(r"cvt()()()\.(f64)\.(bf16)", "={4} {5}", 90, (7, 8))
 @operation(r"cvt()()()\.(bf16)\.(bf16)", "={4} {5}", 90, (7, 8))
 @operation(rf"{_INTEGRAL}(\.ftz)?(\.sat)?\.(f32)\.(f32)", "={4}> {5}>")
@@ -161,12 +162,11 @@ _ROUNDED = r"cvt\.(rn|rz|rm|rp)"
 @operation(r"cvt\.(rn|rz)()(\.relu)()\.(f16)\.(f32)", "={5}> {6}>", 80, (7, 0))
 @operation(rf"{_ROUNDED}()()(\.sat)?\.(f16)\.(f64)", "={5}> {6}>")
 @operation(rf"{_ROUNDED}(\.ftz)?()(\.sat)?\.(f32)\.(f64)", "={5}> {6}>")
-@operation(r"cvt\.(rn)()(\.relu)?()\.(bf16)\.(f32)", "={5} {6}", 80, (7, 0))
-@operation(r"cvt\.(rz)()(\.relu)?()\.(bf16)\.(f32)", "={5} {6}", 80, (7, 0))
-@operation(r"cvt\.(rn|rz)(\.ftz)()()\.(bf16)\.(f32)", "={5} {6}", 90, (7, 8))
-@operation(r"cvt\.(rm|rp)(\.ftz)?()()\.(bf16)\.(f32)", "={5} {6}", 90, (7, 8))
+@operation(rf"{_ROUNDED}(\.ftz)?()()\.(bf16)\.(f32)", "={5} {6}", 80, (7, 0))
+@operation(r"cvt\.(rn|rz)()(\.relu)()\.(bf16)\.(f32)", "={5} {6}", 80, (7, 0))
 @operation(rf"{_ROUNDED}()()()\.(f16|f64)\.(bf16)", "={5} {6}", 90, (7, 8))
-@operation(rf"{_ROUNDED}(\.ftz)?()()\.(f32)\.(bf16)", "={5} {6}", 90, (7, 8))
+@operation(rf"{_ROUNDED}()()()\.(f32)\.(bf16)", "={5} {6}", 80, (7, 1))
+@operation(rf"{_ROUNDED}(\.ftz)()()\.(f32)\.(bf16)", "={5} {6}", 90, (7, 8))
 @operation(rf"{_ROUNDED}()()()\.(bf16)\.(f16|f64)", "={5} {6}", 90, (7, 8))
 def _narrow(e: Emitter, m: re.Match[str]) -> None:
     d, a = e.operands
@@ -206,6 +206,7 @@ def _narrow_two(e: Emitter, m: re.Match[str]) -> None:
         e.line(f"{result}.view({view})[{at}::2] = narrow({wide}, {m[3]!r}, {m[1]!r})")
 
 
+@operation(r"cvt\.rn\.satfinite\.e4m3x2\.f32", "=bf16 f32 f32", 90, (7, 8))
 @operation(r"cvt\.rn\.satfinite\.e4m3x2\.f32", "=bf16 f32 f32", 89, (8, 1))
 def _narrow_to_e4m3(e: Emitter, m: re.Match[str]) -> None:
     """The first source goes to the high byte."""
@@ -215,6 +216,7 @@ def _narrow_to_e4m3(e: Emitter, m: re.Match[str]) -> None:
         e.line(f"{result}.view('u1')[{at}::2] = f64_to_e4m3({_as_f64(e, operand, 'f32', False)})")
 
 
+@operation(r"cvt\.rn\.f16x2\.e4m3x2", "=f16x2 bf16", 90, (7, 8))
 @operation(r"cvt\.rn\.f16x2\.e4m3x2", "=f16x2 bf16", 89, (8, 1))
 def _widen_e4m3(e: Emitter, m: re.Match[str]) -> None:
     """The high byte becomes the high half."""

@@ -6,8 +6,9 @@ import re
 from collections.abc import Callable
 
 from urdir.driver.emulator.machine.emitter import NUMPY, Emitter, Handler
+from urdir.driver.emulator.machine.faults import CompileError
 from urdir.driver.emulator.machine.operations import operation
-from urdir.ptxgen.ptx import Address, Discard, Operand, Symbol, Vector
+from urdir.ptxgen.ptx import TYPE_BYTES, Address, Discard, Operand, Symbol, Vector
 
 _SCOPE = r"\.(?:cta|cluster|gpu|sys)"
 #: Hints of accesses to .global or generic addresses; a cache operation excludes a priority.
@@ -49,6 +50,9 @@ def hint(m: re.Match[str]) -> str:
 
 def vector_item(kind: str, vector: str | None, marks: str = "") -> str:
     """A value, or a vector, of which only the width must agree: see operand_rules.py."""
+    nbytes = TYPE_BYTES[kind] * int(vector[1]) if vector else 0
+    if nbytes > 16:
+        raise CompileError(f"an access moves at most 16 bytes, not {nbytes}")
     return f"b{kind.lstrip('busf')}{marks}*{vector[1]}" if vector else kind + marks.replace("?", "")
 
 
@@ -98,8 +102,6 @@ def _ld(e: Emitter, m: re.Match[str]) -> None:
     element = NUMPY[m[3]]
     elements = _elements(d)
     size = int(element[1]) * len(elements)
-    if size not in SHIFT:
-        raise e.fail(f"an access moves at most 16 bytes, not {size}")
     address = e.address(source)
     space = _is_shared(e, m[1], source)
     targets = [None if isinstance(o, Discard) else e.direct_target(o, element) for o in elements]
@@ -164,8 +166,6 @@ def _st(e: Emitter, m: re.Match[str]) -> None:
     element = NUMPY[m[3]]
     elements = _elements(value)
     size = int(element[1]) * len(elements)
-    if size not in SHIFT:
-        raise e.fail(f"an access moves at most 16 bytes, not {size}")
     address = e.address(destination)
     space = _is_shared(e, m[1], destination)
     data = _joined(e, elements, element)
@@ -190,8 +190,6 @@ def vector_data(e: Emitter, value: Operand, element: str) -> tuple[str, int]:
     """What a store of a value or vector writes, (n,), and the bytes of each lane."""
     elements = _elements(value)
     size = int(element[1]) * len(elements)
-    if size not in SHIFT:
-        raise e.fail(f"an access moves at most 16 bytes, not {size}")
     if len(elements) == 1:
         return f"{e.full(value, element)}.view(u{size})", size
     return _joined(e, elements, element), size
@@ -280,7 +278,7 @@ def _no_effect(e: Emitter, m: re.Match[str]) -> None:
 
 @operation(
     r"createpolicy\.fractional\.L2::evict_(?:last|normal|first|unchanged)"
-    r"(?:\.L2::evict_(?:first|unchanged))?\.b64", "=u64 (f32)", 80, (7, 4),
+    r"(?:\.L2::evict_(?:first|unchanged))?\.b64", "=u64 (f32#0..1)", 80, (7, 4),
 )  # fmt: skip
 def _createpolicy(e: Emitter, m: re.Match[str]) -> None:
     e.line(f"{e.target(e.operands[0], 'u8')}[...] = 0")

@@ -17,21 +17,21 @@ _HOPPER = frozenset(("sm_90a",))
 _HANDING_OVER = frozenset(("sm_90a", "sm_100a", "sm_103a", "sm_120a"))
 
 
-def _operands(m: re.Match[str], kind: str, a: str, immediates: str) -> str:
-    """D, A, B, scale-d, and what follows; ``kind`` is the type of D's registers."""
-    n = int(m[1])
-    bytes_ = m[3] == "s8"
-    if n % (16 if bytes_ and n > 32 else 8) or not 8 <= n <= 256:
-        wanted = "8, 16, 24 or a multiple of 16 from 32" if bytes_ else "a multiple of 8 from 8"
+def _operands(m: re.Match[str], d: str, a: str, immediates: str = "") -> str:
+    """D, A, B, scale-d, and what follows; ``d`` and ``a`` are types of registers."""
+    n, is_s8 = int(m[1]), m[3] == "s8"
+    if n % (16 if is_s8 and n > 32 else 8) or not 8 <= n <= 256:
+        wanted = "8, 16, 24 or a multiple of 16 from 32" if is_s8 else "a multiple of 8 from 8"
         raise CompileError(f"N is {wanted} to 256, not {n}")
     count = M * n // WARPGROUP // ACCUMULATORS[m[2]][1]
-    return f"={kind}*{count} {a} u64 pred#0,1{immediates}"
+    return f"={d}*{count} {a} u64 pred#0,1{immediates}"
 
 
 def _half_operands(m: re.Match[str]) -> str:
-    """A is in shared memory or registers; signs of A and B, transpositions of those in memory."""
-    kind = "f16x2" if m[2] == "f16" else "f32"
-    return _operands(m, kind, f"u64+{m[3]}x2*4", " #-1,1 #-1,1 #0,1 (#0,1)")
+    """Signs of A and B, and transpositions of those in shared memory."""
+    d, signs = "f16x2" if m[2] == "f16" else "f32", " #-1,1 #-1,1"
+    in_registers = _operands(m, d, f"{m[3]}x2*4", f"{signs} #0,1")
+    return f"{_operands(m, d, 'u64', f'{signs} #0,1 #0,1')} || {in_registers}"
 
 
 @operation(
@@ -44,8 +44,6 @@ def _half_operands(m: re.Match[str]) -> str:
 )  # fmt: skip
 def _multiply(e: Emitter, m: re.Match[str]) -> None:
     in_memory = not isinstance(e.operands[1], Vector)
-    if len(e.operands) != (8 if in_memory else 7):
-        raise e.fail("wrong number of operands")
     signs = [_value(i) for i in e.operands[4:6]]
     transposed = [bool(_value(i)) for i in e.operands[6:]]
     _product(e, m, signs[0] * signs[1], in_memory and transposed[0], transposed[-1])
@@ -53,7 +51,7 @@ def _multiply(e: Emitter, m: re.Match[str]) -> None:
 
 @operation(
     r"wgmma\.mma_async\.sync\.aligned\.m64n(\d+)k32\.(s32)\.(s8)\.s8",
-    lambda m: _operands(m, "i32", "u64+b32*4", ""), 90, (8, 0), warpgroup=True, only=_HOPPER,
+    lambda m: _operands(m, "i32", "u64+b32*4"), 90, (8, 0), warpgroup=True, only=_HOPPER,
 )  # fmt: skip
 def _multiply_bytes(e: Emitter, m: re.Match[str]) -> None:
     _product(e, m)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import random
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from urdir.driver.emulator.machine import compile as _  # noqa: F401 - fills the table
@@ -87,7 +87,7 @@ class Line:
     change: str = ""
 
 
-def right_operands(rules: tuple[Rule, ...]) -> list[str]:
+def right_operands(rules: Sequence[Rule]) -> list[str]:
     """Operands that the rules allow: registers where possible."""
     numbers = itertools.cycle(range(7))
 
@@ -112,7 +112,7 @@ def right_operands(rules: tuple[Rule, ...]) -> list[str]:
         kind = {"i32": "u32", "bf16": "b16", "bf16x2": "b32"}.get(kind, kind)
         return f"%{kind}_{next(numbers)}"
 
-    return [one(rule) for rule in rules if not rule.optional]
+    return [one(rule) for rule in rules]
 
 
 def right_lines(seed: int, most: int) -> Iterator[Line]:
@@ -124,10 +124,11 @@ def right_lines(seed: int, most: int) -> Iterator[Line]:
             match = form.pattern.fullmatch(opcode)
             assert match is not None
             try:
-                operands = right_operands(rules_of(form.operands, match))
+                rules = rules_of(form.operands, match)
             except CompileError:
                 continue
-            yield Line(form, f"{opcode} {', '.join(operands)};")
+            for operands in map(right_operands, rules.values()):
+                yield Line(form, f"{opcode} {', '.join(operands)};")
 
 
 def wrong_lines(line: Line) -> Iterator[Line]:
