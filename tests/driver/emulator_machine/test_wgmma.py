@@ -380,7 +380,7 @@ def test_operands_that_are_not_there(machine: Any, code: str, message: str) -> N
         (PRODUCT.replace("n8k16", "n12k16"), "N is a multiple of 8"),
         (PRODUCT.replace("%d0, ", ""), "4 elements are needed, not 3"),
         (PRODUCT.replace("1, 1, 0;", "1, 2, 0;"), "2 is out of range; allowed here: -1 or 1"),
-        (PRODUCT.replace("1, 1, 0;", "1, 1, 0, 0;"), "wrong number of operands"),
+        (PRODUCT.replace("1, 1, 0;", "1, 1, 0, 0;"), "a vector; allowed here: .b64"),
         (PRODUCT.replace("%desc", "%x"), "%x is a .b32 register; allowed here: .b64, .u64, .s64 registers"),
         (PRODUCT.replace("%yes", "%x"), "%x is a .b32 register; allowed here: a predicate"),
         (PRODUCT.replace("f16.f16 ", "f16.bf16 "), "has no form"),
