@@ -115,6 +115,8 @@ _CONTROL = re.compile(
     r"|(?P<cluster_arrive>barrier\.cluster\.arrive(?:\.(?:release|relaxed))?(?:\.aligned)?)"
     r"|(?P<cluster_wait>barrier\.cluster\.wait(?:\.acquire)?(?:\.aligned)?)"
 )
+#: How their opcodes begin.
+_STEMS = frozenset(("bra", "ret", "exit", "trap", "bar", "barrier", "griddepcontrol"))
 #: What barrier.cluster may say of memory, since PTX ISA 8.0.
 _CLUSTER_ORDER = frozenset(("release", "relaxed", "acquire"))
 #: Those that sm_90 brought.
@@ -179,7 +181,7 @@ def _lookup(
     item: Instruction, module: Module, names: Names
 ) -> tuple[Operation | None, re.Match[str]]:
     target, version = module.target, module.version
-    control = _CONTROL.fullmatch(item.opcode)
+    control = _CONTROL.fullmatch(item.opcode) if item.parts[0] in _STEMS else None
     if control is None:
         operation, match, rules = find(item, target, version)
         check(item, rules, names)

@@ -202,16 +202,14 @@ def _accepted(kind: str, marks: str, result: bool) -> frozenset[str]:
 def check(instruction: Instruction, rules: Rules, names: Names) -> None:
     """Raise CompileError unless the operands are what the rules allow."""
     operands = instruction.operands
-    if len(operands) not in rules:
+    own = rules.get(len(operands))
+    if own is None:
         many = " or ".join(map(str, sorted(rules)))
         what = f"wrong number of operands: {len(operands)}, {instruction.opcode} takes {many}"
         raise _error(instruction, what)
-    for operand, rule in zip(operands, rules[len(operands)], strict=True):
-        if (
-            type(operand) is Register
-            and not operand.negated
-            and names.get(operand.name) in rule.accepts
-        ):
+    for operand, rule in zip(operands, own, strict=True):
+        is_plain = type(operand) is Register and not operand.negated
+        if is_plain and names.get(operand.name) in rule.accepts:  # type: ignore[union-attr]
             continue
         if why := _refusal(operand, rule, names):
             raise _error(instruction, why)
