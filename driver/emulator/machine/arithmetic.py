@@ -5,6 +5,8 @@ Functions work on whole arrays and are exact unless stated otherwise.
 
 from __future__ import annotations
 
+import math
+import operator
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -16,7 +18,8 @@ Array = npt.NDArray[Any]
 
 _TIE = int(np.iinfo(np.int64).min)
 _DROPPED = np.array(35, np.int64)
-_TINY = {np.dtype("f4"): np.float32(2.0**-126), np.dtype("f8"): np.float64(2.0**-1022)}
+#: The least normal numbers.
+_TINY = {np.dtype(kind): np.finfo(kind).tiny for kind in ("f2", "f4", "f8")}
 
 
 class Underflow(threading.local):
@@ -198,7 +201,7 @@ def _zero_sum(result: Array, x: Array, y: Array, mode: str) -> Array:
     if mode != "rm":
         return result
     cancelled = (x + y == 0) & (np.signbit(x) != np.signbit(y))
-    return np.where(cancelled, np.float32(-0.0), result)
+    return np.where(cancelled, -np.zeros((), result.dtype), result)
 
 
 def add_directed(a: Array, b: Array, mode: str) -> Array:
@@ -222,6 +225,45 @@ def div_directed(a: Array, b: Array, mode: str) -> Array:
     """div.{rz,rm,rp}.f32: the float64 quotient is on the right side of every float32 it is not."""
     x, y = widen(a, b)
     return round_directed(x / y, mode)
+
+
+def integer_to_odd(x: Array) -> Array:
+    """64-bit integers to float64, rounded to odd."""
+    low = (x & x.dtype.type(0xFFFFFFFF)).astype(np.float64)
+    high = (x >> x.dtype.type(32)).astype(np.float64) * 2.0**32
+    return to_odd(high, low, high + low)
+
+
+def integer_directed(x: Array, mode: str) -> Array:
+    """64-bit integers to float64 toward zero, minus or plus infinity."""
+    x = np.atleast_1d(x)
+    return np.array([_directed(v, float(v), mode) for v in x.tolist()])
+
+
+def directed_64(name: str, a: Array, b: Array, mode: str) -> Array:
+    """add, sub and mul.{rz,rm,rp}.f64: exact rational arithmetic, lane by lane."""
+    from fractions import Fraction
+
+    function = {"add": operator.add, "sub": operator.sub, "mul": operator.mul}[name]
+    a, b = (np.atleast_1d(v) for v in np.broadcast_arrays(a, b))
+    result = function(a, b)
+    for i in np.flatnonzero(np.isfinite(a) & np.isfinite(b)).tolist():
+        exact = function(Fraction(float(a[i])), Fraction(float(b[i])))
+        result[i] = _directed(exact, float(result[i]), mode)
+    if name == "mul":
+        return result
+    return _zero_sum(result, a, b if name == "add" else -b, mode)
+
+
+def _directed(exact: Any, nearest: float, mode: str) -> float:
+    """The neighbour of an exact number in a direction; ``nearest`` is its nearest float64."""
+    if mode == "rz":
+        wrong, toward = abs(nearest) > abs(exact), 0.0
+    elif mode == "rm":
+        wrong, toward = nearest > exact, -math.inf
+    else:
+        wrong, toward = nearest < exact, math.inf
+    return math.nextafter(nearest, toward) if wrong else nearest
 
 
 def fma_64(a: Array, b: Array, c: Array) -> Array:

@@ -155,7 +155,7 @@ def compile_entry(module: Module, entry_name: str, target: str, watched: bool = 
         known = ", ".join(module.entries) or "none"
         raise CompileError(f"no entry {entry_name!r} in the module (it has: {known})")
     layout = EntryLayout(module, entry)
-    blocks, codes = split(flatten(entry, module.target, module.version))
+    blocks, codes = split(flatten(module, entry))
     whole = _translate_whole(layout, blocks, codes, watched)
     directives = entry.directives
     threads = 1

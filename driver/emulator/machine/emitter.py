@@ -41,9 +41,6 @@ CLOCKS = frozenset(
 #: Memory order of an access (PTX ISA 8.4); weak by default.
 ORDERS = frozenset(("volatile", "relaxed", "mmio", "acquire", "release", "acq_rel"))
 
-#: Instructions whose registers may be wider than their type (PTX ISA 9.4.1).
-_MAY_BE_WIDER = frozenset(("ld", "st", "cvt"))
-
 Handler = Callable[["Emitter", re.Match[str]], None]
 
 
@@ -164,22 +161,8 @@ class Emitter:
     def _new_view(self, name: str, element: str) -> tuple[int, str]:
         """A register's number and its view, at the block's first use of it."""
         number = self.layout.number(name)
-        width = self.layout.width(number)
-        size = int(element[1])
-        if element == "b1":
-            if width != 0:
-                raise self.fail(f"{name} is not a predicate")
-        elif width < size:
-            raise self.fail(f"{name} has {8 * width} bits, {8 * size} are needed")
         self.used.setdefault(number, set()).add(element)
         return number, self.own_name("r", str(number), f"_{element}")
-
-    def _check_width(self, name: str, element: str) -> None:
-        """Only `_MAY_BE_WIDER` take registers that are wider than their type (PTX ISA 9.4.1)."""
-        width = self.layout.width(self.layout.number(name))
-        size = int(element[1])
-        if element != "b1" and width > size and self.instruction.parts[0] not in _MAY_BE_WIDER:
-            raise self.fail(f"{name} has {8 * width} bits, the instruction's type {8 * size}")
 
     def own_name(self, kind: str, of: str, suffix: str = "") -> str:
         """The block's name for what is called ``kind + of + suffix`` in the entry."""
@@ -208,7 +191,6 @@ class Emitter:
         """An array (n,), (1,) or () with the operand's value as ``element``."""
         if isinstance(operand, Register):
             if operand.name in self.layout.numbers:
-                self._check_width(operand.name, element)
                 view = self.register(operand.name, element)
             else:
                 view = self.special(operand.name, element)
@@ -289,7 +271,6 @@ class Emitter:
             return self.temp(element)
         if not isinstance(operand, Register) or operand.name not in self.layout.numbers:
             raise self.fail(f"cannot write to {operand}")
-        self._check_width(operand.name, element)
         number = self.layout.number(operand.name)
         width = self.layout.width(number)
         wide = element

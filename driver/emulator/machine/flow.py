@@ -10,14 +10,25 @@ operation is a block of its own, for it changes registers that it does not name.
 from __future__ import annotations
 
 import enum
+import functools
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from urdir.driver.emulator.machine.faults import UNSUPPORTED_PTX_VERSION, CompileError
+from urdir.driver.emulator.machine.operand_rules import Names, Rules, check, names_of, rules_of
 from urdir.driver.emulator.machine.operations import Operation, find
 from urdir.driver.emulator.machine.warps import WARP
-from urdir.ptxgen.ptx import Entry, Immediate, Instruction, Label, Operand, Register, Symbol
+from urdir.ptxgen.ptx import (
+    Entry,
+    Immediate,
+    Instruction,
+    Label,
+    Module,
+    Operand,
+    Register,
+    Symbol,
+)
 from urdir.ptxgen.ptx.architecture import number_of
 
 
@@ -105,14 +116,30 @@ _CONTROL = re.compile(
     r"|(?P<cluster_arrive>barrier\.cluster\.arrive(?:\.(?:release|relaxed))?(?:\.aligned)?)"
     r"|(?P<cluster_wait>barrier\.cluster\.wait(?:\.acquire)?(?:\.aligned)?)"
 )
+#: How their opcodes begin.
+_STEMS = frozenset(("bra", "ret", "exit", "trap", "bar", "barrier", "griddepcontrol"))
 #: What barrier.cluster may say of memory, since PTX ISA 8.0.
 _CLUSTER_ORDER = frozenset(("release", "relaxed", "acquire"))
 #: Those that sm_90 brought.
 _SINCE_90 = frozenset(("wait", "launch", "cluster_arrive", "cluster_wait"))
 
 
-def flatten(entry: Entry, target: str, version: tuple[int, int]) -> list[Code]:
-    """Instructions with their operations; guards that need it become branches around."""
+#: Operands of those that have some.
+_OPERANDS = {"branch": "label", "sync": "i32#0..15 (i32#0..2048/32)",
+             "arrive": "i32#0..15 i32#0..2048/32"}  # fmt: skip
+
+
+@functools.cache
+def _control_rules(kind: str) -> Rules:
+    return rules_of(_OPERANDS.get(kind, ""))
+
+
+def flatten(module: Module, entry: Entry) -> list[Code]:
+    """Instructions with their operations; guards that need it become branches around.
+
+    Raises CompileError for instructions that ptxas would refuse: see `check`.
+    """
+    names = names_of(module, entry)
     result: list[Code] = []
     labels: list[str] = []
     skips = 0
@@ -120,7 +147,7 @@ def flatten(entry: Entry, target: str, version: tuple[int, int]) -> list[Code]:
         if isinstance(item, Label):
             labels.append(item.name)
             continue
-        operation, match = _lookup(item, target, version)
+        operation, match = _lookup(item, module, names)
         around = item.predicate is not None and (
             operation.branches if operation else match.lastgroup not in ("branch", "exit")
         )
@@ -152,11 +179,14 @@ def _control(instruction: Instruction) -> re.Match[str]:
 
 
 def _lookup(
-    item: Instruction, target: str, version: tuple[int, int]
+    item: Instruction, module: Module, names: Names
 ) -> tuple[Operation | None, re.Match[str]]:
-    control = _CONTROL.fullmatch(item.opcode)
+    target, version = module.target, module.version
+    control = _CONTROL.fullmatch(item.opcode) if item.parts[0] in _STEMS else None
     if control is None:
-        return find(item, target, version)
+        operation, match, rules = find(item, target, version)
+        check(item, rules, names)
+        return operation, match
     if control.lastgroup in _SINCE_90 and number_of(target) < 90:
         raise CompileError(f"PTX line {item.line}: {item.opcode} needs .target sm_90 or higher")
     if _CLUSTER_ORDER & set(item.parts) and item.parts[1] == "cluster" and version < (8, 0):
@@ -165,6 +195,8 @@ def _lookup(
             f"{version[0]}.{version[1]}",
             UNSUPPORTED_PTX_VERSION,
         )
+    assert control.lastgroup is not None
+    check(item, _control_rules(control.lastgroup), names)
     return None, control
 
 
@@ -238,8 +270,6 @@ def _end(block: Block, code: Code, label_pc: dict[str, int], exit_pc: int) -> No
         block.ending = Ending.BARRIER
         block.barrier = BarrierForm(number, count[0] if count else None, kind == "sync")
     elif kind in ("cluster_arrive", "cluster_wait"):
-        if instruction.operands:
-            raise CompileError(f"PTX line {instruction.line}: {instruction.text}: no operands")
         block.ending = Ending.CLUSTER_WAIT if kind == "cluster_wait" else Ending.CLUSTER_ARRIVE
     elif kind == "wait":
         block.ending = Ending.DEPENDENCIES

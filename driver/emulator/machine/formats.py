@@ -113,6 +113,11 @@ def _finish_half(x: Array, kind: str, finish: str) -> Array:
     return f64_to_half(x, kind)
 
 
+def half_flush(bits: Array) -> Array:
+    """f16 bits: subnormals to zero of their sign (.ftz)."""
+    return np.where(bits & 0x7C00, bits, bits & 0x8000)
+
+
 def half_add(a: Array, b: Array, kind: str, finish: str) -> Array:
     """Sum of f16 or bf16 bits: exact in float64, except bf16 with distant exponents."""
     return _half_sum(half_to_f64(a, kind), half_to_f64(b, kind), kind, finish)

@@ -6,13 +6,22 @@ import re
 
 from urdir.driver.emulator.machine.emitter import Emitter
 from urdir.driver.emulator.machine.operations import operation
+from urdir.driver.emulator.machine.ops_memory import hint
 from urdir.ptxgen.ptx import Discard, Operand
 
 _SHARED = r"(?:\.shared(?:::cta)?)?"
-_SCOPE = r"(?:\.(?:cta|cluster))?"
-_RELEASE, _ACQUIRE = rf"(?:\.release)?{_SCOPE}", rf"(?:\.acquire)?{_SCOPE}"
+_RELEASE, _ACQUIRE = r"(?:\.release\.(?:cta|cluster))?", r"(?:\.acquire\.(?:cta|cluster))?"
 _RELAXED = r"\.relaxed\.(?:cta|cluster)"
-_HINT = r"(?:\.L2::cache_hint)?"
+
+
+def _mbarrier_of(m: re.Match[str]) -> str:
+    """The address of an mbarrier."""
+    return "[shared]" if ".shared" in m.string else "[shared/64]"
+
+
+def _copy_operands(m: re.Match[str]) -> str:
+    sizes = "#16" if m[1] == "cg" else "#4,8,16"
+    return f"[shared] [global/32] {sizes} (i32#0..16){hint(m)}"
 
 
 def _rows(e: Emitter) -> str:
@@ -20,14 +29,12 @@ def _rows(e: Emitter) -> str:
 
 
 @operation(
-    r"cp\.async\.(ca|cg)\.shared(?:::cta)?\.global(?:\.L2::cache_hint|\.L2::\d+B)*",
-    80, (7, 0), branches=True,
+    r"cp\.async\.(ca|cg)\.shared(?:::cta)?\.global(?:\.L2::cache_hint)?(?:\.L2::(?:64|128|256)B)?",
+    _copy_operands, 80, (7, 0), branches=True,
 )  # fmt: skip
 def _copy(e: Emitter, m: re.Match[str]) -> None:
     to, origin, size, *rest = e.operands
     nbytes = e.need_immediate(size, "the size of cp.async")
-    if nbytes not in (4, 8, 16) or (m[1] == "cg" and nbytes != 16):
-        raise e.fail(f"cp.async.{m[1]} cannot copy {nbytes} bytes")
     if rest and "cache_hint" in e.instruction.opcode:
         rest = rest[:-1]
     destination, source = e.address(to), e.address(origin)
@@ -39,12 +46,13 @@ def _copy(e: Emitter, m: re.Match[str]) -> None:
     e.watch_access("copy", "shared", destination, shift)
 
 
-@operation(r"cp\.async\.commit_group", 80, (7, 0), branches=True)
+@operation(r"cp\.async\.commit_group", "", 80, (7, 0), branches=True)
 def _commit(e: Emitter, m: re.Match[str]) -> None:
     e.line("asynchronous.commit(L)")
 
 
-@operation(r"cp\.async\.(wait_group|wait_all)", 80, (7, 0), branches=True)
+@operation(r"cp\.async\.(wait_group)", "#", 80, (7, 0), branches=True)
+@operation(r"cp\.async\.(wait_all)", "", 80, (7, 0), branches=True)
 def _wait(e: Emitter, m: re.Match[str]) -> None:
     groups = None
     if m[1] == "wait_group":
@@ -53,21 +61,25 @@ def _wait(e: Emitter, m: re.Match[str]) -> None:
     e.watch("landed", "v")
 
 
-@operation(rf"cp\.async\.mbarrier\.arrive(\.noinc)?{_SHARED}\.b64", 80, (7, 0), branches=True)
+@operation(
+    rf"cp\.async\.mbarrier\.arrive(\.noinc)?{_SHARED}\.b64", _mbarrier_of, 80, (7, 0), branches=True
+)
 def _copy_arrive(e: Emitter, m: re.Match[str]) -> None:
     address = e.address(e.operands[0])
     e.line(f"asynchronous.arrive_when_copied({address}, {_rows(e)}, L, {bool(m[1])})")
     e.watch("signal", address, "L", _rows(e))
 
 
-@operation(rf"mbarrier\.init{_SHARED}\.b64", 80, (7, 0), branches=True)
+@operation(
+    rf"mbarrier\.init{_SHARED}\.b64", lambda m: f"{_mbarrier_of(m)} i32#1..1048575", 80, (7, 0), branches=True
+)
 def _init(e: Emitter, m: re.Match[str]) -> None:
     address, count = e.address(e.operands[0]), e.source(e.operands[1], "u4")
     e.watch_access("store", "shared", address, 3)
     e.line(f"mbarriers.init({address}, {count}, {_rows(e)})")
 
 
-@operation(rf"mbarrier\.inval{_SHARED}\.b64", 80, (7, 0), branches=True)
+@operation(rf"mbarrier\.inval{_SHARED}\.b64", _mbarrier_of, 80, (7, 0), branches=True)
 def _inval(e: Emitter, m: re.Match[str]) -> None:
     e.line(f"mbarriers.invalidate({e.address(e.operands[0])}, {_rows(e)})")
 
@@ -83,28 +95,42 @@ def _mbarrier(e: Emitter, operand: Operand) -> tuple[str, str]:
 
 @operation(
     rf"mbarrier\.expect_tx(?:{_RELAXED})?(?:{_SHARED}|\.shared::cluster)\.b64",
-    90, (8, 0), branches=True,
+    lambda m: f"{_mbarrier_of(m)} i32", 90, (8, 0), branches=True,
 )  # fmt: skip
 def _expect(e: Emitter, m: re.Match[str]) -> None:
     address, rows = _mbarrier(e, e.operands[0])
     e.line(f"mbarriers.expect({address}, {e.source(e.operands[1], 'u4')}, {rows})")
 
 
+def _arrive_operands(m: re.Match[str]) -> str:
+    """An arrival in another CTA has no state; counts of several arrivals may be missing."""
+    state = "=_" if "shared::cluster" in m.string else "=u64?"
+    count = "i32" if m[1] else f"(i32#1..{2**32 - 1})"
+    return f"{state} {_mbarrier_of(m)} {count}"
+
+
 @operation(
     rf"mbarrier\.arrive(\.expect_tx)?{_RELEASE}\.shared::cluster\.b64",
-    90, (8, 0), branches=True,
+    _arrive_operands, 90, (8, 0), branches=True,
 )  # fmt: skip
 @operation(
     rf"mbarrier\.arrive(\.expect_tx)?{_RELAXED}(?:{_SHARED}|\.shared::cluster)\.b64",
-    90, (8, 6), branches=True,
+    _arrive_operands, 90, (8, 6), branches=True,
 )  # fmt: skip
-@operation(rf"mbarrier\.arrive(\.expect_tx){_RELEASE}{_SHARED}\.b64", 90, (8, 0), branches=True)
-@operation(rf"mbarrier\.arrive(){_RELEASE}{_SHARED}\.b64", 80, (7, 0), branches=True)
+@operation(
+    rf"mbarrier\.arrive(\.expect_tx){_RELEASE}{_SHARED}\.b64",
+    _arrive_operands, 90, (8, 0), branches=True,
+)  # fmt: skip
+@operation(
+    rf"mbarrier\.arrive(){_RELEASE}{_SHARED}\.b64", _arrive_operands, 90, (7, 8), branches=True
+)
+@operation(
+    rf"mbarrier\.arrive(){_RELEASE}{_SHARED}\.b64",
+    lambda m: f"=u64? {_mbarrier_of(m)}", 80, (7, 0), branches=True,
+)  # fmt: skip
 def _arrive(e: Emitter, m: re.Match[str]) -> None:
     state, where, *rest = e.operands
     address, rows = _mbarrier(e, where)
-    if rows == "home" and not isinstance(state, Discard):
-        raise e.fail("an arrival in another CTA has no state: write _")
     count = e.constant(1, "u4")
     if "relaxed" not in e.instruction.parts:
         e.watch("signal", address, "L", rows)
@@ -117,12 +143,28 @@ def _arrive(e: Emitter, m: re.Match[str]) -> None:
         e.line(f"{e.target(state, 'u8')}[...] = v")
 
 
-@operation(rf"mbarrier\.(test_wait)(\.parity)?{_ACQUIRE}{_SHARED}\.b64", 80, (7, 0),
-           branches=True, polls=True)  # fmt: skip
-@operation(rf"mbarrier\.(try_wait)(\.parity)?{_ACQUIRE}{_SHARED}\.b64", 90, (7, 8),
-           branches=True, polls=True)  # fmt: skip
-@operation(rf"mbarrier\.(test_wait|try_wait)(\.parity)?{_RELAXED}{_SHARED}\.b64", 90, (8, 6),
-           branches=True, polls=True)  # fmt: skip
+def _poll_operands(m: re.Match[str]) -> str:
+    state = "i32#0..1" if m[2] else "u64"
+    hint_of_time = " (i32)" if m[1] == "try_wait" else ""
+    return f"=pred {_mbarrier_of(m)} {state}{hint_of_time}"
+
+
+@operation(
+    rf"mbarrier\.(test_wait)(){_ACQUIRE}{_SHARED}\.b64",
+    _poll_operands, 80, (7, 0), branches=True, polls=True,
+)  # fmt: skip
+@operation(
+    rf"mbarrier\.(test_wait)(\.parity){_ACQUIRE}{_SHARED}\.b64",
+    _poll_operands, 80, (7, 1), branches=True, polls=True,
+)  # fmt: skip
+@operation(
+    rf"mbarrier\.(try_wait)(\.parity)?{_ACQUIRE}{_SHARED}\.b64",
+    _poll_operands, 90, (7, 8), branches=True, polls=True,
+)  # fmt: skip
+@operation(
+    rf"mbarrier\.(test_wait|try_wait)(\.parity)?{_RELAXED}{_SHARED}\.b64",
+    _poll_operands, 90, (8, 6), branches=True, polls=True,
+)  # fmt: skip
 def _poll(e: Emitter, m: re.Match[str]) -> None:
     done, where, state = e.operands[:3]
     address = e.address(where)

@@ -8,7 +8,7 @@ from urdir.driver.emulator.machine.emitter import NUMPY, Emitter
 from urdir.driver.emulator.machine.operations import operation
 
 
-@operation(r"mapa\.shared::cluster\.(u32|u64)", 90, (7, 8))
+@operation(r"mapa\.shared::cluster\.(u32|u64)", "={1} {1}&shared i32", 90, (7, 8))
 def _mapa(e: Emitter, m: re.Match[str]) -> None:
     d, a, rank = e.operands
     element = NUMPY[m[1]]

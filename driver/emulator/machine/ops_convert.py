@@ -5,14 +5,17 @@ from __future__ import annotations
 import re
 
 from urdir.driver.emulator.machine.emitter import NUMPY, Emitter
+from urdir.driver.emulator.machine.faults import CompileError
 from urdir.driver.emulator.machine.operations import operation
 from urdir.ptxgen.ptx import Discard, Operand, Vector
 
 _INTEGER = "u8|s8|u16|s16|u32|s32|u64|s64"
-_FLOAT = "f16|bf16|f32|f64"
+_INTEGRAL = r"cvt\.(rni|rzi|rmi|rpi)"
 
 
-@operation(r"mov\.(pred|b16|b32|b64|[us]16|[us]32|[us]64|f16|bf16|f16x2|bf16x2|f32|f64)")
+@operation(r"mov\.(b16|b32|b64)", "={1}/ {1}~/&")
+@operation(r"mov\.([us]16|[us]32|[us]64)", "={1} {1}~&")
+@operation(r"mov\.(pred|f32|f64)", "={1} {1}")
 def _mov(e: Emitter, m: re.Match[str]) -> None:
     d, a = e.operands
     element = NUMPY[m[1]]
@@ -43,19 +46,14 @@ def _pack(e: Emitter, a: Vector, element: str) -> None:
         e.line(f"{result}.view({part})[{at}::{parts}] = {source}")
 
 
-@operation(r"cvta(?:\.to)?\.(global|shared|const|param|local)\.(u64|u32)")
+@operation(r"cvta()\.(global|shared|const)\.u64", "=u64 u64&{2}")
+@operation(r"cvta(\.to)\.(global|shared|const)\.u64", "=u64 u64")
 def _cvta(e: Emitter, m: re.Match[str]) -> None:
     """Global addresses are generic ones; shared memory begins at SHARED_WINDOW."""
     d, a = e.operands
-    if m[1] in ("param", "local"):
-        raise e.fail(f"generic addresses of .{m[1]} are not supported")
-    element = NUMPY[m[2]]
-    source = e.source(a, element)
-    result = e.target(d, element)
-    if m[1] == "shared":
-        if element != "u8":
-            raise e.fail("generic addresses have 64 bits")
-        name = "subtract" if ".to" in e.instruction.opcode else "add"
+    source, result = e.source(a, "u8"), e.target(d, "u8")
+    if m[2] == "shared":
+        name = "subtract" if m[1] else "add"
         e.line(f"{name}({source}, {e.constant(SHARED_WINDOW, 'u8')}, {result})")
     else:
         e.line(f"{result}[...] = {source}")
@@ -65,7 +63,21 @@ def _cvta(e: Emitter, m: re.Match[str]) -> None:
 SHARED_WINDOW = 0x0100_0000_0000
 
 
-@operation(rf"cvt(\.sat)?\.({_INTEGER})\.({_INTEGER})")
+def _range(kind: str) -> tuple[int, int]:
+    bits = int(kind[1:])
+    return (0, 2**bits - 1) if kind[0] == "u" else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
+
+
+def _saturating_operands(m: re.Match[str]) -> str:
+    """ptxas takes .sat only if some values saturate."""
+    (low, high), (least, most) = _range(m[2]), _range(m[3])
+    if low <= least and most <= high:
+        raise CompileError(f"{m.string}: .sat has no effect, every .{m[3]} is a .{m[2]}: remove it")
+    return "={2}> {3}>~"
+
+
+@operation(rf"cvt()\.({_INTEGER})\.({_INTEGER})", "={2}> {3}>~")
+@operation(rf"cvt(\.sat)\.({_INTEGER})\.({_INTEGER})", _saturating_operands)
 def _int_to_int(e: Emitter, m: re.Match[str]) -> None:
     d, a = e.operands
     to, origin = NUMPY[m[2]], NUMPY[m[3]]
@@ -75,22 +87,26 @@ def _int_to_int(e: Emitter, m: re.Match[str]) -> None:
     e.line(f"{e.target(d, to)}[...] = {source}")
 
 
-@operation(rf"cvt\.(rn|rz|rm|rp)(\.sat)?\.({_FLOAT})\.({_INTEGER})")
+@operation(rf"cvt\.(rn|rz|rm|rp)(\.sat)?\.(f16|f32|f64)\.({_INTEGER})", "={3}> {4}>")
+@operation(rf"cvt\.(rn|rz|rm|rp)()\.(bf16)\.({_INTEGER})", "={3} {4}", 90, (7, 8))
 def _int_to_float(e: Emitter, m: re.Match[str]) -> None:
     d, a = e.operands
-    source = e.source(a, NUMPY[m[4]])
-    direct = (m[1] == "rn" and m[3] != "bf16") or (m[3] == "f64" and m[4][1:] != "64")
-    if direct:
-        e.line(f"{e.target(d, NUMPY[m[3]])}[...] = {source}")
-    elif m[3] == "f64" or m[4][1:] == "64":
-        raise e.fail("this rounding of a 64-bit integer is not supported")
+    source, is_long = e.source(a, NUMPY[m[4]]), m[4][1:] == "64"
+    result = e.target(d, NUMPY[m[3]])
+    if (m[1] == "rn" and m[3] != "bf16") or (m[3] == "f64" and not is_long):
+        e.line(f"{result}[...] = {source}")
+    elif m[3] == "f64":
+        e.line(f"{result}[...] = integer_directed({source}, {m[1]!r})")
     else:
-        e.line(f"{e.target(d, NUMPY[m[3]])}[...] = narrow({source}.astype(f8), {m[3]!r}, {m[1]!r})")
+        wide = f"integer_to_odd({source})" if is_long else f"{source}.astype(f8)"
+        e.line(f"{result}[...] = narrow({wide}, {m[3]!r}, {m[1]!r})")
     if m[2]:
-        raise e.fail(".sat of an integer source is not supported")
+        e.line(f"saturate({result})")
 
 
-@operation(rf"cvt\.(rni|rzi|rmi|rpi)(\.ftz)?(\.sat)?\.({_INTEGER})\.({_FLOAT})")
+@operation(rf"{_INTEGRAL}(\.ftz)?(\.sat)?\.({_INTEGER})\.(f32)", "={4}> {5}>")
+@operation(rf"{_INTEGRAL}()(\.sat)?\.({_INTEGER})\.(f16|f64)", "={4}> {5}>")
+@operation(rf"{_INTEGRAL}()()\.({_INTEGER})\.(bf16)", "={4} {5}", 90, (7, 8))
 def _float_to_int(e: Emitter, m: re.Match[str]) -> None:
     d, a = e.operands
     source = _as_f64(e, a, m[5], bool(m[2]))
@@ -111,41 +127,47 @@ def _as_f64(e: Emitter, operand: Operand, kind: str, ftz: bool) -> str:
     return wide
 
 
-@operation(rf"cvt(?:\.(rni|rzi|rmi|rpi))?(\.ftz)?(\.sat)?\.({_FLOAT})\.({_FLOAT})")
+@operation(r"cvt()(\.ftz)?(\.sat)?\.(f32)\.(f16|f32)", "={4}> {5}>")
+@operation(r"cvt()(\.ftz)?(\.sat)?\.(f64)\.(f32)", "={4}> {5}>")
+@operation(r"cvt()()(\.sat)?\.(f64)\.(f16|f64)", "={4}> {5}>")
+@operation(r"cvt()()(\.sat)?\.(f16)\.(f16)", "={4}> {5}>")
+@operation(r"cvt()()()\.(f32)\.(bf16)", "={4} {5}", 80, (7, 1))
+@operation(r"cvt()(\.ftz)()\.(f32)\.(bf16)", "={4} {5}", 90, (7, 8))
+@operation(r"cvt()()()\.(f64)\.(bf16)", "={4} {5}", 90, (7, 8))
+@operation(r"cvt()()()\.(bf16)\.(bf16)", "={4} {5}", 90, (7, 8))
+@operation(rf"{_INTEGRAL}(\.ftz)?(\.sat)?\.(f32)\.(f32)", "={4}> {5}>")
+@operation(rf"{_INTEGRAL}()(\.sat)?\.(f16|f64)\.(\4)", "={4}> {5}>")
 def _round_or_widen(e: Emitter, m: re.Match[str]) -> None:
     """To the same or a wider format (exact), or to an integral value of the same format."""
     d, a = e.operands
-    sizes = {"f16": 2, "bf16": 2, "f32": 4, "f64": 8}
     to, origin = m[4], m[5]
-    if sizes[to] < sizes[origin] or (sizes[to] == sizes[origin] and to != origin):
-        raise e.fail(f"cvt.{to}.{origin} needs a rounding mode")
-    if m[1] and to != origin:
-        raise e.fail(f"cvt.{m[1]} rounds to an integral value of the same type")
     result = e.target(d, NUMPY[to])
     name = e.source(a, NUMPY[origin])
-    if m[1] and origin != "bf16":
+    if m[1]:
         rounding = {"rni": "rint", "rzi": "trunc", "rmi": "floor", "rpi": "ceil"}[m[1]]
         e.line(f"{rounding}({name}, {result})")
-    elif m[1]:
-        raise e.fail("rounding of .bf16 to integers is not supported")
     else:
         widened = f"bf16_to_f32({name})" if origin == "bf16" != to else name
         e.line(f"{result}[...] = {widened}")
     if m[2] and to == "f32":
         e.line(f"{result}[...] = flush({result})")
     if m[3]:
-        if to == "bf16":
-            raise e.fail(".sat of .bf16 is not supported")
         e.line(f"saturate({result})")
 
 
-_MODES = r"cvt\.(rn|rz|rm|rp)(\.ftz)?(\.relu)?(\.sat)?"
+_ROUNDED = r"cvt\.(rn|rz|rm|rp)"
 
 
-@operation(rf"{_MODES}\.(f16|f32|f64)\.(f16|f32|f64)")
-@operation(rf"{_MODES}\.(bf16)\.(f32)", 80, (7, 0))
-@operation(rf"{_MODES}\.(f16|f32|f64)\.(bf16)", 90, (7, 8))
-@operation(rf"{_MODES}\.(bf16)\.(f16|bf16|f64)", 90, (7, 8))
+@operation(rf"{_ROUNDED}(\.ftz)?()(\.sat)?\.(f16)\.(f32)", "={5}> {6}>")
+@operation(r"cvt\.(rn|rz)()(\.relu)()\.(f16)\.(f32)", "={5}> {6}>", 80, (7, 0))
+@operation(rf"{_ROUNDED}()()(\.sat)?\.(f16)\.(f64)", "={5}> {6}>")
+@operation(rf"{_ROUNDED}(\.ftz)?()(\.sat)?\.(f32)\.(f64)", "={5}> {6}>")
+@operation(rf"{_ROUNDED}(\.ftz)?()()\.(bf16)\.(f32)", "={5} {6}", 80, (7, 0))
+@operation(r"cvt\.(rn|rz)()(\.relu)()\.(bf16)\.(f32)", "={5} {6}", 80, (7, 0))
+@operation(rf"{_ROUNDED}()()()\.(f16|f64)\.(bf16)", "={5} {6}", 90, (7, 8))
+@operation(rf"{_ROUNDED}()()()\.(f32)\.(bf16)", "={5} {6}", 80, (7, 1))
+@operation(rf"{_ROUNDED}(\.ftz)()()\.(f32)\.(bf16)", "={5} {6}", 90, (7, 8))
+@operation(rf"{_ROUNDED}()()()\.(bf16)\.(f16|f64)", "={5} {6}", 90, (7, 8))
 def _narrow(e: Emitter, m: re.Match[str]) -> None:
     d, a = e.operands
     to, origin = m[5], m[6]
@@ -167,7 +189,8 @@ def _narrow(e: Emitter, m: re.Match[str]) -> None:
     e.line(f"{e.target(d, NUMPY[to])}[...] = narrow({wide}, {to!r}, {m[1]!r})")
 
 
-@operation(r"cvt\.(rn|rz)(\.relu)?\.(f16|bf16)x2\.f32", 80, (7, 0))
+@operation(r"cvt\.(rn|rz)(\.relu)?\.(f16)x2\.f32", "=f16x2> f32> f32>", 80, (7, 0))
+@operation(r"cvt\.(rn|rz)(\.relu)?\.(bf16)x2\.f32", "=bf16x2 f32 f32", 80, (7, 0))
 def _narrow_two(e: Emitter, m: re.Match[str]) -> None:
     """The first source goes to the high half."""
     d, a, b = e.operands
@@ -183,7 +206,8 @@ def _narrow_two(e: Emitter, m: re.Match[str]) -> None:
         e.line(f"{result}.view({view})[{at}::2] = narrow({wide}, {m[3]!r}, {m[1]!r})")
 
 
-@operation(r"cvt\.rn\.satfinite\.e4m3x2\.f32", 89, (8, 1))
+@operation(r"cvt\.rn\.satfinite\.e4m3x2\.f32", "=bf16 f32 f32", 90, (7, 8))
+@operation(r"cvt\.rn\.satfinite\.e4m3x2\.f32", "=bf16 f32 f32", 89, (8, 1))
 def _narrow_to_e4m3(e: Emitter, m: re.Match[str]) -> None:
     """The first source goes to the high byte."""
     d, a, b = e.operands
@@ -192,7 +216,8 @@ def _narrow_to_e4m3(e: Emitter, m: re.Match[str]) -> None:
         e.line(f"{result}.view('u1')[{at}::2] = f64_to_e4m3({_as_f64(e, operand, 'f32', False)})")
 
 
-@operation(r"cvt\.rn\.f16x2\.e4m3x2", 89, (8, 1))
+@operation(r"cvt\.rn\.f16x2\.e4m3x2", "=f16x2 bf16", 90, (7, 8))
+@operation(r"cvt\.rn\.f16x2\.e4m3x2", "=f16x2 bf16", 89, (8, 1))
 def _widen_e4m3(e: Emitter, m: re.Match[str]) -> None:
     """The high byte becomes the high half."""
     d, a = e.operands

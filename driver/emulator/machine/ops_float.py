@@ -32,8 +32,8 @@ def _finish(e: Emitter, result: str, flush: bool, saturate: bool) -> None:
         e.line(f"saturate({result})")
 
 
-@operation(r"(add|sub|mul)(?:\.(rn|rz|rm|rp))?(\.ftz)?(\.sat)?\.(f32)")
-@operation(r"(add|sub|mul)(?:\.(rn|rz|rm|rp))?(?!\.ftz)()()\.(f64)")
+@operation(r"(add|sub|mul)(?:\.(rn|rz|rm|rp))?(\.ftz)?(\.sat)?\.(f32)", "=f32 f32 f32")
+@operation(r"(add|sub|mul)(?:\.(rn|rz|rm|rp))?()()\.(f64)", "=f64 f64 f64")
 def _arithmetic(e: Emitter, m: re.Match[str]) -> None:
     element = NUMPY[m[5]]
     ftz = bool(m[3])
@@ -44,11 +44,11 @@ def _arithmetic(e: Emitter, m: re.Match[str]) -> None:
     elif element == "f4":
         e.line(f"{result}[...] = {m[1]}_directed({a}, {b}, {m[2]!r})")
     else:
-        raise e.fail(f"rounding .{m[2]} of .f64 is not supported")
+        e.line(f"{result}[...] = directed_64({m[1]!r}, {a}, {b}, {m[2]!r})")
     _finish(e, result, ftz, bool(m[4]))
 
 
-@operation(r"(fma|mad)\.(rn|rz|rm|rp)(\.ftz)?(\.sat)?\.f32")
+@operation(r"(fma|mad)\.(rn|rz|rm|rp)(\.ftz)?(\.sat)?\.f32", "=f32 f32 f32 f32")
 def _fma(e: Emitter, m: re.Match[str]) -> None:
     ftz = bool(m[3])
     a, b, c = (_input(e, i, "f4", ftz) for i in (1, 2, 3))
@@ -61,13 +61,16 @@ def _fma(e: Emitter, m: re.Match[str]) -> None:
     _finish(e, result, ftz, bool(m[4]))
 
 
-@operation(r"(fma|mad)\.rn\.f64")
+@operation(r"(fma|mad)\.rn\.f64", "=f64 f64 f64 f64")
 def _fma_64(e: Emitter, m: re.Match[str]) -> None:
     a, b, c = (e.full(o, "f8") for o in e.operands[1:])
     e.line(f"{e.target(e.operands[0], 'f8')}[...] = fma_64({a}, {b}, {c})")
 
 
-@operation(r"(neg|abs)(\.ftz)?\.(f32|f64|f16)")
+@operation(r"(neg|abs)(\.ftz)?\.(f32)", "={3} {3}")
+@operation(r"(neg|abs)()\.(f64)", "={3} {3}")
+@operation(r"(neg)(\.ftz)?\.(f16)", "={3} {3}", 53, (6, 0))
+@operation(r"(abs)(\.ftz)?\.(f16)", "={3} {3}", 53, (6, 5))
 def _sign(e: Emitter, m: re.Match[str]) -> None:
     element = NUMPY[m[3]]
     a = _input(e, 1, element, bool(m[2]))
@@ -75,7 +78,9 @@ def _sign(e: Emitter, m: re.Match[str]) -> None:
     e.line(f"{name}({a}, {e.target(e.operands[0], element)})")
 
 
-@operation(r"(neg|abs)\.(f16x2|bf16|bf16x2)")
+@operation(r"(neg)\.(f16x2)", "={2} {2}", 53, (6, 0))
+@operation(r"(abs)\.(f16x2)", "={2} {2}", 53, (6, 5))
+@operation(r"(neg|abs)\.(bf16|bf16x2)", "={2} {2}", 80, (7, 0))
 def _sign_bits(e: Emitter, m: re.Match[str]) -> None:
     element = NUMPY[m[2]]
     sign = 0x8000 if element == "u2" else 0x80008000
@@ -87,7 +92,10 @@ def _sign_bits(e: Emitter, m: re.Match[str]) -> None:
         e.line(f"bitwise_and({a}, {e.constant(~sign, element)}, {result})")
 
 
-@operation(r"(min|max)(\.ftz)?(\.NaN)?\.(f32|f64|f16)")
+@operation(r"(min|max)(\.ftz)?()\.(f32)", "={4} {4} {4}")
+@operation(r"(min|max)(\.ftz)?(\.NaN)\.(f32)", "={4} {4} {4}", 80, (7, 0))
+@operation(r"(min|max)()()\.(f64)", "={4} {4} {4}")
+@operation(r"(min|max)(\.ftz)?(\.NaN)?\.(f16)", "={4} {4} {4}", 80, (7, 0))
 def _minimum(e: Emitter, m: re.Match[str]) -> None:
     element = NUMPY[m[4]]
     a, b = (_input(e, i, element, bool(m[2])) for i in (1, 2))
@@ -95,10 +103,10 @@ def _minimum(e: Emitter, m: re.Match[str]) -> None:
     e.line(f"float_{m[1]}({a}, {b}, {result}, {bool(m[3])})")
 
 
-@operation(r"div\.(rn|full|approx)(\.ftz)?\.f32|div\.(rn)()\.f64")
-@operation(r"div\.(?:(rz|rm|rp))(\.ftz)?\.f32")
+@operation(r"div\.(rn|rz|rm|rp|full|approx)(\.ftz)?\.(f32)", "=f32 f32 f32")
+@operation(r"div\.(rn)()\.(f64)", "=f64 f64 f64")
 def _div(e: Emitter, m: re.Match[str]) -> None:
-    element = "f8" if m.re.groups > 2 and m[3] else "f4"
+    element = NUMPY[m[3]]
     ftz = bool(m[2])
     a, b = _input(e, 1, element, ftz), _input(e, 2, element, ftz)
     result = e.target(e.operands[0], element)
@@ -109,9 +117,10 @@ def _div(e: Emitter, m: re.Match[str]) -> None:
     _finish(e, result, ftz, False)
 
 
-@operation(r"(rcp|sqrt)\.(rn|approx)(\.ftz)?\.(f32)|(rcp|sqrt)\.(rn)()\.(f64)")
+@operation(r"(rcp|sqrt)\.(rn|approx)(\.ftz)?\.(f32)", "=f32 f32")
+@operation(r"(rcp|sqrt)\.(rn)()\.(f64)", "=f64 f64")
 def _reciprocal(e: Emitter, m: re.Match[str]) -> None:
-    name, ftz, element = m[1] or m[5], bool(m[3]), NUMPY[m[4] or m[8]]
+    name, ftz, element = m[1], bool(m[3]), NUMPY[m[4]]
     a = _input(e, 1, element, ftz)
     result = e.target(e.operands[0], element)
     if name == "sqrt":
@@ -121,7 +130,8 @@ def _reciprocal(e: Emitter, m: re.Match[str]) -> None:
     _finish(e, result, ftz, False)
 
 
-@operation(r"(ex2|lg2|sin|cos|tanh|rsqrt)\.approx(\.ftz)?\.f32")
+@operation(r"(ex2|lg2|sin|cos|rsqrt)\.approx(\.ftz)?\.f32", "=f32 f32")
+@operation(r"(tanh)\.approx()\.f32", "=f32 f32", 75, (7, 0))
 def _approximate(e: Emitter, m: re.Match[str]) -> None:
     ftz = bool(m[2])
     a = _input(e, 1, "f4", ftz)
@@ -137,7 +147,9 @@ def _approximate(e: Emitter, m: re.Match[str]) -> None:
     _finish(e, result, ftz, False)
 
 
-@operation(r"(?:ex2|tanh)\.approx(?:\.ftz)?\.(f16|f16x2|bf16|bf16x2)", 75)
+@operation(r"(?:ex2|tanh)\.approx\.(f16|f16x2)", "={1} {1}", 75, (7, 0))
+@operation(r"ex2\.approx\.ftz\.(bf16|bf16x2)", "={1} {1}", 90, (7, 8))
+@operation(r"tanh\.approx\.(bf16|bf16x2)", "={1} {1}", 90, (7, 8))
 def _approximate_half(e: Emitter, m: re.Match[str]) -> None:
     name = "exp2" if e.instruction.parts[0] == "ex2" else "tanh"
     kind = m[1].removesuffix("x2")
@@ -146,7 +158,7 @@ def _approximate_half(e: Emitter, m: re.Match[str]) -> None:
     e.line(f"{result}.view(u2)[...] = half_unary({name}, {a}.view(u2), {kind!r})")
 
 
-@operation(r"testp\.(finite|infinite|number|notanumber|normal|subnormal)\.(f32|f64)")
+@operation(r"testp\.(finite|infinite|number|notanumber|normal|subnormal)\.(f32|f64)", "=pred {2}")
 def _testp(e: Emitter, m: re.Match[str]) -> None:
     a = e.source(e.operands[1], NUMPY[m[2]])
     tests = {
@@ -156,7 +168,7 @@ def _testp(e: Emitter, m: re.Match[str]) -> None:
     e.line(f"{e.target(e.operands[0], 'b1')}[...] = {tests[m[1]].format(a)}")
 
 
-@operation(r"copysign\.(f32|f64)")
+@operation(r"copysign\.(f32|f64)", "={1} {1} {1}")
 def _copysign(e: Emitter, m: re.Match[str]) -> None:
     element = NUMPY[m[1]]
     a, b = (e.source(o, element) for o in e.operands[1:])
@@ -166,35 +178,33 @@ def _copysign(e: Emitter, m: re.Match[str]) -> None:
 # ---- half precision: one function over the 16-bit lanes of scalar and packed forms ----
 
 
-def _half(e: Emitter, name: str, kind: str, count: int, finish: str = "") -> None:
-    element = NUMPY[kind]
-    values = [f"{e.full(o, element)}.view(u2)" for o in e.operands[1 : 1 + count]]
+def _half(e: Emitter, name: str, kind: str, finish: str = "") -> None:
+    element, flush = NUMPY[kind], "half_flush" if "ftz" in e.instruction.parts else ""
+    values = [f"{flush}({e.full(o, element)}.view(u2))" for o in e.operands[1:]]
     result = e.target(e.operands[0], element)
     base = kind.removesuffix("x2")
     arguments = ", ".join([*values, repr(base), repr(finish)])
-    e.line(f"{result}.view(u2)[...] = half_{name}({arguments})")
+    e.line(f"{result}.view(u2)[...] = {flush}(half_{name}({arguments}))")
 
 
-@operation(r"(add|sub|mul)(?:\.rn)?(\.ftz)?(\.sat)?\.(f16|f16x2)")
+@operation(r"(add|sub|mul)(?:\.rn)?(?:\.ftz)?(\.sat)?\.(f16|f16x2)", "={3} {3} {3}")
 def _half_arithmetic(e: Emitter, m: re.Match[str]) -> None:
-    _half(e, m[1], m[4], 2, "sat" if m[3] else "")
+    _half(e, m[1], m[3], "sat" if m[2] else "")
 
 
-@operation(r"(add|sub|mul)(?:\.rn)?\.(bf16|bf16x2)", 90, (7, 8))
+@operation(r"(add|sub|mul)(?:\.rn)?\.(bf16|bf16x2)", "={2} {2} {2}", 90, (7, 8))
 def _brain_arithmetic(e: Emitter, m: re.Match[str]) -> None:
-    _half(e, m[1], m[2], 2)
+    _half(e, m[1], m[2])
 
 
-@operation(r"fma\.rn(\.ftz)?(\.sat|\.relu)?\.(f16|f16x2)")
+@operation(r"fma\.rn(?:\.ftz)?(\.sat)?\.(f16|f16x2)", "={2} {2} {2} {2}")
+@operation(r"fma\.rn(?:\.ftz)?(\.relu)\.(f16|f16x2)", "={2} {2} {2} {2}", 80, (7, 0))
+@operation(r"fma\.rn(\.relu)?\.(bf16|bf16x2)", "={2} {2} {2} {2}", 80, (7, 0))
 def _half_fma(e: Emitter, m: re.Match[str]) -> None:
-    _half(e, "fma", m[3], 3, (m[2] or "").strip("."))
+    _half(e, "fma", m[2], (m[1] or "").strip("."))
 
 
-@operation(r"fma\.rn()(\.relu)?\.(bf16|bf16x2)", 80, (7, 0))
-def _brain_fma(e: Emitter, m: re.Match[str]) -> None:
-    _half(e, "fma", m[3], 3, (m[2] or "").strip("."))
-
-
-@operation(r"(min|max)(?:\.ftz)?(\.NaN)?\.(f16x2|bf16|bf16x2)", 80, (7, 0))
+@operation(r"(min|max)(?:\.ftz)?(\.NaN)?\.(f16x2)", "={3} {3} {3}", 80, (7, 0))
+@operation(r"(min|max)(\.NaN)?\.(bf16|bf16x2)", "={3} {3} {3}", 80, (7, 0))
 def _half_minimum(e: Emitter, m: re.Match[str]) -> None:
-    _half(e, f"{m[1]}{'_nan' if m[2] else ''}", m[3], 2)
+    _half(e, f"{m[1]}{'_nan' if m[2] else ''}", m[3])

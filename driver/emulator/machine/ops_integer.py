@@ -16,7 +16,7 @@ def _unsigned(element: str) -> str:
     return "u" + element[1]
 
 
-@operation(r"(add|sub)\.([us](?:16|32|64))")
+@operation(r"(add|sub)\.([us](?:16|32|64))", "={2} {2} {2}")
 def _add(e: Emitter, m: re.Match[str]) -> None:
     d, a, b = e.operands
     element = _unsigned(NUMPY[m[2]])
@@ -25,7 +25,7 @@ def _add(e: Emitter, m: re.Match[str]) -> None:
     e.line(f"{name}({left}, {right}, out={e.target(d, element)})")
 
 
-@operation(r"(add|sub)\.(?:sat\.)s32")
+@operation(r"(add|sub)\.(?:sat\.)s32", "=s32 s32 s32")
 def _add_saturating(e: Emitter, m: re.Match[str]) -> None:
     d, a, b = e.operands
     left, right, total = e.temp("i8"), e.temp("i8"), e.temp("i8")
@@ -35,7 +35,7 @@ def _add_saturating(e: Emitter, m: re.Match[str]) -> None:
     e.line(f"{e.target(d, 'i4')}[...] = {total}")
 
 
-@operation(r"(add|addc|sub|subc)\.(cc\.)?([us](?:32|64))")
+@operation(r"(add|addc|sub|subc)\.(cc\.)?([us](?:32|64))", "={3} {3} {3}")
 def _carry(e: Emitter, m: re.Match[str]) -> None:
     """The carry flag is a hidden predicate register."""
     d, a, b = e.operands
@@ -55,7 +55,7 @@ def _carry(e: Emitter, m: re.Match[str]) -> None:
         e.line(f"{e.target(Register(CARRY), 'b1')}[...] = {out}")
 
 
-@operation(r"mul\.lo\.([us](?:16|32|64))")
+@operation(r"mul\.lo\.([us](?:16|32|64))", "={1} {1} {1}")
 def _mul_lo(e: Emitter, m: re.Match[str]) -> None:
     d, a, b = e.operands
     element = _unsigned(NUMPY[m[1]])
@@ -63,7 +63,7 @@ def _mul_lo(e: Emitter, m: re.Match[str]) -> None:
     e.line(f"multiply({left}, {right}, {e.target(d, element)})")
 
 
-@operation(r"mad\.lo\.([us](?:16|32|64))")
+@operation(r"mad\.lo\.([us](?:16|32|64))", "={1} {1} {1} {1}")
 def _mad_lo(e: Emitter, m: re.Match[str]) -> None:
     d, a, b, c = e.operands
     element = _unsigned(NUMPY[m[1]])
@@ -87,7 +87,10 @@ def _wide(e: Emitter, operand: Operand, element: str) -> str:
     return result
 
 
-@operation(r"(mul|mad)\.wide\.([us](?:16|32))")
+@operation(r"(mul)\.wide\.(([us])16)", "={3}32 {2} {2}")
+@operation(r"(mul)\.wide\.(([us])32)", "={3}64 {2} {2}")
+@operation(r"(mad)\.wide\.(([us])16)", "={3}32 {2} {2} {3}32")
+@operation(r"(mad)\.wide\.(([us])32)", "={3}64 {2} {2} {3}64")
 def _mul_wide(e: Emitter, m: re.Match[str]) -> None:
     d, a, b, *c = e.operands
     element = NUMPY[m[2]]
@@ -100,7 +103,8 @@ def _mul_wide(e: Emitter, m: re.Match[str]) -> None:
         e.line(f"add({result}, {addend}, {result})")
 
 
-@operation(r"(mul|mad)\.hi\.([us](?:16|32|64))")
+@operation(r"(mul)\.hi\.([us](?:16|32|64))", "={2} {2} {2}")
+@operation(r"(mad)\.hi\.([us](?:16|32|64))", "={2} {2} {2} {2}")
 def _mul_hi(e: Emitter, m: re.Match[str]) -> None:
     d, a, b, *c = e.operands
     element = NUMPY[m[2]]
@@ -119,7 +123,8 @@ def _mul_hi(e: Emitter, m: re.Match[str]) -> None:
         e.line(f"add({result}, {addend}, {result})")
 
 
-@operation(r"(mul24|mad24)\.lo\.([us]32)")
+@operation(r"(mul24)\.lo\.([us]32)", "={2} {2} {2}")
+@operation(r"(mad24)\.lo\.([us]32)", "={2} {2} {2} {2}")
 def _mul24(e: Emitter, m: re.Match[str]) -> None:
     d, a, b, *c = e.operands
     element, eight = NUMPY[m[2]], e.constant(8, NUMPY[m[2]])
@@ -134,7 +139,7 @@ def _mul24(e: Emitter, m: re.Match[str]) -> None:
         e.line(f"add({result}, {addend}, {result})")
 
 
-@operation(r"(div|rem)\.([us](?:16|32|64))")
+@operation(r"(div|rem)\.([us](?:16|32|64))", "={2} {2} {2}")
 def _divide(e: Emitter, m: re.Match[str]) -> None:
     d, a, b = e.operands
     element = NUMPY[m[2]]
@@ -148,7 +153,7 @@ def _divide(e: Emitter, m: re.Match[str]) -> None:
         e.line(f"{result}[...] = divide_toward_zero({left}, {right})")
 
 
-@operation(r"(neg|abs)\.(s(?:16|32|64))")
+@operation(r"(neg|abs)\.(s(?:16|32|64))", "={2} {2}")
 def _neg(e: Emitter, m: re.Match[str]) -> None:
     d, a = e.operands
     element = NUMPY[m[2]]
@@ -156,7 +161,7 @@ def _neg(e: Emitter, m: re.Match[str]) -> None:
     e.line(f"{name}({e.source(a, element)}, {e.target(d, element)})")
 
 
-@operation(r"(min|max)\.([us](?:16|32|64))")
+@operation(r"(min|max)\.([us](?:16|32|64))", "={2} {2} {2}")
 def _min(e: Emitter, m: re.Match[str]) -> None:
     d, a, b = e.operands
     element = NUMPY[m[2]]
@@ -165,7 +170,7 @@ def _min(e: Emitter, m: re.Match[str]) -> None:
     e.line(f"{name}({left}, {right}, out={e.target(d, element)})")
 
 
-@operation(r"sad\.([us](?:16|32|64))")
+@operation(r"sad\.([us](?:16|32|64))", "={1} {1} {1} {1}")
 def _sad(e: Emitter, m: re.Match[str]) -> None:
     d, a, b, c = e.operands
     element = NUMPY[m[1]]
@@ -175,25 +180,23 @@ def _sad(e: Emitter, m: re.Match[str]) -> None:
     e.line(f"subtract({result}, {low}, {result}); add({result}, {addend}, {result})")
 
 
-@operation(r"(popc|clz|bfind)\.(b32|b64|[us]32|[us]64)")
+@operation(r"(popc|clz)\.(b32|b64)", "=i32 {2}")
 def _count_bits(e: Emitter, m: re.Match[str]) -> None:
     d, a = e.operands
     element = _unsigned(NUMPY[m[2]])
-    if m[1] == "bfind":
-        raise e.fail("bfind is not supported")
     source = e.full(a, element)
     name = {"popc": "bitwise_count", "clz": "leading_zeros"}[m[1]]
     e.line(f"{e.target(d, 'u4')}[...] = {name}({source})")
 
 
-@operation(r"brev\.(b32|b64)")
+@operation(r"brev\.(b32|b64)", "={1} {1}")
 def _brev(e: Emitter, m: re.Match[str]) -> None:
     d, a = e.operands
     element = NUMPY[m[1]]
     e.line(f"{e.target(d, element)}[...] = reverse_bits({e.full(a, element)})")
 
 
-@operation(r"bfe\.([us](?:32|64))")
+@operation(r"bfe\.([us](?:32|64))", "={1} {1} i32#0..255 i32#0..255")
 def _bfe(e: Emitter, m: re.Match[str]) -> None:
     d, a, position, length = e.operands
     element = NUMPY[m[1]]
@@ -219,7 +222,7 @@ def _bfe(e: Emitter, m: re.Match[str]) -> None:
         e.line(f"right_shift({result}, {e.constant(bits - size, element)}, {result})")
 
 
-@operation(r"bfi\.(b32|b64)")
+@operation(r"bfi\.(b32|b64)", "={1} {1} {1} i32#0..255 i32#0..255")
 def _bfi(e: Emitter, m: re.Match[str]) -> None:
     d, a, b, position, length = e.operands
     element = NUMPY[m[1]]
@@ -230,7 +233,7 @@ def _bfi(e: Emitter, m: re.Match[str]) -> None:
     e.line(f"{e.target(d, element)}[...] = insert_bits({arguments})")
 
 
-@operation(r"(and|or|xor)\.(pred|b16|b32|b64)")
+@operation(r"(and|or|xor)\.(pred|b16|b32|b64)", "={2} {2} {2}")
 def _logic(e: Emitter, m: re.Match[str]) -> None:
     d, a, b = e.operands
     element = NUMPY[m[2]]
@@ -238,7 +241,8 @@ def _logic(e: Emitter, m: re.Match[str]) -> None:
     e.line(f"bitwise_{m[1]}({left}, {right}, {e.target(d, element)})")
 
 
-@operation(r"(not|cnot)\.(pred|b16|b32|b64)")
+@operation(r"(not)\.(pred|b16|b32|b64)", "={2} {2}")
+@operation(r"(cnot)\.(b16|b32|b64)", "={2} {2}")
 def _not(e: Emitter, m: re.Match[str]) -> None:
     d, a = e.operands
     element = NUMPY[m[2]]
@@ -249,13 +253,12 @@ def _not(e: Emitter, m: re.Match[str]) -> None:
         e.line(f"{e.target(d, element)}[...] = equal({source}, {e.constant(0, element)})")
 
 
-@operation(r"(shl|shr)\.(b16|b32|b64|[us]16|[us]32|[us]64)")
+@operation(r"(shl)\.(b16|b32|b64)", "={2} {2} i32")
+@operation(r"(shr)\.([bus]16|[bus]32|[bus]64)", "={2} {2} i32")
 def _shift(e: Emitter, m: re.Match[str]) -> None:
     """numpy, like PTX, gives 0 (or the sign) for amounts not below the width."""
     d, a, amount = e.operands
     element = NUMPY[m[2]]
-    if m[1] == "shl" and m[2][0] != "b":
-        raise e.fail("shl takes .b16, .b32 and .b64")
     name = {"shl": "left_shift", "shr": "right_shift"}[m[1]]
     by = e.immediate(amount)
     if by is not None:
@@ -269,7 +272,7 @@ def _shift(e: Emitter, m: re.Match[str]) -> None:
     e.line(f"{name}({e.source(a, element)}, {shift}, {e.target(d, element)})")
 
 
-@operation(r"shf\.([lr])\.(wrap|clamp)\.b32")
+@operation(r"shf\.([lr])\.(wrap|clamp)\.b32", "=b32 b32 b32 i32")
 def _funnel(e: Emitter, m: re.Match[str]) -> None:
     d, a, b, amount = e.operands
     pair, high, shift = e.temp("u8"), e.temp("u8"), e.temp("u8")
@@ -296,7 +299,7 @@ _TWO = {
 }  # fmt: skip
 
 
-@operation(r"lop3\.b32")
+@operation(r"lop3\.b32", "=b32? b32 b32 b32 #")
 def _lop3(e: Emitter, m: re.Match[str]) -> None:
     """``f0 ^ (c & (f0 ^ f1))``, f0 and f1 being the function of a and b for c = 0 and 1."""
     d, a, b, c, table = e.operands
@@ -322,11 +325,9 @@ def _lop3(e: Emitter, m: re.Match[str]) -> None:
         e.line(always.format(result))
 
 
-@operation(r"prmt\.b32(?:\.(f4e|b4e|rc8|ecl|ecr|rc16))?")
+@operation(r"prmt\.b32", "=b32 b32 b32 b32")
 def _prmt(e: Emitter, m: re.Match[str]) -> None:
     d, a, b, selector = e.operands
-    if m[1]:
-        raise e.fail(f"prmt.b32.{m[1]} is not supported")
     value = e.immediate(selector)
     if value is None or value & 0x8888:
         arguments = ", ".join(e.full(o, "u4") for o in (a, b, selector))
@@ -349,11 +350,10 @@ def _prmt(e: Emitter, m: re.Match[str]) -> None:
         e.line(f"{result}.view(u1)[{at}::4] = {sources[id(operand)]}[{byte}::4]")
 
 
-@operation(r"(dp4a|dp2a)(?:\.(lo|hi))?\.([us]32)\.([us]32)")
+@operation(r"(dp4a)()\.([us]32)\.([us]32)", "=i32 u32 u32 i32")
+@operation(r"(dp2a)\.(lo|hi)\.([us]32)\.([us]32)", "=i32 u32 u32 i32")
 def _dot(e: Emitter, m: re.Match[str]) -> None:
     d, a, b, c = e.operands
-    if (m[1] == "dp2a") != bool(m[2]):
-        raise e.fail("dp2a takes .lo or .hi, dp4a neither")
     left, right = e.full(a, "u4"), e.full(b, "u4")
     kinds = ", ".join({"u32": "u1", "s32": "i1"}[kind] for kind in (m[3], m[4]))
     if m[1] == "dp4a":

@@ -10,60 +10,62 @@ from urdir.driver.emulator.machine.operations import operation
 from urdir.ptxgen.ptx import Operand, Vector
 
 
-def _registers(e: Emitter, operand: Operand, count: int) -> list[Operand]:
-    elements: list[Operand] = [operand]
-    if isinstance(operand, Vector):
-        elements = list(operand.elements)
-    if len(elements) != count:
-        raise e.fail(f"a fragment of {count} registers is needed, not {len(elements)}")
-    return elements
+def elements_of(operand: Operand) -> tuple[Operand, ...]:
+    """The registers of a fragment."""
+    assert isinstance(operand, Vector)
+    return operand.elements
+
+
+def _fragments(m: re.Match[str]) -> str:
+    """The operands of mma: D, A, B and C."""
+    packed = per_register(m[4])
+    s = SHAPES[m[1], packed]
+    pairs = m[6] == "f16"
+    a, b, c = len(s.a) // packed, len(s.b) // packed, len(s.c) // (2 if pairs else 1)
+    factor = {"f16": "f16x2", "bf16": "bf16x2"}.get(m[4], "u32" if m[1] == "m8n8k16" else "b32")
+    total = "f16x2" if pairs else m[6].replace("s32", "i32")
+    return f"={total}?*{c} {factor}*{a} {factor}*{b} {total}*{c}"
 
 
 @operation(
-    r"mma\.sync\.aligned\.(m16n8k8)\.row\.col()\.(f32)\.(f16)\.(f16)\.(f32)", 75, (6, 5),
+    r"mma\.sync\.aligned\.(m16n8k8)\.row\.col()\.(f32)\.(f16)\.(f16)\.(f32)", _fragments, 75, (6, 5),
     converges=True,
 )  # fmt: skip
 @operation(
-    r"mma\.sync\.aligned\.(m16n8k8)\.row\.col()\.(f32)\.(bf16)\.(bf16)\.(f32)", 80, (7, 0),
+    r"mma\.sync\.aligned\.(m16n8k8)\.row\.col()\.(f32)\.(bf16)\.(bf16)\.(f32)", _fragments, 80, (7, 0),
     converges=True,
 )  # fmt: skip
 @operation(
-    r"mma\.sync\.aligned\.(m16n8k16)\.row\.col()\.(f32)\.(f16|bf16)\.(f16|bf16)\.(f32)",
-    80, (7, 0), converges=True,
+    r"mma\.sync\.aligned\.(m16n8k16)\.row\.col()\.(f32)\.(f16|bf16)\.(\4)\.(f32)",
+    _fragments, 80, (7, 0), converges=True,
 )  # fmt: skip
 @operation(
     r"mma\.sync\.aligned\.(m16n8k16)\.row\.col()\.(f16)\.(f16)\.(f16)\.(f16)",
-    80, (7, 0), converges=True,
+    _fragments, 80, (7, 0), converges=True,
 )  # fmt: skip
 @operation(
     r"mma\.sync\.aligned\.(m8n8k16)\.row\.col(\.satfinite)?\.(s32)\.([us]8)\.([us]8)\.(s32)",
-    75, (6, 5), converges=True,
+    _fragments, 75, (6, 5), converges=True,
 )  # fmt: skip
 @operation(
     r"mma\.sync\.aligned\.(m16n8k16|m16n8k32)\.row\.col(\.satfinite)?"
     r"\.(s32)\.([us]8)\.([us]8)\.(s32)",
-    80, (7, 0), converges=True,
+    _fragments, 80, (7, 0), converges=True,
 )  # fmt: skip
 @operation(
-    r"mma\.sync\.aligned\.(m16n8k32)\.row\.col()\.(f32)\.(e4m3)\.(e4m3)\.(f32)", 89, (8, 4),
-    converges=True,
+    r"mma\.sync\.aligned\.(m16n8k32)\.row\.col()\.(f32)\.(e4m3)\.(e4m3)\.(f32)", _fragments,
+    89, (8, 4), converges=True,
 )  # fmt: skip
 def _mma(e: Emitter, m: re.Match[str]) -> None:
     shape, kinds = m[1], (m[4], m[5], m[6])
-    if m[4][0] in "fb" and m[4] != m[5]:
-        raise e.fail("A and B have one floating-point type")
-    packed = per_register(m[4])
-    s = SHAPES[shape, packed]
-    narrow = 2 if m[6] == "f16" else 1
-    sizes = [len(places) // pack for places, pack in ((s.a, packed), (s.b, packed), (s.c, narrow))]
     d, *inputs = e.operands
     fragments = [
-        "(" + "".join(f"{e.full(r, 'u4')}, " for r in _registers(e, operand, size)) + ")"
-        for operand, size in zip(inputs, sizes, strict=True)
+        "(" + "".join(f"{e.full(r, 'u4')}, " for r in elements_of(operand)) + ")"
+        for operand in inputs
     ]
     arguments = f"W, {shape!r}, {kinds!r}, {bool(m[2])}, {', '.join(fragments)}"
     e.line(f"v = mma({arguments})")
-    for at, register in enumerate(_registers(e, d, sizes[2])):
+    for at, register in enumerate(elements_of(d)):
         e.line(f"{e.target(register, 'u4')}[...] = v[{at}]")
 
 
@@ -74,11 +76,12 @@ def _addressed(count: int) -> str:
 
 @operation(
     r"ldmatrix\.sync\.aligned\.m8n8\.x([124])(\.trans)?(?:\.shared(?:::cta)?)?\.b16",
+    "=b32?*{1} [shared]",
     75, (6, 5), converges=True,
 )  # fmt: skip
 def _ldmatrix(e: Emitter, m: re.Match[str]) -> None:
     d, source = e.operands
-    registers = _registers(e, d, int(m[1]))
+    registers = elements_of(d)
     rows = e.special("row offset", "u8")
     address = e.address(source)
     e.line(f"v = ldmatrix(W, shared.memory, {address}, {rows}, {m[1]}, {bool(m[2])})")
@@ -89,18 +92,21 @@ def _ldmatrix(e: Emitter, m: re.Match[str]) -> None:
 
 @operation(
     r"stmatrix\.sync\.aligned\.m8n8\.x([124])(\.trans)?(?:\.shared(?:::cta)?)?\.b16",
+    "[shared] b32*{1}",
     90, (7, 8), converges=True,
 )  # fmt: skip
 def _stmatrix(e: Emitter, m: re.Match[str]) -> None:
     destination, value = e.operands
-    data = "".join(f"{e.full(r, 'u4')}, " for r in _registers(e, value, int(m[1])))
+    data = "".join(f"{e.full(r, 'u4')}, " for r in elements_of(value))
     rows = e.special("row offset", "u8")
     address = e.address(destination)
     e.watch_access("store", "shared", address, 4, _addressed(int(m[1])))
     e.line(f"stmatrix(W, shared.memory, {address}, {rows}, ({data}), {bool(m[2])})")
 
 
-@operation(r"movmatrix\.sync\.aligned\.m8n8\.trans\.b16", 75, (7, 8), converges=True)
+@operation(
+    r"movmatrix\.sync\.aligned\.m8n8\.trans\.b16", "=b32 b32!", 75, (7, 8), converges=True
+)
 def _movmatrix(e: Emitter, m: re.Match[str]) -> None:
     d, a = e.operands
     e.line(f"v = movmatrix(W, {e.full(a, 'u4')})")

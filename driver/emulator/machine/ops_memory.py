@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
-from urdir.driver.emulator.machine.emitter import NUMPY, Emitter
+from urdir.driver.emulator.machine.emitter import NUMPY, Emitter, Handler
+from urdir.driver.emulator.machine.faults import CompileError
 from urdir.driver.emulator.machine.operations import operation
-from urdir.ptxgen.ptx import Address, Discard, Operand, Symbol, Vector
+from urdir.ptxgen.ptx import TYPE_BYTES, Address, Discard, Operand, Symbol, Vector
 
-_SCOPE = r"(?:\.(?:cta|cluster|gpu|sys))?"
-_ORDER = rf"(?:\.(?:weak|volatile|relaxed|release|mmio){_SCOPE})?"
-_POLLING = rf"\.(?:volatile|relaxed|acquire|mmio){_SCOPE}"
-_HINTS = r"(?:\.(?:ca|cg|cs|lu|cv|wb|wt))?(?:\.L1::\w+)?(?:\.L2::(?:evict_\w+|\d+B|cache_hint))*"
-_TYPE = r"(?:\.(v2|v4|v8))?\.(b8|b16|b32|b64|[us]8|[us]16|[us]32|[us]64|f16|f32|f64)"
+_SCOPE = r"\.(?:cta|cluster|gpu|sys)"
+#: Hints of accesses to .global or generic addresses; a cache operation excludes a priority.
+_PRIORITY = r"\.L1::(?:evict_(?:normal|unchanged|first|last)|no_allocate)"
+_HINT, _PREFETCH = r"\.L2::cache_hint", r"\.L2::(?:64|128|256)B"
+_FAR = rf"(?:{_HINT}{_PREFETCH}|{_PREFETCH}{_HINT}|{_HINT}|{_PREFETCH})?"
+_LOADED, _LOADED_ONCE = r"\.(?:ca|cg|cs|lu|cv)", r"\.(?:ca|cg|cs)"
+_STORED = r"\.(?:cg|cs|wb|wt)"
+_SCALAR = r"\.([bus]8|[bus]16|[bus]32|[bus]64|f32|f64)"
+_TYPE = rf"(?:\.(v2|v4))?{_SCALAR}"
 
 SHIFT = {1: 0, 2: 1, 4: 2, 8: 3, 16: 4}
 
@@ -37,12 +43,21 @@ def lane_rows(e: Emitter, space: str) -> str:
     return f", {e.special('row offset', 'u8')}" if space != "memory" else ""
 
 
-def _elements(e: Emitter, operand: Operand, vector: str | None) -> tuple[Operand, ...]:
-    count = int(vector[1]) if vector else 1
-    elements = operand.elements if isinstance(operand, Vector) else (operand,)
-    if len(elements) != count:
-        raise e.fail(f"{count} registers are needed, not {len(elements)}")
-    return elements
+def hint(m: re.Match[str]) -> str:
+    """The operand of a cache hint, if the opcode has one."""
+    return " u64" if ".L2::cache_hint" in m.string else ""
+
+
+def vector_item(kind: str, vector: str | None, marks: str = "") -> str:
+    """A value, or a vector, of which only the width must agree: see operand_rules.py."""
+    nbytes = TYPE_BYTES[kind] * int(vector[1]) if vector else 0
+    if nbytes > 16:
+        raise CompileError(f"an access moves at most 16 bytes, not {nbytes}")
+    return f"b{kind.lstrip('busf')}{marks}*{vector[1]}" if vector else kind + marks.replace("?", "")
+
+
+def _elements(operand: Operand) -> tuple[Operand, ...]:
+    return operand.elements if isinstance(operand, Vector) else (operand,)
 
 
 def _is_shared(e: Emitter, space: str | None, operand: Operand) -> str:
@@ -57,22 +72,36 @@ def _is_shared(e: Emitter, space: str | None, operand: Operand) -> str:
     return "memory"
 
 
-_LOAD_SPACE = r"(?:\.(global|const|shared(?:::cta)?))?"
-_CLUSTER = r"\.(shared::cluster)"
+_SHARED, _CLUSTER = r"\.(shared(?:::cta)?)", r"\.(shared::cluster)"
+_ORDERED = rf"\.(?:relaxed|acquire){_SCOPE}"
+_MMIO = r"\.(?:mmio\.relaxed|relaxed\.mmio)\.sys"
 
 
-@operation(rf"ld(?:\.weak)?{_LOAD_SPACE}{_HINTS}{_TYPE}")
-@operation(rf"ld\.(global){_HINTS}\.nc{_HINTS}{_TYPE}")
-@operation(rf"ld{_POLLING}{_LOAD_SPACE}{_HINTS}{_TYPE}", polls=True)
-@operation(rf"ld(?:\.weak)?{_CLUSTER}{_TYPE}", 90, (7, 8))
-@operation(rf"ld{_POLLING}{_CLUSTER}{_TYPE}", 90, (7, 8), polls=True)
+def _ld_operands(m: re.Match[str]) -> str:
+    return f"={vector_item(m[3], m[2], '>?')} [{m[1] or ''}]{hint(m)}"
+
+
+@operation(rf"ld(?:\.weak)?(?:\.(global))?(?:{_LOADED}|{_PRIORITY})?{_FAR}{_TYPE}", _ld_operands)
+@operation(rf"ld(?:\.weak)?\.(const)(?:{_LOADED})?{_TYPE}", _ld_operands)
+@operation(rf"ld(?:\.weak)?{_SHARED}(?:{_LOADED})?{_TYPE}", _ld_operands)
+@operation(
+    rf"ld\.(global)(?:(?:{_LOADED_ONCE}|{_PRIORITY})?{_FAR}\.nc"
+    rf"|\.nc(?:{_LOADED_ONCE}|{_PRIORITY})?{_FAR}|{_LOADED_ONCE}\.nc{_FAR}){_TYPE}",
+    _ld_operands,
+)
+@operation(rf"ld\.volatile(?:\.(global))?(?:{_PREFETCH})?{_TYPE}", _ld_operands, polls=True)
+@operation(rf"ld{_ORDERED}(?:\.(global))?(?:{_PRIORITY})?{_FAR}{_TYPE}", _ld_operands, polls=True)
+@operation(rf"ld(?:\.volatile|{_ORDERED}){_SHARED}{_TYPE}", _ld_operands, polls=True)
+@operation(rf"ld{_MMIO}(?:\.(global))?(){_SCALAR}", _ld_operands, 70, (8, 2), polls=True)
+@operation(rf"ld(?:\.weak)?{_CLUSTER}(?:{_LOADED})?{_TYPE}", _ld_operands, 90, (7, 8))
+@operation(
+    rf"ld(?:\.volatile|{_ORDERED}){_CLUSTER}{_TYPE}", _ld_operands, 90, (7, 8), polls=True
+)
 def _ld(e: Emitter, m: re.Match[str]) -> None:
     d, source = e.operands[:2]
     element = NUMPY[m[3]]
-    elements = _elements(e, d, m[2])
+    elements = _elements(d)
     size = int(element[1]) * len(elements)
-    if size not in SHIFT:
-        raise e.fail(f"an access moves at most 16 bytes, not {size}")
     address = e.address(source)
     space = _is_shared(e, m[1], source)
     targets = [None if isinstance(o, Discard) else e.direct_target(o, element) for o in elements]
@@ -96,16 +125,14 @@ def _ld(e: Emitter, m: re.Match[str]) -> None:
     _leave(e)
 
 
-@operation(rf"ld\.param{_TYPE}")
+@operation(rf"ld\.param{_TYPE}", lambda m: f"={vector_item(m[2], m[1], '>?')} [param]")
 def _ld_param(e: Emitter, m: re.Match[str]) -> None:
     d, source = e.operands
     element = NUMPY[m[2]]
-    elements = _elements(e, d, m[1])
-    if not isinstance(source, Address) or not isinstance(source.base, Symbol):
-        raise e.fail("ld.param takes [parameter+offset]")
-    known = e.layout.parameters.get(source.base.name)
-    if known is None:
-        raise e.fail(f"{source.base.name} is not a parameter")
+    elements = _elements(d)
+    assert isinstance(source, Address)
+    assert isinstance(source.base, Symbol)
+    known = e.layout.parameters[source.base.name]
     size = int(element[1])
     if source.offset < 0 or source.offset + size * len(elements) > known[1]:
         raise e.fail(f"{source.base.name} has {known[1]} bytes")
@@ -117,15 +144,28 @@ def _ld_param(e: Emitter, m: re.Match[str]) -> None:
         e.line(f"{e.target(operand, element)}[...] = P_{element}[{first}]")
 
 
-@operation(rf"st{_ORDER}(?:\.(global|shared(?:::cta)?))?{_HINTS}{_TYPE}")
-@operation(rf"st{_ORDER}{_CLUSTER}{_TYPE}", 90, (7, 8))
+_WRITTEN = rf"\.(?:relaxed|release){_SCOPE}"
+
+
+def _st_operands(m: re.Match[str]) -> str:
+    return f"[{m[1] or ''}] {vector_item(m[3], m[2], '>')}{hint(m)}"
+
+
+@operation(
+    rf"st(?:\.weak)?(?:\.(global))?(?:{_STORED}|{_PRIORITY})?(?:{_HINT})?{_TYPE}", _st_operands
+)
+@operation(rf"st(?:\.weak)?{_SHARED}(?:{_STORED})?{_TYPE}", _st_operands)
+@operation(rf"st\.volatile(?:\.(global|shared(?:::cta)?))?{_TYPE}", _st_operands)
+@operation(rf"st{_WRITTEN}(?:\.(global))?(?:{_PRIORITY})?(?:{_HINT})?{_TYPE}", _st_operands)
+@operation(rf"st{_WRITTEN}{_SHARED}{_TYPE}", _st_operands)
+@operation(rf"st{_MMIO}(?:\.(global))?(){_SCALAR}", _st_operands, 70, (8, 2))
+@operation(rf"st(?:\.weak)?{_CLUSTER}(?:{_STORED})?{_TYPE}", _st_operands, 90, (7, 8))
+@operation(rf"st(?:\.volatile|{_WRITTEN}){_CLUSTER}{_TYPE}", _st_operands, 90, (7, 8))
 def _st(e: Emitter, m: re.Match[str]) -> None:
     destination, value = e.operands[:2]
     element = NUMPY[m[3]]
-    elements = _elements(e, value, m[2])
+    elements = _elements(value)
     size = int(element[1]) * len(elements)
-    if size not in SHIFT:
-        raise e.fail(f"an access moves at most 16 bytes, not {size}")
     address = e.address(destination)
     space = _is_shared(e, m[1], destination)
     data = _joined(e, elements, element)
@@ -146,48 +186,62 @@ def _joined(e: Emitter, elements: tuple[Operand, ...], element: str) -> str:
     return f"{row}.view({'c16' if size == 16 else f'u{size}'}).reshape(-1)"
 
 
-def vector_data(e: Emitter, value: Operand, element: str, vector: str | None) -> tuple[str, int]:
+def vector_data(e: Emitter, value: Operand, element: str) -> tuple[str, int]:
     """What a store of a value or vector writes, (n,), and the bytes of each lane."""
-    elements = _elements(e, value, vector)
+    elements = _elements(value)
     size = int(element[1]) * len(elements)
-    if size not in SHIFT:
-        raise e.fail(f"an access moves at most 16 bytes, not {size}")
     if len(elements) == 1:
         return f"{e.full(value, element)}.view(u{size})", size
     return _joined(e, elements, element), size
 
 
-_ATOMICS = r"(add|min|max|and|or|xor|exch|cas|inc|dec)\.(b32|b64|[us]32|[us]64|f32|f64|f16x2)"
-_ATOM_ORDER = r"(?:\.(relaxed|acquire|release|acq_rel))?(?:\.(cta|cluster|gpu|sys))?"
-
-
-@operation(
-    rf"(atom){_ATOM_ORDER}(?:\.(global|shared(?:::cta)?))?\.{_ATOMICS}(?:\.L2::cache_hint)?",
-    polls=True,
+_ATOMICS = (
+    ("add", "u32|s32|u64|f32|f64"),
+    ("min|max", "u32|s32|u64|s64"),
+    ("and|or|xor", "b32|b64"),
+    ("inc|dec", "u32"),
 )
-@operation(rf"(red){_ATOM_ORDER}(?:\.(global|shared(?:::cta)?))?\.{_ATOMICS}(?:\.L2::cache_hint)?")
-@operation(rf"(atom){_ATOM_ORDER}{_CLUSTER}\.{_ATOMICS}", 90, (7, 8), polls=True)
-@operation(rf"(red){_ATOM_ORDER}{_CLUSTER}\.{_ATOMICS}", 90, (7, 8))
+
+
+def _atom_operands(m: re.Match[str]) -> str:
+    result = f"={m[4]}? " if m[1] == "atom" else ""
+    return f"{result}[{m[2] or ''}] {m[4]}{f' {m[4]}' if m[3] == 'cas' else ''}{hint(m)}"
+
+
+def _atomics(stem: str, orders: str, polls: bool) -> Callable[[Handler], Handler]:
+    """Decorator: the handler of atom or red, for every operation and state space."""
+    order = rf"(?:\.(?:{orders}))?(?:{_SCOPE})?"
+    swaps = (("exch", "b32|b64"), ("cas", "b32|b64")) if stem == "atom" else ()
+
+    def register(handler: Handler) -> Handler:
+        for names, types in (*_ATOMICS, *swaps):
+            for space, far in ((r"(?:\.(global))?", f"(?:{_HINT})?"), (_SHARED, "")):
+                hinted = far if names != "cas" else ""
+                for before, after in {("", hinted), (hinted, "")}:
+                    text = rf"({stem}){order}{space}\.({names}){before}\.({types}){after}"
+                    operation(text, _atom_operands, polls=polls)(handler)
+            text = rf"({stem}){order}{_CLUSTER}\.({names})\.({types})"
+            operation(text, _atom_operands, 90, (7, 8), polls=polls)(handler)
+        return handler
+
+    return register
+
+
+@_atomics("atom", "relaxed|acquire|release|acq_rel", polls=True)
+@_atomics("red", "relaxed|release", polls=False)
 def _atom(e: Emitter, m: re.Match[str]) -> None:
     operands = list(e.operands)
     d = operands.pop(0) if m[1] == "atom" else Discard()
     destination, *values = operands
-    if len(values) != (2 if m[5] == "cas" else 1):
-        raise e.fail("wrong number of operands")
-    element = NUMPY[m[6]]
-    if m[5] in ("and", "or", "xor", "exch", "cas") and m[6][0] != "b":
-        raise e.fail(f"{m[1]}.{m[5]} takes .b32 or .b64")
-    if m[5] in ("add", "min", "max") and (m[6][0] == "b" or m[6] == "f16x2"):
-        raise e.fail(f"{m[1]}.{m[5]} has no .{m[6]}")
-    if (m[5] in ("min", "max") and m[6][0] == "f") or (m[5] in ("inc", "dec") and m[6] != "u32"):
-        raise e.fail(f"{m[1]}.{m[5]} has no .{m[6]}")
+    values = values[: 2 if m[3] == "cas" else 1]
+    element = NUMPY[m[4]]
     address = e.address(destination)
     names = [e.full(v, element) for v in values]
-    space = _is_shared(e, m[4], destination)
+    space = _is_shared(e, m[2], destination)
     target = None if isinstance(d, Discard) else e.direct_target(d, element)
     suffix = _guarded(e)
     data = ", ".join(names) if len(names) == 2 else f"{names[0]}, None"
-    e.line(f"v = {space}.atomic({m[5]!r}, {address}, {data}{lane_rows(e, space)}{suffix})")
+    e.line(f"v = {space}.atomic({m[3]!r}, {address}, {data}{lane_rows(e, space)}{suffix})")
     e.watch_access("atomic", space, address, SHIFT[int(element[1])], suffix)
     if target is not None:
         if suffix:
@@ -198,16 +252,21 @@ def _atom(e: Emitter, m: re.Match[str]) -> None:
     _leave(e)
 
 
-@operation(
-    r"fence(?:\.(?:sc|acq_rel|acquire|release))?(?:\.sync_restrict::\S+)?\.(?:cta|cluster|gpu|sys)"
-)
-@operation(r"membar\.(?:cta|gl|sys)")
-@operation(r"fence\.proxy\.(?:async(?:\.(?:global|shared::(?:cta|cluster)))?|alias)", 90, (8, 0))
-@operation(r"fence\.mbarrier_init\.release\.cluster", 90, (8, 0))
-@operation(r"prefetch\.(?:global\.)?L[12](?:::evict_\w+)?")
-@operation(r"prefetchu\.L1")
-@operation(r"applypriority\.global\.L2::evict_normal|discard\.global\.L2")
-@operation(r"pmevent(?:\.mask)?")
+@operation(r"fence(?:\.(?:sc|acq_rel))?\.(?:cta|cluster|gpu|sys)", "")
+@operation(r"fence\.(?:acquire|release)\.(?:cta|cluster|gpu|sys)", "", 90, (8, 6))
+@operation(r"fence\.acquire\.sync_restrict::shared::cluster\.cluster", "", 90, (8, 6))
+@operation(r"fence\.release\.sync_restrict::shared::cta\.cluster", "", 90, (8, 6))
+@operation(r"membar\.(?:cta|gl|sys)", "")
+@operation(r"fence\.proxy\.async(?:\.(?:global|shared::(?:cta|cluster)))?", "", 90, (8, 0))
+@operation(r"fence\.proxy\.alias", "", 70, (7, 5))
+@operation(r"fence\.mbarrier_init\.release\.cluster", "", 90, (8, 0))
+@operation(r"prefetch(?:\.(global))?\.L[12]", "[{1}]")
+@operation(r"prefetch\.(global)\.L2::evict_(?:last|normal)", "[{1}]", 80, (7, 4))
+@operation(r"prefetchu\.L1", "[generic]")
+@operation(r"(applypriority)(?:\.(global))?\.L2::evict_normal", "[{2}] #128", 80, (7, 4))
+@operation(r"(discard)(?:\.(global))?\.L2", "[{2}] #128", 80, (7, 4))
+@operation(r"pmevent", "#0..15")
+@operation(r"(pmevent)\.mask", "#0..65535", 20, (3, 0))
 def _no_effect(e: Emitter, m: re.Match[str]) -> None:
     """Lanes see every store at once; only a watcher receives fences."""
     parts = e.instruction.parts
@@ -217,17 +276,20 @@ def _no_effect(e: Emitter, m: re.Match[str]) -> None:
         e.watch("fence", "L")
 
 
-@operation(r"createpolicy\.fractional\.L2::\w+(?:\.L2::\w+)?\.b64", 80, (7, 4))
+@operation(
+    r"createpolicy\.fractional\.L2::evict_(?:last|normal|first|unchanged)"
+    r"(?:\.L2::evict_(?:first|unchanged))?\.b64", "=u64 (f32#0..1)", 80, (7, 4),
+)  # fmt: skip
 def _createpolicy(e: Emitter, m: re.Match[str]) -> None:
     e.line(f"{e.target(e.operands[0], 'u8')}[...] = 0")
 
 
-@operation(r"isspacep\.(global|shared)")
+@operation(r"isspacep\.(global|shared)", "=pred u64")
 def _isspacep(e: Emitter, m: re.Match[str]) -> None:
     d, a = e.operands
     e.line(f"{e.target(d, 'b1')}[...] = generic.is_{m[1]}({e.source(a, 'u8')})")
 
 
-@operation(r"nanosleep\.u32", 70, (6, 3), polls=True)
+@operation(r"nanosleep\.u32", "i32", 70, (6, 3), polls=True)
 def _nanosleep(e: Emitter, m: re.Match[str]) -> None:
     e.line(f"machine.sleep({e.source(e.operands[0], 'u4')})")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from urdir.driver.emulator.machine.emitter import Emitter
+from urdir.driver.emulator.machine.faults import CompileError
 from urdir.driver.emulator.machine.operations import operation
 from urdir.driver.emulator.machine.register_rules import Operands, bits_of
 from urdir.driver.emulator.machine.warpgroups import Multiply
@@ -16,125 +17,114 @@ _HOPPER = frozenset(("sm_90a",))
 _HANDING_OVER = frozenset(("sm_90a", "sm_100a", "sm_103a", "sm_120a"))
 
 
+def _operands(m: re.Match[str], d: str, a: str, immediates: str = "") -> str:
+    """D, A, B, scale-d, and what follows; ``d`` and ``a`` are types of registers."""
+    n, is_s8 = int(m[1]), m[3] == "s8"
+    if n % (16 if is_s8 and n > 32 else 8) or not 8 <= n <= 256:
+        wanted = "8, 16, 24 or a multiple of 16 from 32" if is_s8 else "a multiple of 8 from 8"
+        raise CompileError(f"N is {wanted} to 256, not {n}")
+    count = M * n // WARPGROUP // ACCUMULATORS[m[2]][1]
+    return f"={d}*{count} {a} u64 pred#0,1{immediates}"
+
+
+def _half_operands(m: re.Match[str]) -> str:
+    """Signs of A and B, and transpositions of those in shared memory."""
+    d, signs = "f16x2" if m[2] == "f16" else "f32", " #-1,1 #-1,1"
+    in_registers = _operands(m, d, f"{m[3]}x2*4", f"{signs} #0,1")
+    return f"{_operands(m, d, 'u64', f'{signs} #0,1 #0,1')} || {in_registers}"
+
+
 @operation(
     r"wgmma\.mma_async\.sync\.aligned\.m64n(\d+)k16\.(f32|f16)\.(f16)\.f16",
-    90, (8, 0), warpgroup=True, only=_HOPPER,
+    _half_operands, 90, (8, 0), warpgroup=True, only=_HOPPER,
 )  # fmt: skip
 @operation(
     r"wgmma\.mma_async\.sync\.aligned\.m64n(\d+)k16\.(f32)\.(bf16)\.bf16",
-    90, (8, 0), warpgroup=True, only=_HOPPER,
+    _half_operands, 90, (8, 0), warpgroup=True, only=_HOPPER,
 )  # fmt: skip
 def _multiply(e: Emitter, m: re.Match[str]) -> None:
-    n, d_kind = int(m[1]), m[2]
-    if n % 8 or not 8 <= n <= 256:
-        raise e.fail(f"N is a multiple of 8 from 8 to 256, not {n}")
-    in_memory = len(e.operands) > 1 and not isinstance(e.operands[1], Vector)
-    if len(e.operands) != (8 if in_memory else 7):
-        raise e.fail("wrong number of operands")
-    immediates = e.operands[4:]
-    scales = [_one_of(e, i, (1, -1)) for i in immediates[:2]]
-    transposed = [bool(_one_of(e, i, (0, 1))) for i in immediates[2:]]
-    _product(e, n, d_kind, m[3], scales[0] * scales[1], in_memory and transposed[0], transposed[-1])
+    in_memory = not isinstance(e.operands[1], Vector)
+    signs = [_value(i) for i in e.operands[4:6]]
+    transposed = [bool(_value(i)) for i in e.operands[6:]]
+    _product(e, m, signs[0] * signs[1], in_memory and transposed[0], transposed[-1])
 
 
 @operation(
-    r"wgmma\.mma_async\.sync\.aligned\.m64n(\d+)k32\.s32\.s8\.s8",
-    90, (8, 0), warpgroup=True, only=_HOPPER,
+    r"wgmma\.mma_async\.sync\.aligned\.m64n(\d+)k32\.(s32)\.(s8)\.s8",
+    lambda m: _operands(m, "i32", "u64+b32*4"), 90, (8, 0), warpgroup=True, only=_HOPPER,
 )  # fmt: skip
 def _multiply_bytes(e: Emitter, m: re.Match[str]) -> None:
-    n = int(m[1])
-    if n % (8 if n <= 32 else 16) or not 8 <= n <= 256:
-        raise e.fail(f"N is 8, 16, 24 or a multiple of 16 from 32 to 256, not {n}")
-    if len(e.operands) != 4:
-        raise e.fail("wrong number of operands")
-    _product(e, n, "s32", "s8")
+    _product(e, m)
 
 
 @operation(
-    r"wgmma\.mma_async\.sync\.aligned\.m64n(\d+)k32\.f32\.e4m3\.e4m3",
+    r"wgmma\.mma_async\.sync\.aligned\.m64n(\d+)k32\.(f32)\.(e4m3)\.e4m3",
+    lambda m: _operands(m, "f32", "u64+f16x2*4", " #-1,1 #-1,1"),
     90, (8, 0), warpgroup=True, only=_HOPPER,
 )  # fmt: skip
 def _multiply_e4m3(e: Emitter, m: re.Match[str]) -> None:
-    n = int(m[1])
-    if n % 8 or not 8 <= n <= 256:
-        raise e.fail(f"N is a multiple of 8 from 8 to 256, not {n}")
-    if len(e.operands) != 6:
-        raise e.fail("wrong number of operands")
-    scales = [_one_of(e, i, (1, -1)) for i in e.operands[4:]]
-    _product(e, n, "f32", "e4m3", scales[0] * scales[1])
+    signs = [_value(i) for i in e.operands[4:]]
+    _product(e, m, signs[0] * signs[1])
 
 
 def _product(
     e: Emitter,
-    n: int,
-    d_kind: str,
-    kind: str,
+    m: re.Match[str],
     sign: int = 1,
     a_transposed: bool = False,
     b_transposed: bool = False,
 ) -> None:
     d, a, b, scale_d = e.operands[:4]
-    accumulators = _registers(e, d, M * n // WARPGROUP // ACCUMULATORS[d_kind][1], 4)
+    accumulators = _registers(e, d)
     in_memory = not isinstance(a, Vector)
-    left = _registers(e, a, 1, 8) if in_memory else _registers(e, a, 4, 4)
+    left = _registers(e, a)
     adds: int | bool
     if isinstance(scale_d, Register):
-        (adds,), negated = _registers(e, scale_d, 1, 0), scale_d.negated
+        (adds,), negated = _registers(e, scale_d), scale_d.negated
     else:
-        adds, negated = bool(_one_of(e, scale_d, (0, 1))), False
+        adds, negated = bool(_value(scale_d)), False
     form = Multiply(
         Operands(e.instruction.line, e.instruction.text, accumulators, bits_of(accumulators),
                  0 if in_memory else bits_of(left)),
-        n, d_kind, kind, accumulators, left, _registers(e, b, 1, 8)[0], adds, negated,
+        int(m[1]), m[2], m[3], accumulators, left, _registers(e, b)[0], adds, negated,
         sign, a_transposed, b_transposed,
     )  # fmt: skip
     e.line(f"warpgroups.multiply({e.layout.keep(form)}, L)")
 
 
-def _one_of(e: Emitter, operand: Operand, allowed: tuple[int, ...]) -> int:
-    if isinstance(operand, Immediate) and operand.value in allowed:
-        return int(operand.value)
-    raise e.fail(f"{operand} must be {' or '.join(map(str, allowed))}")
+def _value(operand: Operand) -> int:
+    assert isinstance(operand, Immediate)
+    return int(operand.value)
 
 
-def _registers(e: Emitter, operand: Operand, count: int, width: int) -> tuple[int, ...]:
-    """The numbers of ``count`` registers of ``width`` bytes (0: predicates)."""
-    elements = operand.elements if isinstance(operand, Vector) else (operand,)
-    if len(elements) != count:
-        raise e.fail(f"{count} registers are needed, not {len(elements)}")
+def _registers(e: Emitter, operand: Operand) -> tuple[int, ...]:
+    """The numbers of registers."""
     numbers = []
-    for element in elements:
-        if not isinstance(element, Register) or element.name not in e.layout.numbers:
-            raise e.fail(f"{element} is not a register")
+    for element in operand.elements if isinstance(operand, Vector) else (operand,):
+        if not isinstance(element, Register):
+            raise e.fail("descriptors and accumulators must be in registers")
         numbers.append(e.layout.number(element.name))
-        if e.layout.width(numbers[-1]) != width:
-            kind = f"a register of {8 * width} bits" if width else "a predicate"
-            raise e.fail(f"{element.name} is not {kind}")
     return tuple(numbers)
 
 
-@operation(r"wgmma\.(fence|commit_group)\.sync\.aligned", 90, (8, 0), warpgroup=True, only=_HOPPER)
+@operation(
+    r"wgmma\.(fence|commit_group)\.sync\.aligned", "", 90, (8, 0), warpgroup=True, only=_HOPPER
+)
 def _fence(e: Emitter, m: re.Match[str]) -> None:
-    if e.operands:
-        raise e.fail("no operands")
     e.line(f"warpgroups.{m[1].partition('_')[0]}(L)")
 
 
-@operation(r"wgmma\.wait_group\.sync\.aligned", 90, (8, 0), warpgroup=True, only=_HOPPER)
+@operation(
+    r"wgmma\.wait_group\.sync\.aligned", f"#0..{2**31 - 1}", 90, (8, 0), warpgroup=True, only=_HOPPER
+)
 def _wait(e: Emitter, m: re.Match[str]) -> None:
-    (count,) = e.operands
-    groups = e.need_immediate(count, "the number of groups")
-    if groups < 0:
-        raise e.fail(f"{groups} groups cannot be pending")
-    e.line(f"warpgroups.wait({groups}, L)")
+    e.line(f"warpgroups.wait({_value(e.operands[0])}, L)")
 
 
 @operation(
-    r"setmaxnreg\.(inc|dec)\.sync\.aligned\.u32", 90, (8, 0), warpgroup=True, only=_HANDING_OVER
-)
+    r"setmaxnreg\.(inc|dec)\.sync\.aligned\.u32", "#24..256/8",
+    90, (8, 0), warpgroup=True, only=_HANDING_OVER,
+)  # fmt: skip
 def _setmaxnreg(e: Emitter, m: re.Match[str]) -> None:
-    (operand,) = e.operands
-    count = e.need_immediate(operand, "the number of registers")
-    if count % 8 or not 24 <= count <= 256:
-        raise e.fail(f"the number of registers is a multiple of 8 from 24 to 256, not {count}")
+    count = _value(e.operands[0])
     e.line(f"warpgroups.set_registers({count}, {m[1] == 'inc'}, {e.instruction.line}, L)")

@@ -463,7 +463,7 @@ def test_a_fault_is_named(machine: Any, name: str) -> None:
         ("ld.shared::cluster.u32 %w, [%slot];", "sm_89", "8.0", "sm_90 or higher"),
         ("barrier.cluster.wait.acquire;", "sm_90", "7.8", "needs PTX ISA .version 8.0 or later"),
         ("barrier.cluster.arrive.acquire;", "sm_90", "8.0", "has no form|unknown instruction"),
-        ("barrier.cluster.wait 1;", "sm_90", "8.0", "no operands"),
+        ("barrier.cluster.wait 1;", "sm_90", "8.0", "wrong number of operands: 1"),
         ("mapa.shared::cluster.u16 %far, %slot, 0;", "sm_90", "8.0", "mapa has no form"),
     ],
 )

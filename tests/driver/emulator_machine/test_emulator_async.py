@@ -196,8 +196,8 @@ def test_faults(machine: Any) -> None:
         ("mbarrier.init.shared.b64 [bar], 3; bar.sync 0; mbarrier.arrive.shared.b64 %state, [bar];",
          "more than the 3 expected arrivals"),
         (".shared .align 16 .b8 t[64]; ld.param.u64 %at, [x]; setp.ne.u32 %p, %k, 0; @%p ret;"
-         "mbarrier.init.shared.b64 [bar], 1; "
-         "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [t], [%at], 24, [bar];",
+         "mbarrier.init.shared.b64 [bar], 1; mov.u32 %n, 24; "
+         "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [t], [%at], %n, [bar];",
          "must be multiples of 16"),
         (".shared .align 16 .b8 t[64]; ld.param.u64 %at, [x];"
          "cp.async.ca.shared.global [t], [%at+256], 16;", "out-of-bounds load, 16 bytes"),

@@ -10,6 +10,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from urdir.driver.emulator.machine.faults import CompileError
+
 Array = np.ndarray[Any, Any]
 N = 192
 INTEGERS = ("u8", "s8", "u16", "s16", "u32", "s32", "u64", "s64")
@@ -40,6 +42,11 @@ def test_integers(machine: Any, rng: Any, origin: str, to: str) -> None:
         wrapped = [v - (1 << bits) if v >> (bits - 1) else v for v in wrapped]
     machine.check(f"cvt.{to}.{origin} %d, %a;", out, np.array(wrapped, out), a)
     low, high = (-(1 << bits - 1), (1 << bits - 1) - 1) if to[0] == "s" else (0, (1 << bits) - 1)
+    least, most = (np.iinfo(a.dtype).min, np.iinfo(a.dtype).max)
+    if low <= least and most <= high:
+        with pytest.raises(CompileError, match=f"every .{origin} is a .{to}: remove it"):
+            machine.evaluate(f"cvt.sat.{to}.{origin} %d, %a;", out, a)
+        return
     clamped = np.array([min(max(v, low), high) for v in exact], out)
     machine.check(f"cvt.sat.{to}.{origin} %d, %a;", out, clamped, a)
 

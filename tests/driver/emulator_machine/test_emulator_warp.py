@@ -38,7 +38,7 @@ def test_shfl(machine: Any, rng: Any, mode: str, segment: int) -> None:
         valid = np.array([v for _, v in pairs])
         code = f"shfl.sync.{mode}.b32 %d|%p, %a, {by}, {clamp}, {FULL};"
         assert (machine.evaluate(code, "u4", a) == want).all()
-        code = f"shfl.sync.{mode}.b32 _|%p, %a, {by}, {clamp}, {FULL}; selp.b32 %d, 1, 0, %p;"
+        code = f"shfl.sync.{mode}.b32 %x|%p, %a, {by}, {clamp}, {FULL}; selp.b32 %d, 1, 0, %p;"
         if by == 5:
             assert (machine.evaluate(code, "u4", a) == valid).all()
 
