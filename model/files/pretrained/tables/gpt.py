@@ -117,7 +117,7 @@ FAMILIES: Mapping[str, Family] = {
     "openai-gpt": Family(
         "gpt1",
         ends={"tokens_embed": "token_embd", "positions_embed": "position_embd"},
-        steps=(default_width(4),),
+        steps=(default_width,),
         fixed={"afn": ("gelu", "gelu_new")},
         ignored=frozenset({"predict_special_tokens", "n_special"}),
         layouts=_TURNED,
@@ -154,7 +154,7 @@ FAMILIES: Mapping[str, Family] = {
     "codegen": Family(
         "gptj",
         names={"attn.causal_mask": ()},
-        steps=(default_width(4),),
+        steps=(default_width,),
         keys={"rotary_dim": "rope.dimension_count"},
         fixed=_SCALED,
         layouts={"attn_qkv.weight": Layout(rows=_by_quarter)},
@@ -168,7 +168,7 @@ FAMILIES: Mapping[str, Family] = {
             "attn.attention.out_proj": "attn_output",
         },
         keys={"num_layers": "block_count", "num_heads": "attention.head_count"},
-        steps=(gpt_neo_layers, default_width(4)),
+        steps=(gpt_neo_layers, default_width),
         ignored=frozenset({"embed_dropout", "resid_dropout"}),
         rope=None,
         tied=True,
