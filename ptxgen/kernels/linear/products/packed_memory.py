@@ -43,6 +43,11 @@ class PackedMemory:
         return self.cut.splits * self.cut.weight_stages
 
     @property
+    def first_x(self) -> int:
+        """The number of the first barrier of activations."""
+        return self.weight_slots
+
+    @property
     def x_slots(self) -> int:
         """Stages of activations of all splits."""
         return self.cut.splits * self.cut.x_stages
