@@ -22,6 +22,7 @@ from urdir.ptxgen.kernels.linear.prologue.norm import BegunNorm, begun
 from urdir.ptxgen.kernels.norm import Norm
 from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, Tolerance, ceil_div
 from urdir.ptxgen.weights.formats import FORMATS
+from urdir.ptxgen.weights.layout import random_weights
 
 #: Warpgroups of a CTA that multiply: each has slots of weights of its own.
 WARPGROUPS = 4
@@ -126,6 +127,7 @@ class ChainedProduct(GemmWgmma):
 
     rings: ChainRings = ChainRings(0, 0, 0, 0, ())
     place: int = 0
+    sevens: bool = False
 
     is_chained = True
 
@@ -136,11 +138,18 @@ class ChainedProduct(GemmWgmma):
     @property
     def ctas(self) -> int:
         """CTAs that work on it."""
+        if self.sevens:
+            return self.tiling.row_ctas * self.cut.row_groups // 7 * 2
         return self.cut.cluster * self.tiling.row_ctas
+
+    @property
+    def narrow(self) -> ChainedProduct:
+        """The same of eight vectors of a CTA."""
+        return dataclasses.replace(self, cut=dataclasses.replace(self.cut, vectors=8))
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.layout.row_tiles % (self.cut.splits * self.cut.cluster):
+        if self.sevens and (self.layout.row_tiles % 2 or self.tiling.row_ctas * 4 % 7):
             raise PtxgenError(f"gemm_chain: {self.cols} columns in {self.cut}")
 
 
@@ -160,6 +169,8 @@ class GemmChain(KernelSpec):
 
     products: tuple[GemmWgmma, ...]
     stages: int
+    sevens: bool = False
+    stamps: bool = False
 
     name = "gemm_chain"
 
@@ -181,9 +192,9 @@ class GemmChain(KernelSpec):
         """What lies in shared memory."""
         cuts = [product.cut for product in self.products]
         strides = [part.stride for product in self.products for part in product.parts]
-        sums = [p.cut.splits * p.memory.split_nbytes for p in self.products]
+        sums = [p.cut.splits * p.memory.split_nbytes for p in self.products if not p.steps.gated]
         return ChainRings(
-            ceil_div(max(sums), 128) * 128,
+            ceil_div(max([2048, *sums]), 128) * 128,
             WARPGROUPS * self.stages,
             max(ceil_div(BANDS * stride, 128) * 128 for stride in strides),
             max(cut.splits * cut.x_stages * cut.x_nbytes for cut in cuts),
@@ -194,7 +205,12 @@ class GemmChain(KernelSpec):
     def chained(self) -> tuple[ChainedProduct, ...]:
         """The products, with the memory that they share."""
         return tuple(
-            ChainedProduct(**_fields(product), rings=self.rings, place=place)
+            ChainedProduct(
+                **_fields(product),
+                rings=self.rings,
+                place=place,
+                sevens=self.sevens and product.steps.gated,
+            )
             for place, product in enumerate(self.products)
         )
 
@@ -237,6 +253,9 @@ class GemmChain(KernelSpec):
                     shape = product.shape_of(param)
                     params.append(Param(f"{param.name}_{place}", param.dtype, shape, param.access))
         params.append(Param("counts", "u32", (len(self.products),), Access.INOUT))
+        if self.stamps:
+            size = self.launch_shape.grid[0], len(self.products), 8
+            params.append(Param("stamps", "u64", size, Access.OUT))
         return tuple(params)
 
     @property
@@ -257,7 +276,11 @@ class GemmChain(KernelSpec):
     def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
         inputs: dict[str, Any] = {"counts": np.zeros(len(self.products), np.uint32)}
         for place, product in enumerate(self.products):
-            for name, value in product.make_inputs(rng).items():
+            made = product.make_inputs(rng)
+            for part in product.parts:
+                for name in product.weights_of(part):
+                    made[name] = random_weights(part.layout, rng, product.cols**-0.5)
+            for name, value in made.items():
                 if self.source(place, name) is None:
                     inputs[f"{name}_{place}"] = value
         names = {p.name for p in self.params if p.access is not Access.OUT}
@@ -292,9 +315,12 @@ class GemmChain(KernelSpec):
         begins = GemmWgmma.of(q6_k, 1024, 2048, 13, far, *adds)
         others = ((q4_k, 300), (q6_k, 300))
         qkv = GemmWgmma.of(q4_k, 1000, 1024, 13, near, rms, others=others)
+        seven = GemmWgmma.of(q4_k, 1792, 1024, 13, wide, Gated(), packed)
+        after = GemmWgmma.of(q6_k, 1024, 1792, 13, dataclasses.replace(near, x_slices=4, x_stages=1), Residual())
         return {
             "up, down": cls((up, down), 2),
             "layer": cls((o, normed, begins, qkv), 3),
+            "seven": cls((seven, dataclasses.replace(after, cut=WgmmaCut(2, 16, 2, 2, 1, 3, 2))), 3, True),
         }
 
 
