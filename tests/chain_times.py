@@ -59,6 +59,7 @@ def qkv(cut=NEAR):
     return GemmWgmma.of(Q4, N, N, BATCH, cut, RMS, others=OTHERS)
 
 
+QKV4 = GemmWgmma.of(Q4, N, N, BATCH, NEAR, RMS, others=((Q4, KV), (Q4, KV)))
 LAYER = (o(), up(RMS), down(), qkv())
 PAIR = (up(), down(steps=(Residual(),)))
 VARIANTS = {
@@ -66,9 +67,11 @@ VARIANTS = {
     "pair sevens": GemmChain(PAIR, 3, True),
     "layer": GemmChain(LAYER, 3),
     "layer sevens": GemmChain(LAYER, 3, True),
+    "layer sevens, not warmed": GemmChain(LAYER, 3, True, warms=False),
     "layer sevens, two stages": GemmChain(LAYER, 2, True),
     "layer sevens, pairs of qkv": GemmChain((*LAYER[:3], qkv(PAIRS)), 3, True),
-    "layer of Q4_K down sevens": GemmChain((o(), up(RMS), down(Q4), qkv()), 3, True),
+    "layer of Q4_K down sevens": GemmChain((o(), up(RMS), down(Q4), QKV4), 3, True),
+    "layer of Q4_K down sevens, four": GemmChain((o(), up(RMS), down(Q4), QKV4), 4, True),
     "layer without qkv sevens": GemmChain(LAYER[:3], 3, True),
 }
 

@@ -118,7 +118,7 @@ class ChainMemory(PackedMemory):
 
     @property
     def nbytes(self) -> int:
-        return self.rings.factors_at + 4 * self.cut.vectors
+        return self.rings.factors_at + 4 * self.cut.vectors + 16
 
 
 @dataclass(frozen=True)
@@ -171,6 +171,7 @@ class GemmChain(KernelSpec):
     stages: int
     sevens: bool = False
     stamps: bool = False
+    warms: bool = True
 
     name = "gemm_chain"
 
