@@ -188,7 +188,8 @@ def main() -> None:
         sms = device_limits(device).sms
         for name in names:
             chain = VARIANTS[name]
-            memory = Memory(device, chain)
+            stamped = dataclasses.replace(chain, stamps=True)
+            memory = Memory(device, stamped)
             us, made = {}, {}
             for kind, append in plans(chain, memory, sms):
                 plan = Plan(kind)
@@ -205,8 +206,6 @@ def main() -> None:
             print(f", apart by {worst:.5f} of the largest", flush=True)
             if SMALL:
                 continue
-            stamped = dataclasses.replace(chain, stamps=True)
-            memory = Memory(device, stamped)
             _, (_, append) = plans(stamped, memory, sms)
             print(f"  with stamps {time_of(device, stream, memory, stamped, append):.2f} us")
             print_stamps(stamped, memory)
