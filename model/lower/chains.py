@@ -19,13 +19,16 @@ from urdir.ptxgen.kernels.linear.epilogue.residual import Residual
 from urdir.ptxgen.kernels.linear.products.gemm_chain import GemmChain
 from urdir.ptxgen.kernels.linear.products.gemm_wgmma import GemmWgmma, WgmmaCut
 from urdir.ptxgen.kernels.linear.prologue.norm import BegunNorm
+from urdir.ptxgen.spec import ceil_div
+from urdir.ptxgen.weights.packed import GROUP, TILE_SLICES
 
 if TYPE_CHECKING:
     from urdir.model.lower.sheet import Sheet
 
-#: The vectors of a chain, and the steps that its products may have.
-VECTORS, STEPS = 16, (BegunNorm, Gated, Residual, BeginNorm, PackedVectors)
-STAGES = (4, 3)
+#: The most vectors of a chain, and the steps that its products may have.
+MOST, STEPS = 64, (BegunNorm, Gated, Residual, BeginNorm, PackedVectors)
+#: Slots of weights of a warpgroup, most first, and about the bytes of activations.
+STAGES, X_NBYTES = (4, 3, 2), 48 << 10
 
 
 def join_chains(at: Lowering, sheet: Sheet, first: int) -> None:
@@ -49,7 +52,7 @@ def _may_join(launch: Unplaced) -> bool:
     kernel = launch.kernel
     return (
         isinstance(kernel, GemmWgmma)
-        and VECTORS - 8 < kernel.batch <= VECTORS
+        and 8 < kernel.batch <= MOST
         and kernel.mixture is None
         and not kernel.launch_fields
         and all(type(step) in STEPS for step in kernel.steps)
@@ -94,7 +97,11 @@ def _chain_of(products: tuple[GemmWgmma, ...], sms: int) -> GemmChain | None:
     """A kernel for a device of as many SMs, which must have all CTAs at once."""
     try:
         cut = tuple(_cut(product, sms) for product in products)
-        sevens = all(_row_groups(p) % 7 == 0 for p in products if p.steps.gated)
+        sevens = all(
+            _row_groups(p) % 7 == 0 and p.layout.row_tiles % 2 == 0 and _vectors(p) % 16 == 0
+            for p in products
+            if p.steps.gated
+        )
         for stages in STAGES:
             try:
                 chain = GemmChain(cut, stages, sevens)
@@ -108,12 +115,20 @@ def _chain_of(products: tuple[GemmWgmma, ...], sms: int) -> GemmChain | None:
 
 
 def _row_groups(product: GemmWgmma) -> int:
-    wide = replace(product, cut=WgmmaCut(4, VECTORS, 1, 1, 1, 1, 4))
+    wide = replace(product, cut=WgmmaCut(4, _vectors(product), 1, 1, 1, 1, 4))
     return 4 * wide.tiling.row_ctas
 
 
+def _vectors(product: GemmWgmma) -> int:
+    return GROUP * ceil_div(product.batch, GROUP)
+
+
 def _cut(product: GemmWgmma, sms: int) -> GemmWgmma:
+    vectors = _vectors(product)
     if product.steps.gated:
-        return replace(product, cut=WgmmaCut(4, VECTORS, 1, 1, 1, 6, 4))
-    one = replace(product, cut=WgmmaCut(1, VECTORS, 4, 1, 1, 3, 2))
+        stages = max(2, min(6, X_NBYTES // (TILE_SLICES * 128 * vectors)))
+        return replace(product, cut=WgmmaCut(4, vectors, 1, 1, 1, stages, TILE_SLICES))
+    slices = 2 if vectors <= 16 else 1
+    stages = max(2, min(4, X_NBYTES // (4 * slices * 128 * vectors)))
+    one = replace(product, cut=WgmmaCut(1, vectors, 4, 1, 1, stages, slices))
     return replace(one, cut=replace(one.cut, cluster=2)) if 2 * one.tiling.row_ctas <= sms else one

@@ -32,11 +32,12 @@ POLLS = 1 << 22
 
 @dataclass(frozen=True, slots=True)
 class ChainRings:
-    """Shared memory that the products of a chain have in common: the sums of a product, then slots
-    of weights, activations, barriers, factors of norms. Each product has activations in the same
-    place, with barriers of its own: ``x_slots`` of them each, of ``x_nbytes`` together."""
+    """Shared memory that the products of a chain have in common: sums of another CTA's warpgroup,
+    slots of weights, activations, barriers, factors of norms. Each product has activations in the
+    same place, and then its sums, with barriers of its own: ``x_slots`` of them each, of
+    ``x_nbytes`` together."""
 
-    sums_nbytes: int
+    others_nbytes: int
     slots: int
     slot_nbytes: int
     x_nbytes: int
@@ -45,7 +46,7 @@ class ChainRings:
     @property
     def x_at(self) -> int:
         """Where activations begin."""
-        return self.sums_nbytes + self.slots * self.slot_nbytes
+        return self.others_nbytes + self.slots * self.slot_nbytes
 
     @property
     def barriers_at(self) -> int:
@@ -85,7 +86,11 @@ class ChainMemory(PackedMemory):
 
     @property
     def weights_at(self) -> int:
-        return self.rings.sums_nbytes
+        return self.rings.others_nbytes
+
+    @property
+    def sums_at(self) -> int:
+        return self.rings.x_at
 
     @property
     def first_x(self) -> int:
@@ -144,12 +149,13 @@ class ChainedProduct(GemmWgmma):
 
     @property
     def narrow(self) -> ChainedProduct:
-        """The same of eight vectors of a CTA."""
-        return dataclasses.replace(self, cut=dataclasses.replace(self.cut, vectors=8))
+        """The same of half of the vectors."""
+        cut = dataclasses.replace(self.cut, vectors=self.cut.vectors // 2)
+        return dataclasses.replace(self, cut=cut)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.sevens and (self.layout.row_tiles % 2 or self.tiling.row_ctas * 4 % 7):
+        if self.sevens and (self.layout.row_tiles % 2 or self.tiling.row_ctas * 4 % 7 or self.tiling.groups % 2):
             raise PtxgenError(f"gemm_chain: {self.cols} columns in {self.cut}")
 
 
@@ -195,10 +201,10 @@ class GemmChain(KernelSpec):
         strides = [part.stride for product in self.products for part in product.parts]
         sums = [p.cut.splits * p.memory.split_nbytes for p in self.products if not p.steps.gated]
         return ChainRings(
-            ceil_div(max([2048, *sums]), 128) * 128,
+            128 * cuts[0].vectors,
             WARPGROUPS * self.stages,
             max(ceil_div(BANDS * stride, 128) * 128 for stride in strides),
-            max(cut.splits * cut.x_stages * cut.x_nbytes for cut in cuts),
+            max([*(cut.splits * cut.x_stages * cut.x_nbytes for cut in cuts), *sums]) + 127 & -128,
             tuple(cut.splits * cut.x_stages for cut in cuts),
         )
 
