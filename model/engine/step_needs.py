@@ -10,8 +10,8 @@ from urdir.model.engine.batch import Output, ShapeBuckets, StepShape
 from urdir.model.engine.stages import append_head, stage_launches
 from urdir.model.engine.step import model_launches
 from urdir.model.lower.paper import Needs, needs_of
-from urdir.model.lower.registers import CHAIN_COUNTS, CHAIN_NBYTES
 from urdir.model.lower.parts import StepParts
+from urdir.model.lower.registers import CHAIN_COUNTS, CHAIN_NBYTES
 from urdir.model.lower.sheet import Sheet
 from urdir.model.memory.buckets import row_buckets
 from urdir.ptxgen.kernels.linear.epilogue.shared_adapted import MOST_VECTORS

@@ -53,7 +53,7 @@ def lowering(
             repeats.end()
         yield
     append_settled(at, first)
-    join_chains(at, sheet, first)
+    join_chains(sheet, first, at.limits.sms)
     if not isinstance(plan, Sheet):
         yield from sheet.placing(plan)
 

@@ -1,10 +1,9 @@
-"""Consecutive products of packed activation vectors by one kernel whose rings of weights run on."""
+"""Consecutive products of packed activation vectors, by CTAs whose rings of weights run on."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any
 
@@ -16,6 +15,7 @@ from urdir.ptxgen.kernels.linear.epilogue.norm import BeginNorm
 from urdir.ptxgen.kernels.linear.epilogue.pack import PackedVectors, packed_param
 from urdir.ptxgen.kernels.linear.epilogue.residual import Residual
 from urdir.ptxgen.kernels.linear.packed_parts import BANDS
+from urdir.ptxgen.kernels.linear.products.chain_memory import NO_RINGS, ChainMemory, ChainRings
 from urdir.ptxgen.kernels.linear.products.gemm_wgmma import GemmWgmma, WgmmaCut
 from urdir.ptxgen.kernels.linear.products.packed_memory import PackedMemory
 from urdir.ptxgen.kernels.linear.prologue.norm import BegunNorm, begun
@@ -24,115 +24,25 @@ from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, Tol
 from urdir.ptxgen.weights.formats import FORMATS
 from urdir.ptxgen.weights.layout import random_weights
 
-#: Warpgroups of a CTA that multiply: each has slots of weights of its own.
+#: Warpgroups of a CTA that multiply, each with slots of weights of its own; the steps that products
+#: may have; row groups that a cluster of two has of a product that `shares_last`.
 WARPGROUPS = 4
-#: Looks at a counter before a launch fails: seconds.
-POLLS = 1 << 22
-
-
-@dataclass(frozen=True, slots=True)
-class ChainRings:
-    """Shared memory that the products of a chain have in common: sums of another CTA's warpgroup,
-    slots of weights, activations, barriers, factors of norms. Each product has activations in the
-    same place, and then its sums, with barriers of its own: ``x_slots`` of them each, of
-    ``x_nbytes`` together."""
-
-    others_nbytes: int
-    slots: int
-    slot_nbytes: int
-    x_nbytes: int
-    x_slots: tuple[int, ...]
-
-    @property
-    def x_at(self) -> int:
-        """Where activations begin."""
-        return self.others_nbytes + self.slots * self.slot_nbytes
-
-    @property
-    def barriers_at(self) -> int:
-        """Where full barriers begin."""
-        return self.x_at + self.x_nbytes
-
-    @property
-    def barriers(self) -> int:
-        """Full ones; as many empty ones follow."""
-        return self.slots + sum(self.x_slots)
-
-    @property
-    def own_at(self) -> int:
-        """Where two barriers of each product begin: of its factors, and of the cluster's sums."""
-        return self.barriers_at + 16 * self.barriers
-
-    @property
-    def factors_at(self) -> int:
-        """Where factors lie."""
-        return self.own_at + 16 * len(self.x_slots)
-
-
-@dataclass(frozen=True, slots=True)
-class ChainMemory(PackedMemory):
-    """The same for one of the products, number ``place``."""
-
-    rings: ChainRings = ChainRings(0, 0, 0, 0, ())
-    place: int = 0
-
-    @property
-    def weight_nbytes(self) -> int:
-        return self.rings.slot_nbytes
-
-    @property
-    def weight_slots(self) -> int:
-        return self.rings.slots
-
-    @property
-    def weights_at(self) -> int:
-        return self.rings.others_nbytes
-
-    @property
-    def sums_at(self) -> int:
-        return self.rings.x_at
-
-    @property
-    def first_x(self) -> int:
-        return self.rings.slots + sum(self.rings.x_slots[: self.place])
-
-    @property
-    def slots(self) -> int:
-        return self.rings.barriers
-
-    @property
-    def x_at(self) -> int:
-        return self.rings.x_at
-
-    @property
-    def barriers_at(self) -> int:
-        return self.rings.barriers_at
-
-    @property
-    def pairs_at(self) -> int:
-        return self.rings.own_at + 16 * self.place
-
-    @property
-    def summed_at(self) -> int:
-        """Where the barrier of the cluster's sums lies."""
-        return self.pairs_at + 8
-
-    @property
-    def factors_at(self) -> int:
-        return self.rings.factors_at
-
-    @property
-    def nbytes(self) -> int:
-        return self.rings.factors_at + 4 * self.cut.vectors + 16
+STEPS = (BegunNorm, Gated, Residual, BeginNorm, PackedVectors)
+SEVEN = 7
 
 
 @dataclass(frozen=True)
 class ChainedProduct(GemmWgmma):
-    """One of the products of a chain, with the memory that all have."""
+    """Product number ``place`` of a chain, with the memory that all have.
 
-    rings: ChainRings = ChainRings(0, 0, 0, 0, ())
+    ``shares_last``: of a gated product a cluster of two CTAs has seven row groups: three each, and
+    of the last one each multiplies a half of the columns and makes y of a half of the vectors. So
+    448 row groups (a model of 8B) are on 128 SMs in place of 112.
+    """
+
+    rings: ChainRings = NO_RINGS
     place: int = 0
-    sevens: bool = False
+    shares_last: bool = False
 
     is_chained = True
 
@@ -143,52 +53,68 @@ class ChainedProduct(GemmWgmma):
     @property
     def ctas(self) -> int:
         """CTAs that work on it."""
-        if self.sevens:
-            return self.tiling.row_ctas * self.cut.row_groups // 7 * 2
+        if self.shares_last:
+            return self.tiling.row_ctas * WARPGROUPS // SEVEN * 2
         return self.cut.cluster * self.tiling.row_ctas
+
+    def taken(self, role: str) -> frozenset[str]:
+        """The parameters that warps take which copy "x" or "weights", make "factors" of norms and
+        load for the "ends", or multiply and make these."""
+        weights = {name for part in self.parts for name in self.weights_of(part)}
+        begins = self.steps.has(BeginNorm)
+        factors = {"x_summary"} | ({"residual", "next_norm"} if begins else set())
+        if role == "ends":
+            powers = any(part.layout.format.has_powers for part in self.parts)
+            names = {p.name for p in self.params} - {"x", "x_summary"}
+            return frozenset(names if powers else names - weights)
+        return frozenset({"x": {"x"}, "weights": weights, "factors": factors}[role])
 
     @property
     def narrow(self) -> ChainedProduct:
         """The same of half of the vectors."""
-        cut = dataclasses.replace(self.cut, vectors=self.cut.vectors // 2)
-        return dataclasses.replace(self, cut=cut)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.sevens and (self.layout.row_tiles % 2 or self.tiling.row_ctas * 4 % 7 or self.tiling.groups % 2):
-            raise PtxgenError(f"gemm_chain: {self.cols} columns in {self.cut}")
+        return replace(self, cut=replace(self.cut, vectors=self.cut.vectors // 2))
 
 
 @dataclass(frozen=True)
 class GemmChain(KernelSpec):
-    """Consecutive ``products`` of packed activation vectors, each of what the one before leaves:
-    their CTAs stay, so that weights of the next are copied while a product ends.
+    """Consecutive ``products`` of packed activation vectors, each of what the one before leaves
+    (`ChainedProduct`): CTAs stay, so that weights of the next product are copied while one ends.
 
-    Every product has four warpgroups that multiply, as row groups or splits; all of them have the
-    same vectors in one tile. Each has ``stages`` slots of weights of its own, which go on from
-    product to product. CTAs count in ``counts`` (products,) u32 what they have stored; these are
-    zeros before and after a launch. All CTAs must be on the device at once.
+    Four warpgroups multiply, as row groups or as splits of one. Each has ``stages`` slots of
+    weights, which go on from product to product. CTAs count in ``counts`` (products,) u32 what they
+    have stored of each product; the last one clears it: zeros before and after a launch. All CTAs
+    must be on the device at once.
 
-    Parameters are those of the products, each with its number: what a product takes of those before
-    (x, x_summary, residual) is none.
+    Parameters are those of the products with their numbers. What a product takes of those before is
+    none: its x and x_summary, and a residual that is an earlier y.
+
+    ``shares_last``: see `ChainedProduct`; of all gated products.
     """
 
     products: tuple[GemmWgmma, ...]
     stages: int
-    sevens: bool = False
-    stamps: bool = False
-    warms: bool = True
+    shares_last: bool = False
 
     name = "gemm_chain"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if len({product.batch for product in self.products}) != 1:
+        if len({(p.batch, p.cut.vectors) for p in self.products}) != 1:
             raise PtxgenError("gemm_chain: products of different vectors")
         for product in self.products:
-            if product.cut.warpgroups != WARPGROUPS or product.tiling.tiles != 1:
-                raise PtxgenError(f"gemm_chain: {product.cut}")
-        _ = self.chained
+            cut, known = product.cut, all(type(step) in STEPS for step in product.steps)
+            if not known or cut.warpgroups != WARPGROUPS or product.tiling.tiles != 1:
+                raise PtxgenError(f"gemm_chain: {product.steps} in {cut}")
+            if product.steps.gated and (cut.row_groups, cut.cluster) != (WARPGROUPS, 1):
+                raise PtxgenError(f"gemm_chain: a gated product in {cut}")
+        for before, after in zip(self.products, self.products[1:], strict=False):
+            if not before.packs or before.rows != after.cols:
+                raise PtxgenError(f"gemm_chain: {after.cols} columns of what {before} leaves")
+        for product in self.chained:
+            whole = (product.layout.row_tiles, product.tiling.groups)
+            shared = WARPGROUPS * product.tiling.row_ctas % SEVEN or any(n % 2 for n in whole)
+            if product.shares_last and shared:
+                raise PtxgenError(f"gemm_chain: {product} does not divide by seven and two")
 
     @property
     def targets(self) -> tuple[str, ...]:
@@ -200,11 +126,12 @@ class GemmChain(KernelSpec):
         cuts = [product.cut for product in self.products]
         strides = [part.stride for product in self.products for part in product.parts]
         sums = [p.cut.splits * p.memory.split_nbytes for p in self.products if not p.steps.gated]
+        x_nbytes = max([*(cut.splits * cut.x_stages * cut.x_nbytes for cut in cuts), *sums])
         return ChainRings(
-            128 * cuts[0].vectors,
+            cuts[0].vectors,
             WARPGROUPS * self.stages,
             max(ceil_div(BANDS * stride, 128) * 128 for stride in strides),
-            max([*(cut.splits * cut.x_stages * cut.x_nbytes for cut in cuts), *sums]) + 127 & -128,
+            ceil_div(x_nbytes, 128) * 128,
             tuple(cut.splits * cut.x_stages for cut in cuts),
         )
 
@@ -213,10 +140,10 @@ class GemmChain(KernelSpec):
         """The products, with the memory that they share."""
         return tuple(
             ChainedProduct(
-                **_fields(product),
+                **{field.name: getattr(product, field.name) for field in fields(GemmWgmma)},
                 rings=self.rings,
                 place=place,
-                sevens=self.sevens and product.steps.gated,
+                shares_last=self.shares_last and product.steps.gated,
             )
             for place, product in enumerate(self.products)
         )
@@ -224,20 +151,14 @@ class GemmChain(KernelSpec):
     @cached_property
     def cluster(self) -> int:
         """CTAs of a cluster."""
-        return max(product.cut.cluster for product in self.products)
-
-    @cached_property
-    def first(self) -> ChainedProduct:
-        """The first product."""
-        return self.chained[0]
+        return max(2 if p.shares_last else p.cut.cluster for p in self.chained)
 
     def source(self, place: int, name: str) -> tuple[int, str] | None:
         """Of which earlier product a product takes a parameter, and which; None: of none."""
         if place == 0:
             return None
-        before = self.products[place - 1]
         if name == "x":
-            return place - 1, packed_param(before)
+            return place - 1, packed_param(self.products[place - 1])
         if name == "x_summary":
             return place - 1, "y_summary"
         adds = [p for p in range(place) if self.products[p].steps.has(Residual)]
@@ -253,17 +174,13 @@ class GemmChain(KernelSpec):
 
     @property
     def params(self) -> tuple[Param, ...]:
-        params = []
-        for place, product in enumerate(self.products):
-            for param in product.params:
-                if self.source(place, param.name) is None:
-                    shape = product.shape_of(param)
-                    params.append(Param(f"{param.name}_{place}", param.dtype, shape, param.access))
-        params.append(Param("counts", "u32", (len(self.products),), Access.INOUT))
-        if self.stamps:
-            size = self.launch_shape.grid[0], len(self.products), 8
-            params.append(Param("stamps", "u64", size, Access.OUT))
-        return tuple(params)
+        params = [
+            Param(f"{param.name}_{place}", param.dtype, product.shape_of(param), param.access)
+            for place, product in enumerate(self.products)
+            for param in product.params
+            if self.source(place, param.name) is None
+        ]
+        return (*params, Param("counts", "u32", (len(self.products),), Access.INOUT))
 
     @property
     def launch_shape(self) -> LaunchShape:
@@ -272,36 +189,34 @@ class GemmChain(KernelSpec):
             grid=(ctas, 1, 1),
             block=(self.products[0].cut.threads, 1, 1),
             cluster=(self.cluster, 1, 1),
-            shared_bytes=max(p.grids.end for p in self.chained),
+            shared_bytes=self.rings.nbytes,
             resident=1,
         )
 
     @property
     def tolerance(self) -> Tolerance:
+        """Errors of the products add up; each rounds what it leaves once more."""
         return Tolerance(rtol=sum(2 * p.tolerance.rtol for p in self.products))
 
     def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
         inputs: dict[str, Any] = {"counts": np.zeros(len(self.products), np.uint32)}
         for place, product in enumerate(self.products):
             made = product.make_inputs(rng)
+            # so that values stay about as large as they were
             for part in product.parts:
                 for name in product.weights_of(part):
                     made[name] = random_weights(part.layout, rng, product.cols**-0.5)
-            for name, value in made.items():
-                if self.source(place, name) is None:
-                    inputs[f"{name}_{place}"] = value
-        names = {p.name for p in self.params if p.access is not Access.OUT}
+            inputs |= {f"{name}_{place}": value for name, value in made.items()}
+        names = {param.name for param in self.params if param.access is not Access.OUT}
         return {name: value for name, value in inputs.items() if name in names}
 
     def reference(self, **inputs: Any) -> dict[str, Array]:
         made: dict[str, Array] = {"counts": inputs["counts"]}
         for place, product in enumerate(self.products):
-            given = {}
-            for name, of in self.registers_of(place):
-                if of in made or of in inputs:
-                    given[name] = made[of] if of in made else inputs[of]
-            for name, value in product.reference(**given).items():
-                made[f"{name}_{place}"] = value
+            known = {**inputs, **made}
+            names = [pair for pair in self.registers_of(place) if pair[1] in known]
+            outputs = product.reference(**{name: known[of] for name, of in names})
+            made |= {f"{name}_{place}": value for name, value in outputs.items()}
         return made
 
     def flops(self) -> int:
@@ -309,27 +224,20 @@ class GemmChain(KernelSpec):
 
     @classmethod
     def examples(cls) -> Mapping[str, GemmChain]:
-        q4_k, q6_k = FORMATS["Q4_K"], FORMATS["Q6_K"]
+        """Small ones: all CTAs are on four SMs."""
+        q4_k, q6_k, q8 = (FORMATS[n] for n in ("Q4_K", "Q6_K", "Q8_0"))
         rms, packed = begun(Norm("rms", 1e-5)), PackedVectors()
         adds = (Residual(), BeginNorm(), packed)
-        wide = WgmmaCut(4, 16, 1, 1, 1, 6, 4)
-        far = WgmmaCut(1, 16, 4, 2, 1, 3, 2)
-        near = WgmmaCut(1, 16, 4, 1, 1, 3, 2)
-        up = GemmWgmma.of(q4_k, 2048, 1024, 13, wide, Gated(), packed)
-        o = GemmWgmma.of(q4_k, 1024, 2048, 13, far, *adds)
-        normed = GemmWgmma.of(q4_k, 2048, 1024, 13, wide, rms, Gated(), packed)
-        down = GemmWgmma.of(q6_k, 1024, 2048, 13, far, Residual())
-        begins = GemmWgmma.of(q6_k, 1024, 2048, 13, far, *adds)
-        others = ((q4_k, 300), (q6_k, 300))
-        qkv = GemmWgmma.of(q4_k, 1000, 1024, 13, near, rms, others=others)
-        seven = GemmWgmma.of(q4_k, 1792, 1024, 13, wide, Gated(), packed)
-        after = GemmWgmma.of(q6_k, 1024, 1792, 13, dataclasses.replace(near, x_slices=4, x_stages=1), Residual())
+        wide, far = WgmmaCut(4, 16, 1, 1, 1, 3, 4), WgmmaCut(1, 16, 4, 2, 1, 3, 2)
+        up = GemmWgmma.of(q4_k, 512, 512, 13, wide, Gated(), packed)
+        down = GemmWgmma.of(q6_k, 128, 512, 13, far, Residual())
+        of = [WgmmaCut(4, 40, 1, 1, 1, 2, 4), WgmmaCut(1, 40, 4, 1, 1, 2, 1)]
+        o = GemmWgmma.of(q6_k, 256, 1280, 37, of[1], *adds)
+        normed = GemmWgmma.of(q4_k, 256, 256, 37, of[0], rms, Gated(), packed)
+        begins = GemmWgmma.of(q8, 256, 256, 37, of[1], *adds)
+        others = ((q4_k, 40), (q6_k, 33))
+        qkv = GemmWgmma.of(q4_k, 100, 256, 37, of[1], rms, others=others)
         return {
-            "up, down": cls((up, down), 2),
-            "layer": cls((o, normed, begins, qkv), 3),
-            "seven": cls((seven, dataclasses.replace(after, cut=WgmmaCut(2, 16, 2, 2, 1, 3, 2))), 3, True),
+            "up, down": cls((up, down), 3),
+            "a layer": cls((o, normed, begins, qkv), 2),
         }
-
-
-def _fields(product: GemmWgmma) -> dict[str, Any]:
-    return {f.name: getattr(product, f.name) for f in dataclasses.fields(GemmWgmma)}
