@@ -1,4 +1,4 @@
-"""Consecutive products of 9 to 64 rows are one launch, where the device has all its CTAs at once."""
+"""Consecutive products of 9 to 64 rows are one launch, if a device has all its CTAs at once."""
 
 from __future__ import annotations
 
