@@ -57,23 +57,6 @@ class ChainedProduct(GemmWgmma):
             return self.tiling.row_ctas * WARPGROUPS // SEVEN * 2
         return self.cut.cluster * self.tiling.row_ctas
 
-    def taken(self, role: str) -> frozenset[str]:
-        """The parameters that warps take which copy "x" or "weights", make "factors" of norms and
-        load for the "ends", or multiply and make these."""
-        weights = {name for part in self.parts for name in self.weights_of(part)}
-        begins = self.steps.has(BeginNorm)
-        factors = {"x_summary"} | ({"residual", "next_norm"} if begins else set())
-        if role == "ends":
-            powers = any(part.layout.format.has_powers for part in self.parts)
-            names = {p.name for p in self.params} - {"x", "x_summary"}
-            return frozenset(names if powers else names - weights)
-        return frozenset({"x": {"x"}, "weights": weights, "factors": factors}[role])
-
-    @property
-    def narrow(self) -> ChainedProduct:
-        """The same of half of the vectors."""
-        return replace(self, cut=replace(self.cut, vectors=self.cut.vectors // 2))
-
 
 @dataclass(frozen=True)
 class GemmChain(KernelSpec):
@@ -148,6 +131,11 @@ class GemmChain(KernelSpec):
             for place, product in enumerate(self.products)
         )
 
+    def half(self, place: int) -> ChainedProduct:
+        """A product of half of the vectors."""
+        product = self.chained[place]
+        return replace(product, cut=replace(product.cut, vectors=product.cut.vectors // 2))
+
     @cached_property
     def cluster(self) -> int:
         """CTAs of a cluster."""
@@ -164,10 +152,14 @@ class GemmChain(KernelSpec):
         adds = [p for p in range(place) if self.products[p].steps.has(Residual)]
         return (adds[-1], "y") if name == "residual" and adds else None
 
-    def registers_of(self, place: int) -> list[tuple[str, str]]:
-        """The names that a product has for its parameters, and those in the kernel."""
+    def registers_of(self, place: int, role: str = "") -> list[tuple[str, str]]:
+        """The names that a product has for its parameters, and those in the kernel: all, or what
+        warps of a role take (`_taken`)."""
         pairs = []
+        names = _taken(self.products[place], role) if role else ()
         for param in self.products[place].params:
+            if role and param.name not in names:
+                continue
             of, name = self.source(place, param.name) or (place, param.name)
             pairs.append((param.name, f"{name}_{of}"))
         return pairs
@@ -241,3 +233,14 @@ class GemmChain(KernelSpec):
             "up, down": cls((up, down), 3),
             "a layer": cls((o, normed, begins, qkv), 2),
         }
+
+
+def _taken(product: GemmWgmma, role: str) -> set[str]:
+    """The parameters that warps take which copy "x" or "weights", make "factors" of norms and load
+    for the "ends", or multiply and make these."""
+    weights = {name for part in product.parts for name in product.weights_of(part)}
+    factors = {"x_summary"} | ({"residual", "next_norm"} if product.steps.has(BeginNorm) else set())
+    powers = any(part.layout.format.has_powers for part in product.parts)
+    ends = {param.name for param in product.params} - {"x", "x_summary"}
+    ends -= set() if powers else weights
+    return {"x": {"x"}, "weights": weights, "factors": factors, "ends": ends}[role]
