@@ -12,6 +12,7 @@ from urdir.ptxgen.kernels.linear.chain_choice import can_chain, choose_chain
 from urdir.ptxgen.kernels.linear.epilogue.pack import packed_param
 from urdir.ptxgen.kernels.linear.products.gemm_chain import GemmChain
 from urdir.ptxgen.kernels.linear.products.gemm_wgmma import GemmWgmma
+from urdir.ptxgen.spec import Access
 
 if TYPE_CHECKING:
     from urdir.model.lower.sheet import Sheet
@@ -44,25 +45,32 @@ def _joined(sheet: Sheet, run: Sequence[Unplaced], sms: int) -> Sequence[Unplace
     if len(run) < 2:
         return run
     chain = choose_chain(tuple(cast("GemmWgmma", launch.kernel) for launch in run), sms)
-    args = None if chain is None else _arguments(chain, run)
+    args = None if chain is None else _arguments(sheet, chain, run)
     if chain is None or args is None:
         return [*_joined(sheet, run[:-1], sms), run[-1]]
-    # What only the chain reads may lie where another of its products writes.
-    for place in range(len(run) - 1):
-        for name in ("scaled", "y_summary"):
-            if (of := f"{name}_{place}") in args:
-                args[of] = sheet.registers.new(f"{name} of a chain").part()
     counts = sheet.registers.zeroed(CHAIN_COUNTS)
     args["counts"] = counts.slice(0, nbytes_of(chain, "counts"))
     label = f"{run[0].label}.chain"
     return [Unplaced(chain, label, {param.name: args[param.name] for param in chain.params})]
 
 
-def _arguments(chain: GemmChain, run: Sequence[Unplaced]) -> dict[str, Any] | None:
-    """Those of the launches; None where one takes something else than a product before leaves."""
+def _arguments(sheet: Sheet, chain: GemmChain, run: Sequence[Unplaced]) -> dict[str, Any] | None:
+    """Those of the launches; None where one takes something else than a product before leaves, or
+    overwrites what one takes."""
     args: dict[str, Any] = {}
     for place, launch in enumerate(run):
         for name, of in chain.registers_of(place):
             if args.setdefault(of, launch.args[name]).address != launch.args[name].address:
                 return None
+    params = [param for param in chain.params if param.name in args]
+    taken = {args[param.name].address for param in params if param.access is Access.IN}
+    # A register that two products write has the value of the last one afterwards; that of the first
+    # one only the chain takes.
+    last: set[int] = set()
+    for param in reversed([param for param in params if param.access is Access.OUT]):
+        if args[param.name].address in taken:
+            return None
+        if args[param.name].address in last:
+            args[param.name] = sheet.registers.new(f"{param.name} of a chain").part()
+        last.add(args[param.name].address)
     return args
