@@ -76,9 +76,7 @@ def _builtin() -> Iterator[type[KernelSpec]]:
     for info in pkgutil.walk_packages(builtin_package.__path__, prefix):
         module = importlib.import_module(info.name)
         for value in vars(module).values():
-            of_module = inspect.isclass(value) and value.__module__ == module.__name__
-            # a class without a name of its own is a part of another kernel
-            if of_module and _is_kernel(value) and "name" in vars(value):
+            if _is_kernel(value) and value.__module__ == module.__name__:
                 yield value
 
 

@@ -11,7 +11,6 @@ from urdir.model.engine.stages import append_head, stage_launches
 from urdir.model.engine.step import model_launches
 from urdir.model.lower.paper import Needs, needs_of
 from urdir.model.lower.parts import StepParts
-from urdir.model.lower.registers import CHAIN_COUNTS, CHAIN_NBYTES
 from urdir.model.lower.sheet import Sheet
 from urdir.model.memory.buckets import row_buckets
 from urdir.ptxgen.kernels.linear.epilogue.shared_adapted import MOST_VECTORS
@@ -27,8 +26,7 @@ def step_needs(parts: StepParts, shapes: ShapeBuckets, rows: int) -> Needs:
         for sheet in _sheets(parts, shape):
             needs = needs.most(needs_of(sheet))
     has_routers = any(layer.mixtures for layer in parts.config.layers)
-    needs = needs.for_rows(most) if has_routers else needs
-    return needs._replace(zeroed={**needs.zeroed, CHAIN_COUNTS: CHAIN_NBYTES})
+    return needs.for_rows(most) if has_routers else needs
 
 
 def largest_steps(shapes: ShapeBuckets, rows: int) -> Iterator[StepShape]:

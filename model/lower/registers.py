@@ -12,8 +12,6 @@ if TYPE_CHECKING:
 
 #: Memory of zeros: a counter (u32) for each row of a step of few rows.
 COUNTERS = "experts arrived"
-#: Memory of zeros: what CTAs have stored of each product of a chain, and its bytes.
-CHAIN_COUNTS, CHAIN_NBYTES = "counts of chains", 64
 #: Bytes between the addresses of registers, more than any buffer has, and the first address.
 ROOM, _FIRST = 1 << 44, 1 << 60
 

@@ -9,7 +9,6 @@ from urdir.model.errors import ModelError
 from urdir.model.graph.adapters import with_adapters
 from urdir.model.graph.graph import Graph
 from urdir.model.graph.tensor import Tensor
-from urdir.model.lower.chains import join_chains
 from urdir.model.lower.experts.cached import append_settled
 from urdir.model.lower.lowering import Lowering
 from urdir.model.lower.parts import LayerParts
@@ -53,7 +52,6 @@ def lowering(
             repeats.end()
         yield
     append_settled(at, first)
-    join_chains(sheet, first, at.limits.sms)
     if not isinstance(plan, Sheet):
         yield from sheet.placing(plan)
 

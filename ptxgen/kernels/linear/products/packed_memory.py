@@ -43,16 +43,6 @@ class PackedMemory:
         return self.cut.splits * self.cut.weight_stages
 
     @property
-    def sums_at(self) -> int:
-        """Where sums begin."""
-        return 0
-
-    @property
-    def first_x(self) -> int:
-        """The number of the first barrier of activations."""
-        return self.weight_slots
-
-    @property
     def x_slots(self) -> int:
         """Stages of activations of all splits."""
         return self.cut.splits * self.cut.x_stages

@@ -57,8 +57,6 @@ class PackedProduct(Product):
     #: The numbers that it multiplies.
     operands: ClassVar[Operands] = HalfOperands()
     packs_many = True
-    #: Whether it is one of those of a `GemmChain`.
-    is_chained: ClassVar[bool] = False
     epilogues = (*EPILOGUES, Weighted, BeginNorm, PackedVectors, Heads)
 
     def __post_init__(self) -> None:
