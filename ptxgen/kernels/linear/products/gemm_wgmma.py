@@ -185,6 +185,14 @@ class GemmWgmma(PackedProduct):
         return tuple(as_run(tuple(of)) for _, of in of_types)
 
     @property
+    def ends_in_lanes(self) -> bool:
+        """Whether few vectors of a gated product become y in the registers of each warp: no sums of
+        others are to be added, and a lane has both factors."""
+        whole = self.cut.splits * self.cut.cluster == 1 and self.cut.vectors <= FEW
+        plain = all(type(step) in (BegunNorm, *TURN_STEPS) for step in self.steps)
+        return whole and plain and self.steps.gated and self.packs and self.mixture is None
+
+    @property
     def rows_beside(self) -> int:
         """Row tiles that follow each other with the same vectors, so that the tiles of all CTAs at
         a time have few rows and few vectors. On an H200 the first product of bge-large's FFN takes
