@@ -185,14 +185,6 @@ class GemmWgmma(PackedProduct):
         return tuple(as_run(tuple(of)) for _, of in of_types)
 
     @property
-    def ends_in_lanes(self) -> bool:
-        """Whether few vectors of a gated product become y in the registers of each warp: no sums of
-        others are to be added, and a lane has both factors."""
-        whole = self.cut.splits * self.cut.cluster == 1 and self.cut.vectors <= FEW
-        plain = all(type(step) in (BegunNorm, *TURN_STEPS) for step in self.steps)
-        return whole and plain and self.steps.gated and self.packs and self.mixture is None
-
-    @property
     def rows_beside(self) -> int:
         """Row tiles that follow each other with the same vectors, so that the tiles of all CTAs at
         a time have few rows and few vectors. On an H200 the first product of bge-large's FFN takes
@@ -280,9 +272,6 @@ def _examples(cls: type[GemmWgmma]) -> Iterator[tuple[str, GemmWgmma]]:
     rms = begun(Norm("rms", 1e-5))
     yield "norm begun", cls.of(q8, 70, 512, 37, replace(small, vectors=24), rms, Bias())
     yield "norm begun, gated", cls.of(q4_k, 96, 768, 30, WgmmaCut(2, 16), rms, Gated(), packed)
-    cut = WgmmaCut(4, 24, weight_stages=2, x_stages=2, x_slices=4)
-    of = FORMATS["MXFP4"], 200, 512, 19, cut
-    yield "norm begun, gated, tall", cls.of(*of, rms, Bias(), Gated(), packed)
     yield "norm begun, three", cls.of(q4_k, 192, 512, 12, wide, rms, others=((q6_k, 33), (f16, 64)))
     yield "one type, three", cls(q4_k, 200, 512, 12, wide, others=((q4_k, 33), (q4_k, 70)))
     two = WgmmaCut(2, 24, 2, 2, x_slices=4, x_stages=2)
