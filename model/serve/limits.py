@@ -23,7 +23,7 @@ class Limits:
     stops: int = 16
     answers: int = 128  # prompts per request times n
     biases: int = 300
-    scores: int = 1 << 19  # log-probabilities of a request's prompts: 40 bytes of JSON each
+    scores: int = 1 << 19  # log-probabilities of a request's prompts: 30 bytes of JSON, 4 us each
     tools: int = 128
     salt: int = 256  # characters; also of a text that has a bias
     schema: int = 64 << 10  # for a JSON schema, pattern or grammar

@@ -48,6 +48,10 @@ class Limits:
             if getattr(self, name) < 1:
                 raise SettingsError(f"{name} {getattr(self, name)}: expected 1 or more")
 
+    def aligned(self, rows: int) -> int:
+        """The rows that a segment of ``rows`` tokens takes."""
+        return -(-rows // self.alignment) * self.alignment
+
     def first(self, rows: int) -> int:
         """How many of the ``rows`` that a prompt alone has left its next step takes."""
         return first_rows(rows, self.chunks) if self.chunks else rows

@@ -353,7 +353,8 @@ class Scheduler:
         start = task.stored
         rows = min(budget, task.prefill - start)
         if task.awaits_scores:
-            rows = min(rows, MOST_SCORED - sum(of.scored for of in segments.values()))
+            taken = sum(self.limits.aligned(s.end - s.start) for s in segments.values())
+            rows = min(rows, MOST_SCORED - taken)
             if rows < 1:
                 return budget  # for others
         is_alone = len(self.tasks.running) == 1 and not self.tasks.waiting
@@ -368,8 +369,7 @@ class Scheduler:
         segments[task.number] = Segment(task.slot, start, end, chooses, scored)
         task.stored = end
         task.in_flight += 1
-        aligned = -(-(end - start) // self.limits.alignment) * self.limits.alignment
-        return budget - aligned
+        return budget - self.limits.aligned(end - start)
 
 
 def _goes_on(task: Task) -> bool:

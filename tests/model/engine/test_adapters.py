@@ -20,6 +20,8 @@ from urdir.model.engine.engine import Engine
 from urdir.model.engine.generate import Generation
 from urdir.model.engine.logits import logits_after
 from urdir.model.engine.realizar import EagerSteps
+from urdir.model.engine.requests.answer_loop import AnswerLoop
+from urdir.model.engine.requests.limits import Limits
 from urdir.model.engine.requests.request import Request
 from urdir.model.engine.sampling_settings import GREEDY
 from urdir.model.engine.step import build_plan
@@ -126,6 +128,34 @@ def test_rows_of_one_step_have_adapters_of_their_own(engine: Engine, two: Any, m
         pairs = [(known[name][0], known[name][1] * scale) for name, scale in choice]
         wanted = merged([*TOKENS[: 3 + sequence], TOKENS[-1]], *pairs)[-1]
         assert relative_rms(row, wanted) < 2e-6, sequence
+
+
+@pytest.mark.full
+def test_log_probabilities_of_prompts_with_adapters_of_their_own(
+    base: Path, two: Any, merged: Any, device_name: str
+) -> None:
+    """One of them is of the output matrix; prompts share steps."""
+    known = {"first": (two[1][0], SCALES[0]), "second": (two[1][1], SCALES[1])}
+    choices: tuple[tuple[tuple[str, float], ...], ...]
+    choices = (("first", 1.0),), (), (("second", -0.5),)
+    given = [(file, 1.0) for file in two[0]]
+    with Engine.open(
+        base, device=device_name, context=32, sequences=3, adapters=given, max_adapter_rank=8
+    ) as opened:
+        limits = Limits.for_throughput(opened.session.shapes, 3)
+        with AnswerLoop(opened.session, None, limits) as loop:
+            for choice in choices:
+                asked = {"settings": GREEDY, "limit": 0, "adapters": choice, "prompt_logprobs": 0}
+                loop.add(loop.answer_to(Request(prompt=tuple(TOKENS), **asked)))
+            found: list[Any] = []
+            while not loop.is_idle:
+                loop.turn()
+                found += [items[0] for items in loop.take_items().values()]
+    for (scores,), choice in zip([piece.scores for piece in found], choices, strict=True):
+        pairs = [(known[name][0], known[name][1] * scale) for name, scale in choice]
+        logits = merged(TOKENS, *pairs)[:-1]
+        own = logits[np.arange(len(logits)), TOKENS[1:]] - np.logaddexp.reduce(logits, axis=1)
+        assert np.sqrt(np.mean((scores.values[:, 0] - own) ** 2)) < 3e-3 * logits.std()
 
 
 @pytest.mark.turns(3, which=(1, 2))

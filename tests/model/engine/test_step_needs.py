@@ -55,7 +55,9 @@ def steps_of(shapes: ShapeBuckets, rows: int) -> Iterator[StepShape]:
                     segments=most,
                     walk=shapes.walked(decode + chunk, [keys]),
                 )
-                yield from (beside, replace(beside, scored=most_scored(chunk)))
+                yield beside
+                if decode == shapes.rows:
+                    yield replace(beside, scored=most_scored(chunk))
 
 
 @pytest.mark.turns(4, which=(0, 3))  # exact, too
