@@ -17,6 +17,7 @@ from pathlib import Path
 from pkgutil import iter_modules
 from tempfile import TemporaryDirectory
 
+from tests.model.files.class_goldens import NAMES, ClassGolden
 from urdir.model.families import architectures
 from urdir.model.families.attention import Attention
 from urdir.model.families.config import Config
@@ -33,6 +34,7 @@ from urdir.model.families.recurrent import (
 )
 from urdir.model.families.rwkv import ChannelMix, TimeMix
 from urdir.model.files.gguf import Gguf
+from urdir.model.files.pretrained.model import SafetensorsModel
 
 FOLDER = Path(__file__).parent / "data" / "families"
 OTHERS = tuple(FOLDER.parent / kind for kind in ("encoders", "encoder_decoders"))
@@ -58,7 +60,8 @@ def table() -> str:
             _of_all(configs.values(), of)
             for of in (_layers, _attention, _positions, _networks, _more)
         ]
-        shown = f"{error:.0e}" if error else "embeddings" if configs else "no golden"
+        kind = "of a class" if configs.keys() & {*NAMES} else "embeddings"
+        shown = f"{error:.0e}" if error else kind if configs else "no golden"
         by = {written["others"][golden] for golden in configs if golden in written["others"]}
         shown += f" ({', '.join(sorted(by))})" if by else ""
         lines.append(f"| `{name}` | `{file}` | {' | '.join(columns)} | {shown} |")
@@ -87,6 +90,11 @@ def goldens_by_family() -> dict[str, dict[str, Config]]:
                 config = Config.of(file)
             name = packed.name.removesuffix(".gguf.xz")
             found.setdefault(config.architecture, {})[name] = config
+        for name in NAMES:
+            with SafetensorsModel(ClassGolden.read(name).write_folder(Path(folder))) as model:
+                config = Config.of(model)
+            if not found.get(config.architecture, {}).keys() - {*NAMES}:
+                found.setdefault(config.architecture, {})[name] = config
     return found
 
 

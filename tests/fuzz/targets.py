@@ -18,6 +18,7 @@ from typing import Any, Protocol
 
 from tests.fuzz import gguf_header, trees
 from tests.fuzz.adapters import AdapterTarget
+from tests.model.files.class_goldens import ClassGolden
 from tests.model.files.plain_folder import LLAMA3_SCALING
 from tests.model.files.quantised_folders import KINDS, quantised
 from urdir.driver import bindings
@@ -115,6 +116,8 @@ class SafetensorsTarget:
         "mxfp4",
         "bitnet",
     )
+    #: Classes with lists of layers, sizes and positions of their own.
+    _CLASSES = ("GPTNeo", "Lfm3", "XGLM", "cohere_compass_text", "mllama_text_model")
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder / "pretrained"
@@ -124,6 +127,9 @@ class SafetensorsTarget:
             (folder / name).mkdir()
             made = quantised(DATA / "safetensors" / "llama-bf16", KINDS[name], folder / name)
             sources.append(made[0])
+        for name in self._CLASSES:
+            (folder / name).mkdir()
+            sources.append(ClassGolden.read(name).write_folder(folder / name))
         self._bases = [_FolderBase.of(source) for source in sources]
 
     def make(self, rng: random.Random) -> bytes:
