@@ -43,7 +43,7 @@ Cli = Callable[..., tuple[int, str, str]]
         (("run", "-pg", "1,2"), "unknown flag -pg"),
         (("-m", "demo", "-p", "hi"), "urdir: -m comes after a command: urdir run -m ..."),
         (("run", "-kvu", "-p", "x"), "unknown flag -kvu (see"),  # not -kvo, which changes nothing
-        (("serve", "--cors", "app.example"), "no origin such as https://app.example.org"),
+        (("serve", "--cors", "app.example"), "not an origin such as https://app.example.org"),
         (("serve", "--allowed-host", "a.example:80"), "leave scheme and port out"),
         (("serve", "--kv-cache-dtype", "fp8"), "-ctk TYPE and -ctv TYPE"),
         (("run", "demo", "x", "-p", "y"), "two prompts"),
