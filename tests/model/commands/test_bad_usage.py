@@ -109,6 +109,12 @@ def test_what_is_no_name_is_bad_usage(cli: Cli, words: tuple[str, ...]) -> None:
     assert "Traceback" not in err
 
 
+def test_a_device_that_a_variable_names_wrongly(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("URDIR_DEVICE", "tpu")
+    code, _, err = cli("check", "--kernel", "add")
+    assert (code, "$URDIR_DEVICE: unknown device 'tpu'" in err) == (2, True)
+
+
 def test_bad_files_exit_with_1_and_one_line(cli: Cli, tmp_path: Path, data: Path) -> None:
     whole = (data / "golden" / "nano-llama-q8_0.gguf").read_bytes()
     cases: dict[str, tuple[bytes, str]] = {
