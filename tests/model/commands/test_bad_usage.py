@@ -94,6 +94,7 @@ def test_bad_usage_exits_with_2(cli: Cli, argv: tuple[str, ...], message: str) -
     "words",
     [
         ("pull", "a/b/c/d"),
+        ("pull", "-hf", "a/b/c/d"),
         ("show", "hf:nosuch"),
         ("run", "-hf", "a/b:", "-p", "Hi"),
         ("serve", "-m", "hf:a b/c"),
