@@ -2,7 +2,8 @@
 
 CPython forgets an interrupt, and keeps its lock of all imports for ever, where the signal comes
 between two lines of that machinery; other threads that import then wait without an end. Seen with
-3.11 in one of thirty interrupts while a model is opened.
+3.11 in one of thirty interrupts while a model is opened. Before 3.12 it also makes a RuntimeError
+of one that comes while a class names its attributes.
 """
 
 from __future__ import annotations
@@ -23,7 +24,10 @@ def spare_imports() -> None:
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
-    if frame is None or not frame.f_code.co_filename.startswith(_MACHINERY):
+    code = None if frame is None else frame.f_code
+    if code is None or not (
+        code.co_filename.startswith(_MACHINERY) or code.co_name == "__set_name__"
+    ):
         raise KeyboardInterrupt
     again = threading.Timer(_PAUSE_SECONDS, os.kill, (os.getpid(), number))
     again.daemon = True

@@ -64,12 +64,12 @@ def run(args: argparse.Namespace) -> int:
     template = prompts.given_template(args)
     is_piped = str(args.answers) == "-"
     with ExitStack() as files:
-        lines: Iterable[bytes] = sys.stdin.buffer
-        if str(args.requests) != "-":
+        lines: Iterable[bytes]
+        if str(args.requests) == "-":
+            lines = sys.stdin.buffer
+        else:
             lines = files.enter_context(args.requests.open("rb"))
-        out = None
-        if not is_piped:
-            out = files.enter_context(args.answers.open("wb", buffering=0))
+        out = None if is_piped else files.enter_context(args.answers.open("wb", buffering=0))
 
         def write(answer: Json) -> None:
             line = json.dumps(answer) + "\n"

@@ -12,7 +12,7 @@ from urdir.model.commands import bench_report as report
 from urdir.model.commands import options
 from urdir.model.commands.bench_conditions import device_conditions, device_rates, model_source
 from urdir.model.commands.bench_printers import print_report
-from urdir.model.commands.opening import engine_options, open_device, open_engine
+from urdir.model.commands.opening import device_name, engine_options, open_device, open_engine
 from urdir.model.progress import Progress
 
 if TYPE_CHECKING:
@@ -120,10 +120,10 @@ def run_startup(args: argparse.Namespace) -> int:
     from urdir.model.measure.startup import StartupRow, bench_startup
 
     environment = read_environment()
-    device_name = args.device or environment.device
+    name = device_name(args, environment)
     rows = []
     with Progress("starting") as progress:
-        for row in bench_startup(model_source(args), device_name, environment.cache_dir):
+        for row in bench_startup(model_source(args), name, environment.cache_dir):
             progress.note(f"{row.phase}: {row.value:,.1f} {row.unit} {row.note}".rstrip())
             rows.append(row)
     with open_device(args) as device:

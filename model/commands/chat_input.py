@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -86,6 +87,13 @@ def _history(cache: Path | None) -> History:
     """Earlier turns, in a file that only this user can read, or in memory without a folder."""
     from prompt_toolkit.history import FileHistory, InMemoryHistory
 
+    class Kept(FileHistory):
+        """In memory alone where the disk is full, or a turn is not valid Unicode."""
+
+        def store_string(self, string: str) -> None:
+            with suppress(OSError, UnicodeError):
+                super().store_string(string)
+
     if cache is None:
         return InMemoryHistory()
     path = cache / "chat_history"
@@ -95,7 +103,7 @@ def _history(cache: Path | None) -> History:
     except OSError as exc:
         print(f"the history is not kept: {path}: {exc.strerror}", file=sys.stderr)
         return InMemoryHistory()
-    return FileHistory(path)
+    return Kept(path)
 
 
 def _keys() -> KeyBindings:

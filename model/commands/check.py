@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from urdir.model.commands import options
-from urdir.model.commands.opening import ptx_files
+from urdir.model.commands.opening import device_name, ptx_files
 from urdir.model.commands.report import installed_version
 from urdir.model.commands.table import markdown
 from urdir.model.progress import Progress
@@ -64,11 +64,11 @@ def run(args: argparse.Namespace) -> int:
     if args.gpus is not None and args.kernel:
         raise options.UsageError("--gpus: kernels are checked on one GPU, leave out --kernel")
     environment = read_environment()
-    device_name: str = args.device or environment.device
+    name = device_name(args, environment)
     selected = select_kernels(args.kernel)
     rows: list[CheckRow] = []
     with ptx_files(environment) as files, Progress("checking", len(selected)) as progress:
-        with DeviceOwner(device_name, cache_folder=environment.cache_dir, ptx_files=files) as owner:
+        with DeviceOwner(name, cache_folder=environment.cache_dir, ptx_files=files) as owner:
             report = _describe(owner.device)
             for kind in progress.over(selected):
                 found = tuple(check_kernel_examples(owner, kind))
@@ -90,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
                 _say(progress, row.name, [row])
                 rows.append(row)
             if args.gpus is not None:
-                rows.append(check_ranks(open_demo, device_name, args.gpus))
+                rows.append(check_ranks(open_demo, name, args.gpus))
                 _say(progress, rows[-1].name, rows[-1:])
     report["edited_ptx"] = list(files.used)
     failed = sum(row.status == "FAILED" for row in rows)

@@ -6,7 +6,7 @@ import argparse
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from urdir.model.commands import options
+from urdir.model.commands import options, values
 from urdir.model.environment import Environment, read_environment
 from urdir.model.turns import take_short_turns, take_shorter_turns
 
@@ -37,7 +37,7 @@ def engine_options(
     return EngineOptions(
         model,
         quantize=getattr(args, "quantize", None),
-        device=args.device or environment.device,
+        device=device_name(args, environment),
         gpus=getattr(args, "gpus", None),
         split=getattr(args, "split", "tensors"),
         placement=placement(args) if "overrides" in args else None,
@@ -149,12 +149,23 @@ def placement(args: argparse.Namespace) -> Placement | None:
     return None if found == Placement() else found
 
 
+def device_name(args: argparse.Namespace, environment: Environment) -> str:
+    """The device of ``--device``, or else of the environment. Raises UsageError, which names the
+    variable."""
+    if args.device is not None:
+        return str(args.device)
+    try:
+        return values.device(environment.device)
+    except argparse.ArgumentTypeError as exc:
+        raise options.UsageError(f"$URDIR_DEVICE: {exc}") from None
+
+
 def open_device(args: argparse.Namespace) -> Device:
     """`Device.open` with the settings of ``--device`` and the environment."""
     from urdir.driver.device import Device
 
     environment = read_environment()
-    return Device.open(args.device or environment.device, cache_folder=environment.cache_dir)
+    return Device.open(device_name(args, environment), cache_folder=environment.cache_dir)
 
 
 def open_group(args: argparse.Namespace) -> Group:
@@ -162,7 +173,7 @@ def open_group(args: argparse.Namespace) -> Group:
     from urdir.driver.group import Group
 
     environment = read_environment()
-    name = args.device or environment.device
+    name = device_name(args, environment)
     return Group.open(name, args.gpus, cache_folder=environment.cache_dir)
 
 

@@ -64,7 +64,7 @@ def given_prompt(args: argparse.Namespace) -> str | None:
 def given_system(args: argparse.Namespace) -> str | None:
     """The system message; None without one."""
     if args.system_file is not None:
-        return read_prompt("-sysf", args.system_file)
+        return read_text("-sysf", args.system_file).removesuffix("\n")
     return unescaped(args.system) if args.system and args.escape else args.system
 
 

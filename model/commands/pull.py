@@ -26,7 +26,12 @@ def add_parser(commands: options.Subparsers) -> None:
     parser = options.add_command(
         commands, "pull", run, "download a model from the Hugging Face hub", EXAMPLES
     )
-    parser.add_argument("name", metavar="ORG/REPO[:TYPE]", help="the model, with or without hf:")
+    given = parser.add_mutually_exclusive_group(required=True)
+    shown = "ORG/REPO[:TYPE]"
+    given.add_argument("name", nargs="?", metavar=shown, help="the model, with or without hf:")
+    given.add_argument(
+        "-hf", "--hf-repo", metavar=shown, help="the same, as other commands have it"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
@@ -35,15 +40,14 @@ def run(args: argparse.Namespace) -> int:
     from urdir.model.files.hub import PREFIX, HubName, download
     from urdir.model.files.source import ollama_hint
 
-    if Path(args.name).exists():
-        raise SettingsError(
-            f"{args.name} is on this machine already; urdir show says what it needs"
-        )
+    given = args.hf_repo or args.name
+    if Path(given).exists():
+        raise SettingsError(f"{given} is on this machine already; urdir show says what it needs")
     try:
-        name = HubName.parse(args.name.removeprefix(PREFIX))
+        name = HubName.parse(given.removeprefix(PREFIX))
     except HubNameError:
-        if hint := ollama_hint(args.name):
-            raise SettingsError(f"{args.name}: {hint}") from None
+        if hint := ollama_hint(given):
+            raise SettingsError(f"{given}: {hint}") from None
         raise
     path = download(name)
     nbytes = sum(file.stat().st_size for file in _files(path))

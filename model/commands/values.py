@@ -161,7 +161,7 @@ def origins(text: str) -> list[str]:
     for name in found:
         if not re.fullmatch(r"\*|localhost|null|[a-z][a-z0-9+.-]*://[^/\s]+", name):
             raise argparse.ArgumentTypeError(
-                f"{name!r} is no origin such as https://app.example.org, * or localhost"
+                f"{name!r} is not an origin such as https://app.example.org, nor * or localhost"
             )
     return found
 
@@ -170,7 +170,7 @@ def host_name(text: str) -> str:
     """An argparse type: a host as a URL has it, without its port."""
     if not re.fullmatch(r"\[[0-9a-fA-F:.]+\]|[^\s:/]+", text):
         raise argparse.ArgumentTypeError(
-            f"{text!r} is no name such as models.example.org: leave scheme and port out"
+            f"{text!r} is not a name such as models.example.org: leave scheme and port out"
         )
     return text
 

@@ -116,7 +116,9 @@ def api_error(error: Exception, text: str | None = None) -> ApiError:
             return ApiError(str(error), param=text, code="template_error")
         case ConstraintError():
             return ApiError(str(error), code="invalid_constraint")
-        case SettingsError() | TokenizerError() | PrefixFileError():
+        case TokenizerError():
+            return ApiError(str(error), param=text)
+        case SettingsError() | PrefixFileError():
             return ApiError(str(error))
         case DeviceLostError():
             return ApiError(str(error), status=503, kind="server_error", code="device_lost")

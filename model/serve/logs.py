@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
+import sys
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from logging.handlers import WatchedFileHandler
 from pathlib import Path
@@ -46,7 +48,7 @@ class LogSettings:
             handler = (
                 logging.StreamHandler()
                 if self.file is None
-                else WatchedFileHandler(self.file, encoding="utf-8", errors="backslashreplace")
+                else _File(self.file, encoding="utf-8", errors="backslashreplace")
             )
         except OSError as error:
             raise ModelError(f"the log {self.file}: {error.strerror}") from error
@@ -55,6 +57,33 @@ class LogSettings:
         root.handlers = [handler]
         root.propagate = False
         root.setLevel(logging.INFO)
+
+
+class _File(WatchedFileHandler):
+    """A file that may be moved, or fail: of an outage stderr has one line, requests nothing."""
+
+    _failure: OSError | None = None
+
+    def emit(self, record: logging.LogRecord) -> None:
+        before, self._failure = self._failure, None
+        try:
+            super().emit(record)
+        except OSError as error:  # a new file cannot be opened
+            self._failure = error
+        if self._failure is None:
+            return
+        with suppress(OSError):  # what it has not written is lost; the next line opens the file
+            self.close()
+        if before is None:
+            why = self._failure.strerror
+            print(f"urdir: the log {self.baseFilename}: {why}: lines are lost", file=sys.stderr)
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
+        error = sys.exc_info()[1]
+        if isinstance(error, OSError):
+            self._failure = error
+        else:
+            super().handleError(record)
 
 
 def _time_of(record: logging.LogRecord) -> str:

@@ -9,6 +9,7 @@ import re
 from pathlib import Path
 
 from urdir.model.commands import options
+from urdir.model.errors import ModelError
 
 EXAMPLES = """\
   urdir ptx new my_kernel                        spec, template and test, in the folder my_kernel
@@ -54,8 +55,12 @@ def write(name: str, folder: Path) -> list[Path]:
         if file.is_dir() or "__pycache__" in file.parts:
             continue
         path = folder / _renamed(file.relative_to(source).as_posix(), name)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(_renamed(file.read_text(encoding="utf-8"), name), encoding="utf-8")
+        text = _renamed(file.read_text(encoding="utf-8"), name)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+        except OSError as exc:
+            raise ModelError(f"new: {path}: cannot be written: {exc.strerror}") from exc
         written.append(path)
     return written
 

@@ -43,7 +43,7 @@ Cli = Callable[..., tuple[int, str, str]]
         (("run", "-pg", "1,2"), "unknown flag -pg"),
         (("-m", "demo", "-p", "hi"), "urdir: -m comes after a command: urdir run -m ..."),
         (("run", "-kvu", "-p", "x"), "unknown flag -kvu (see"),  # not -kvo, which changes nothing
-        (("serve", "--cors", "app.example"), "no origin such as https://app.example.org"),
+        (("serve", "--cors", "app.example"), "not an origin such as https://app.example.org"),
         (("serve", "--allowed-host", "a.example:80"), "leave scheme and port out"),
         (("serve", "--kv-cache-dtype", "fp8"), "-ctk TYPE and -ctv TYPE"),
         (("run", "demo", "x", "-p", "y"), "two prompts"),
@@ -94,6 +94,7 @@ def test_bad_usage_exits_with_2(cli: Cli, argv: tuple[str, ...], message: str) -
     "words",
     [
         ("pull", "a/b/c/d"),
+        ("pull", "-hf", "a/b/c/d"),
         ("show", "hf:nosuch"),
         ("run", "-hf", "a/b:", "-p", "Hi"),
         ("serve", "-m", "hf:a b/c"),
@@ -107,6 +108,12 @@ def test_what_is_no_name_is_bad_usage(cli: Cli, words: tuple[str, ...]) -> None:
     assert (code, out) == (2, "")
     assert "is not a name such as hf:org/repo" in err
     assert "Traceback" not in err
+
+
+def test_a_device_that_a_variable_names_wrongly(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("URDIR_DEVICE", "tpu")
+    code, _, err = cli("check", "--kernel", "add")
+    assert (code, "$URDIR_DEVICE: unknown device 'tpu'" in err) == (2, True)
 
 
 def test_bad_files_exit_with_1_and_one_line(cli: Cli, tmp_path: Path, data: Path) -> None:

@@ -16,7 +16,7 @@ from prompt_toolkit.document import Document
 
 from urdir.model.cli import build_parser
 from urdir.model.commands import chat
-from urdir.model.commands.chat_input import completer, read_line
+from urdir.model.commands.chat_input import _history, completer, read_line
 from urdir.model.commands.conversation import Conversation
 from urdir.model.engine.generate import Statistics
 from urdir.model.engine.requests.request import Request
@@ -252,6 +252,14 @@ def test_bad_commands_are_told_and_the_conversation_goes_on(
     take(conversation, line, "one.")
     assert message in capsys.readouterr().err
     assert contents(conversation) == ["one.", "ONE."]
+
+
+def test_a_full_disk_leaves_the_history_in_memory(tmp_path: Path) -> None:
+    (tmp_path / "chat_history").symlink_to("/dev/full")
+    history = _history(tmp_path)
+    history.append_string("one.")
+    history.append_string("\udcff")
+    assert history.get_strings() == ["one.", "\udcff"]
 
 
 def test_ctrl_c_at_the_prompt_keeps_the_conversation(conversation: Conversation) -> None:

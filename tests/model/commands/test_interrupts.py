@@ -65,6 +65,18 @@ def test_ctrl_c_at_any_time_is_one_line(module: str) -> None:
     assert done.stdout == ""
 
 
+class Interrupted:
+    """An attribute that is named when Ctrl-C comes."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+
+def _make_a_class() -> None:
+    type("Owner", (), {"named": Interrupted()})
+    time.sleep(PATIENCE)
+
+
 def test_an_interrupt_waits_until_an_import_has_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
@@ -74,6 +86,8 @@ def test_an_interrupt_waits_until_an_import_has_let_go(monkeypatch: pytest.Monke
         interrupts._interrupt(signal.SIGINT, frame)
         with pytest.raises(KeyboardInterrupt):
             time.sleep(PATIENCE)
+        with pytest.raises(KeyboardInterrupt):
+            _make_a_class()
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         interrupts.spare_imports()
         assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN

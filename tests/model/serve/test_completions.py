@@ -181,6 +181,7 @@ def test_text_that_is_no_unicode(server: Any) -> None:
     )
     assert reply.status_code == 400
     assert "surrogate" in reply.json()["error"]["message"]
+    assert reply.json()["error"]["param"] == "prompt"
 
 
 def test_a_limit_by_any_name_and_answers_by_any(server: Any) -> None:

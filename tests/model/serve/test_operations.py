@@ -86,6 +86,24 @@ def test_a_file_that_cannot_be_written(tmp_path: Path, logs: None) -> None:
         LogSettings(file=tmp_path).begin()
 
 
+def test_a_log_that_fails_later(tmp_path: Path, logs: None, capsys: Any) -> None:
+    """A full disk, and a file that was moved where no new one can be made: each is told once."""
+    file = tmp_path / "log"
+    LogSettings(file=file).begin()
+    log = logging.getLogger("urdir.serve")
+    for stands_in, why in (("/dev/full", "No space left"), ("/dev/null/x", "Not a directory")):
+        file.unlink()
+        file.symlink_to(stands_in)
+        log.info("lost")
+        log.info("lost")
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.startswith(f"urdir: the log {file}: {why}")
+        file.unlink()
+        log.info("kept")
+        assert file.read_text().endswith(" urdir.serve kept\n")
+    assert capsys.readouterr().err == ""
+
+
 def test_nothing_is_logged_that_nobody_wants(server: Any, capfd: Any) -> None:
     server.http().post(CHAT, json=HI)
     assert capfd.readouterr().err == ""
