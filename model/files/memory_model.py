@@ -26,7 +26,8 @@ class MemoryModel(OpenedModel):
     matrices GGUF's order (rows first, Q and K permuted where the architecture's are). A tensor is
     an array, f32 or f16, of the tensor's shape; or a `Tensor`, of any type, such as those of an
     open `Gguf`: its ``data`` are (nbytes,) u8, an array or an object with ``len`` and slices, which
-    makes them while they are loaded. ``name`` is for messages. Lists of texts are a vocabulary.
+    makes them while they are loaded. Values of metadata are numbers, texts, and lists of either
+    (of texts: a vocabulary). ``name`` is for messages.
 
     Raises SettingsError for an array of another type, and for data of another size than type and
     shape have. What the architecture misses, or has in another shape, `Engine.open` refuses as in

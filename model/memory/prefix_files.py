@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, BinaryIO
 import numpy as np
 
 from urdir.model.errors import PrefixFileError
+from urdir.model.files.memory_model import MemoryModel
 from urdir.model.memory.prefix_copy import PrefixBytes
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ Shapes = Callable[[int], Sequence[tuple[int, ...]]]
 def model_digest(file: ModelFile) -> str:
     """A digest of a model: its metadata without names and vocabulary, and of each tensor the name,
     type, shape and first bytes; in a tensor of several adapters, of which the first is zeros, those
-    of each adapter (`Switch`)."""
+    of each adapter (`Switch`). Of a `MemoryModel` all bytes: it may differ anywhere."""
     found = blake2b(digest_size=16)
     for key, value in file.metadata.items():
         if not key.startswith(_NO_PART_OF_CACHES):
@@ -58,7 +59,8 @@ def model_digest(file: ModelFile) -> str:
         parts = max(1, tensor.shape[0]) if ".lora_" in name else 1
         each = tensor.nbytes // parts
         for start in range(0, each * parts, max(1, each)):
-            sample = tensor.data[start : start + min(each, _SAMPLED)]
+            most = each if isinstance(file, MemoryModel) else min(each, _SAMPLED)
+            sample = tensor.data[start : start + most]
             found.update(np.ascontiguousarray(sample).tobytes())
     return found.hexdigest()
 

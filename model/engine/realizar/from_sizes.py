@@ -170,8 +170,8 @@ def _tensor(of: Stored, kind: str, array: Array | None) -> Tensor:
     elif is_matrix:
         data = RepeatedBlocks.of(fmt, 1 / math.sqrt(shape[-1])).sized(nbytes)
     else:
-        data = np.ones(shape, np.float32).view(np.uint8)
-    return Tensor(of.name, fmt.ggml_type, shape, 0, nbytes, data)
+        data = np.ones(math.prod(shape), np.float32).view(np.uint8)
+    return Tensor(of.name, fmt.ggml_type, shape, 0, len(data), data)
 
 
 def _bytes(name: str, array: Array, kind: str) -> Array:

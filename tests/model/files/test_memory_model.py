@@ -15,6 +15,7 @@ from urdir.model.files.demo import demo_model
 from urdir.model.files.gguf import Gguf
 from urdir.model.files.memory_model import MemoryModel
 from urdir.model.files.opened import Tensor
+from urdir.model.memory.prefix_files import model_digest
 
 
 def test_arrays_and_tensors_of_a_file_describe_the_same_model() -> None:
@@ -41,6 +42,17 @@ def test_arrays_and_tensors_of_a_file_describe_the_same_model() -> None:
     assert open_file(model, None) is model
     with pytest.raises(SettingsError, match="mine: quantize applies to folders"):
         open_file(model, "q8_0")
+
+
+def test_files_of_caches_know_models_that_differ_in_a_byte() -> None:
+    values = np.random.default_rng(4).standard_normal((3, 4099)).astype(np.float32)
+    digests = {model_digest(MemoryModel({}, {"x": values}))}
+    for at in (0, 2):
+        values[at, -1] = 7
+        digests.add(model_digest(MemoryModel({}, {"x": values})))
+    values[2, -1] = 7
+    digests.add(model_digest(MemoryModel({}, {"x": values})))
+    assert len(digests) == 3
 
 
 def test_what_is_no_model_is_refused() -> None:
