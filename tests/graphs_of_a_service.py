@@ -227,7 +227,10 @@ def simulate(args: argparse.Namespace) -> None:
     session, load = warmed_up(args.sequences, clock), Load(args)
     steps, told = session.steps, 0
     print(f"of {steps._graphs.most_bytes >> 20} MB {steps.free_share:.0%} are left")
-    with AnswerLoop(session, None, Limits.for_latency(session.shapes)) as loop:  # type: ignore[arg-type]
+    limits = Limits.for_latency(session.shapes)
+    if args.at_once:
+        limits = Limits.for_throughput(session.shapes, args.users)
+    with AnswerLoop(session, None, limits) as loop:  # type: ignore[arg-type]
         while clock.now < args.seconds:
             load.ask(loop, clock.now)
             if loop.is_idle:
@@ -257,6 +260,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--users", type=int, default=0)
     parser.add_argument("--rate", type=float, default=20.0)
+    parser.add_argument("--at-once", action="store_true", help="prompts take all rows of a step")
     parser.add_argument("--sequences", type=int, default=64)
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--input", type=lengths, default=(20, 701))

@@ -15,6 +15,7 @@ from urdir.model.engine.requests.recorded_shapes import RecordedShapes
 from urdir.model.engine.requests.scheduler import Scheduler
 from urdir.model.engine.requests.step_plan import StepPlan
 from urdir.model.engine.run_ahead import AT_ONCE, FEW
+from urdir.model.memory.buckets import common_rows
 
 if TYPE_CHECKING:
     from urdir.model.engine.session import Session
@@ -64,8 +65,9 @@ class ExpectedSteps:
             self._expected = expected
             steps = AT_ONCE if choosers <= FEW and output.is_token else 1
             prepare = self._session.graphs.prepare
+            ahead = rows if drafted or rows <= FEW else self._common(rows)
             pieces: list[Callable[[], bool]] = [
-                partial(prepare, rows, shape.output, longest, end, steps, drafted),
+                partial(prepare, ahead, shape.output, longest, end, steps, drafted),
                 *self._catching_up(longest, end),
             ]
             if wished > rows:
@@ -84,10 +86,15 @@ class ExpectedSteps:
 
     def prepare(self) -> bool:
         """Do a small piece of preparing for what is expected; False where all is done, or where
-        another thread does some of it."""
+        another thread does some of it: then a piece of each of the others, too."""
         with in_advance():
-            if any(piece() for piece in self._pieces):
-                return not self._session.steps.is_waiting
+            is_left = False
+            for piece in self._pieces:
+                is_left |= piece()
+                if is_left and not self._session.steps.is_waiting:
+                    return True
+            if is_left:
+                return False
         self._pieces = ()
         return False
 
@@ -102,6 +109,11 @@ class ExpectedSteps:
         shapes = self._session.shapes
         length = min(longest + 1 + (shapes.drafts if drafted else 0), shapes.lengths[-1])
         return steps.is_recorded(shapes.decode(rows, length, output, drafted=drafted))
+
+    def _common(self, rows: int) -> int:
+        """The next number of rows whose graphs serve others, too. Theirs are recorded where steps
+        would spare many rows (`RecordedShapes`)."""
+        return next(count for count in common_rows(self._session.sequences) if count >= rows)
 
     def _catching_up(self, longest: int, end: int) -> list[Callable[[], bool]]:
         """What prepares the steps that pass missed tokens through a draft model that rests."""

@@ -71,8 +71,9 @@ class RecordedShapes:
         for each in _including(shape):
             found = self.recorded(each) if shape.drafts or _is_fine(shape) else each
             if self._session.steps.is_recorded(found):
-                if each is not shape:
-                    self._add_lost(shape, shape.rows + _DRAWN)
+                rows = found.rows if each is shape else shape.rows + _DRAWN
+                if rows > shape.rows * (1 + _SHARE) and not shape.drafts:
+                    self._add_lost(shape, rows)
                     self._wish(shape)
                 return found
         return shape

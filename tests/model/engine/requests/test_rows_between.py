@@ -49,6 +49,19 @@ def test_steps_take_the_next_larger_graph_until_theirs_is_recorded() -> None:
     assert {72, 64, 48, 32} <= common
 
 
+def test_answers_get_a_graph_of_their_rows_where_it_spares_many() -> None:
+    """40 answers take steps of 48 rows, until these have lost 256."""
+    shapes = ShapeBuckets.of(chunks_of(exact=False), CONTEXT, SEQUENCES, 1)
+    session = PaperSession(shapes, CONTEXT, SEQUENCES, lambda shape: shape.rows in AHEAD)
+    recorded = RecordedShapes(session)  # type: ignore[arg-type]
+    batch = Batch(tuple(range(40)))
+    plan = StepPlan(batch, batch.decode, (9,) * 40, (), ())
+    shape = shapes.of_batch(batch, plan.longest, Output.SAMPLE)
+    for number in range(32):
+        assert recorded.ready(plan, shape).rows == 48
+        assert recorded.wished == (() if number < 31 else (shape,))
+
+
 def test_a_step_without_any_graph_has_its_own_rows() -> None:
     """As nothing larger is there, its graph is recorded on the way."""
     shapes = ShapeBuckets.of(chunks_of(exact=False), CONTEXT, SEQUENCES, 1)
