@@ -43,7 +43,7 @@ _SCALED = {
 FAMILIES: Mapping[str, Family] = {
     "gpt2": Family(
         "gpt2",
-        steps=(default_width,),
+        steps=(default_width(4),),
         fixed=_SCALED,
         ignored=_GPT2_TRAINING,
         layouts={
@@ -57,7 +57,7 @@ FAMILIES: Mapping[str, Family] = {
     "gpt_bigcode": Family(
         "starcoder",
         implied=_BY_HEAD,
-        steps=(default_width, bigcode_heads),
+        steps=(default_width(4), bigcode_heads),
         fixed=_SCALED,
         ignored=_GPT2_TRAINING,
         rope=None,
@@ -66,7 +66,7 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "gptj": Family(
         "gptj",
-        steps=(default_width,),
+        steps=(default_width(4),),
         keys={"rotary_dim": "rope.dimension_count"},
         fixed={**_SCALED, "rotary": (True,)},
         rope="interleaved",
@@ -110,7 +110,7 @@ FAMILIES: Mapping[str, Family] = {
     "bloom": Family(
         "bloom",
         implied=_BY_HEAD,
-        steps=(default_width,),
+        steps=(default_width(4),),
         defaults={"seq_length": 2048},
         fixed={"apply_residual_connection_post_layernorm": (False,)},
         ignored=_GPT2_TRAINING,
@@ -122,7 +122,7 @@ FAMILIES: Mapping[str, Family] = {
         names={"ln_attn": "attn_norm_2", "ln_mlp": "attn_norm"},
         keys={"ffn_hidden_size": "feed_forward_length"},
         implied={**_BY_HEAD, "own.exact_gelu": True},
-        steps=(falcon_heads, default_width),
+        steps=(falcon_heads, default_width(4)),
         defaults={"max_position_embeddings": 2048},
         fixed={"alibi": (False,), "parallel_attn": (True,), "activation": ("gelu",)},
         ignored=frozenset({"num_ln_in_parallel_attn", "apply_residual_connection_post_layernorm"}),
@@ -132,7 +132,7 @@ FAMILIES: Mapping[str, Family] = {
         "mpt",
         keys={"attn_config.clip_qkv": "attention.clamp_kqv"},
         implied={"attention.layer_norm_epsilon": 1e-5, "own.exact_gelu": True},
-        steps=(alibi, default_width),
+        steps=(alibi, default_width(4)),
         fixed={
             "logit_scale": (),
             "attn_config.attn_type": ("multihead_attention",),
