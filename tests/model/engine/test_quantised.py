@@ -54,7 +54,7 @@ def _error(found: Any, wanted: Any) -> float:
     [
         ("llama-bf16", "fp8-blocks"),
         pytest.param("llama-bf16", "gptq-order", marks=pytest.mark.full),  # of experts: below
-        pytest.param("llama-bf16", "bitnet-auto", marks=pytest.mark.full),  # test_codebooks.py
+        ("llama-bf16", "bitnet-auto"),
         ("qwen3moe-bf16", "nvfp4"),
         pytest.param("llama-bf16", "fp4", marks=pytest.mark.full),  # a codebook, as nf4
         ("qwen3moe-bf16", "nf4"),
