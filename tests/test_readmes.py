@@ -16,7 +16,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.kept_kernels import kept
 from urdir.model.environment import VARIABLES
 from urdir.ptxgen.tools.assemble import is_available
 
@@ -180,7 +179,7 @@ def test_an_example_prints_the_documented_output(
         return
     monkeypatch.chdir(folder)
     monkeypatch.setenv("URDIR_DEVICE", "emulator")
-    with kept(), redirect_stdout(io.StringIO()) as printed:
+    with redirect_stdout(io.StringIO()) as printed:
         exec(compile(text, script.document, "exec"), {"__name__": "__main__"})
     assert printed.getvalue() == expected
 

@@ -262,7 +262,7 @@ def test_injected_faults(run: Run) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("installed", [True, False])
+@pytest.mark.parametrize("installed", [True, pytest.param(False, marks=pytest.mark.full)])
 def test_our_own_conftest_registers_it_once(
     run: Run, installed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

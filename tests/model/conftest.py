@@ -14,11 +14,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests import kept_kernels
 from tests.model import golden_files, kept_processes
 from tests.model import vocabulary_merges as merges
 from tests.model.reference import Reference
+from urdir.driver.emulator import jit
 from urdir.model.cli import main
+from urdir.ptxgen.render import frame
+from urdir.ptxgen.spec import KernelSpec
+from urdir.ptxgen.target import Target
 
 DATA = Path(__file__).parent.parent / "data"
 
@@ -29,9 +32,32 @@ def data() -> Path:
     return DATA
 
 
+#: Texts and programs of kernels that a process of tests keeps: a megabyte each.
+KEPT_KERNELS = 1024
+_texts: dict[str, str] = {}
+_compile_once = functools.lru_cache(maxsize=KEPT_KERNELS)(jit._compile.__wrapped__)
+_render = frame.render
+
+
+def _render_once(spec: KernelSpec, target: Target) -> str:
+    if not type(spec).__module__.startswith("urdir."):  # made for a test
+        return _render(spec, target)
+    key = spec.key(target.name)
+    if key not in _texts:
+        if len(_texts) == KEPT_KERNELS:
+            _texts.clear()
+        _texts[key] = _render(spec, target)
+    return _texts[key]
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _kernels_are_made_once() -> Iterator[None]:
-    with kept_kernels.kept():
+    """Most tests open a device of their own, which has no cache, and many files the same models:
+    they would render and compile the same kernels again and again. Not for longer than a module:
+    tests elsewhere, in the same process, are of rendering itself."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(frame, "render", _render_once)
+        patch.setattr(jit, "_compile", _compile_once)
         yield
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 from urdir.model.engine.batch import ShapeBuckets
@@ -64,46 +64,32 @@ class Limits:
     def for_latency(cls, shapes: ShapeBuckets, *, share_prefixes: bool = True) -> Self:
         """For users who read along: tokens come at an even pace, whatever arrives, and a request
         that waits too long gets an error. Steps are of ``shapes``."""
-        whole = _aligned(shapes, shapes.chunks[-1])
-        some = min(whole, _aligned(shapes, SOME_ROWS))
-        return cls(
-            prompt_rows=whole,
-            mixed_rows=some,
-            chunks=shapes.chunks,
-            alignment=_alignment(shapes),
-            walk=shapes.walk,
-            share_prefixes=share_prefixes,
-        )
+        return replace(cls._of(shapes, SOME_ROWS), share_prefixes=share_prefixes)
 
     @classmethod
     def for_one(cls, shapes: ShapeBuckets) -> Self:
         """For one user at a time, who waits as long as it takes. Room is reserved token by token,
         so that rings lose no more than they must."""
-        whole = _aligned(shapes, shapes.chunks[-1])
-        return cls(
-            prompt_rows=whole,
-            mixed_rows=whole,
-            chunks=shapes.chunks,
-            alignment=_alignment(shapes),
-            walk=shapes.walk,
-            ahead=1,
-            queue=1,
-            wait_seconds=float("inf"),
-        )
+        whole = cls._of(shapes, shapes.chunks[-1])
+        return replace(whole, ahead=1, queue=1, wait_seconds=float("inf"))
 
     @classmethod
     def for_throughput(cls, shapes: ShapeBuckets, requests: int) -> Self:
         """For ``requests`` that are known at once and have no deadline: prompts take all the
         rows of a step of ``shapes``, also beside answers."""
+        whole = cls._of(shapes, shapes.chunks[-1])
+        return replace(whole, queue=max(1, requests), wait_seconds=float("inf"))
+
+    @classmethod
+    def _of(cls, shapes: ShapeBuckets, beside: int) -> Self:
+        """Steps of ``shapes``, with up to ``beside`` rows of prompts beside answers."""
         whole = _aligned(shapes, shapes.chunks[-1])
         return cls(
             prompt_rows=whole,
-            mixed_rows=whole,
+            mixed_rows=min(whole, _aligned(shapes, beside)),
             chunks=shapes.chunks,
             alignment=_alignment(shapes),
             walk=shapes.walk,
-            queue=max(1, requests),
-            wait_seconds=float("inf"),
         )
 
 

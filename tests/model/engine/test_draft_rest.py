@@ -232,7 +232,7 @@ def test_heads_keep_what_they_would_have_kept_without_a_rest(
     """They draft the same as if every step had kept keys and values, and (on a GPU) do not if they
     do not catch up."""
     phases(monkeypatch, 1, 7, 99)
-    request = Request(prompt=(3, 1, 4, 1, 5, 9), settings=GREEDY, limit=14, ignore_end=True)
+    request = Request(prompt=(3, 1, 4, 1, 5, 9), settings=GREEDY, limit=18, ignore_end=True)
     settings = replace(PLAIN, sequences=1, drafts=DRAFTS)
 
     def rounds(*, acts: bool) -> list[Round]:

@@ -156,7 +156,7 @@ def test_exact_logits_are_llama_cpp_s(family: Family) -> None:
 
 
 @of_each
-@pytest.mark.turns(5, which=1)
+@pytest.mark.turns(8, which=1)
 @pytest.mark.slow
 def test_default_logits_are_at_least_as_near_as_llama_cpp_s(family: Family) -> None:
     """Prompts are multiplied by tensor cores, on activations rounded to f16."""

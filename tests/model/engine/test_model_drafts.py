@@ -335,8 +335,7 @@ def test_the_context_ends_within_drafts(device: Device, similar: Two) -> None:
     assert [len(each.tokens) for each in found] == [2, 3, 4, 6, 8]
 
 
-@pytest.mark.turns(8)
-@pytest.mark.slow
+@pytest.mark.full  # with drafts: test_drafted_states.py
 def test_answers_that_are_preempted_go_on_the_same(
     device: Device, two: Two, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,8 +21,12 @@ from urdir.ptxgen.weights.formats import FORMATS
 TOKENS = (5, 300, 17, 260, 77)
 
 
-def _logits(path: Path, device: str, **options: Any) -> Any:
-    """Those after a prompt, and after one more token."""
+#: A prompt that tensor cores multiply, where they multiply packed vectors.
+LONG = [*range(5, 205, 10)]
+
+
+def _logits(path: Path, device: str, long: bool = False, **options: Any) -> Any:
+    """Those after a prompt, after one more token and, if wanted, after `LONG`."""
     with (
         Engine.open(
             path, device=device, context=32, cache_folder=None, kv_dtype="f32", **options
@@ -32,7 +36,17 @@ def _logits(path: Path, device: str, **options: Any) -> Any:
         eager.feed(TOKENS[:-1])
         prompt = eager.logits()[0]
         eager.feed(TOKENS[-1:])
-        return np.array([prompt, eager.logits()[0]])
+        found = [prompt, eager.logits()[0]]
+        if long:
+            eager.truncate(0)
+            eager.feed(LONG)
+            found.append(eager.logits()[0])
+        return np.array(found)
+
+
+def _error(found: Any, wanted: Any) -> float:
+    """That of the worst row."""
+    return max(relative_rms(*rows) for rows in zip(found, wanted, strict=True))
 
 
 @pytest.mark.parametrize(
@@ -68,13 +82,9 @@ def test_experts_with_orders_of_their_own(
     most = 3e-5 if "8 bits" in name else 1e-5
     source = wide_floats(data / "safetensors" / "qwen3moe-bf16", tmp_path / "wide")
     path, floats = quantised(source, ORDERED_EXPERTS[name], tmp_path)
-    wanted = _logits(floats, device_name, exact=True)
-    assert relative_rms(_logits(path, device_name, exact=True), wanted) < most
-    assert relative_rms(_logits(path, device_name), wanted) < 2e-2
-    tokens, exact = [*range(5, 205, 10)], {"exact": True, "kv_dtype": "f32"}
-    wanted = _last_logits(floats, device_name, tokens, **exact)
-    assert relative_rms(_last_logits(path, device_name, tokens, **exact), wanted) < most
-    assert relative_rms(_last_logits(path, device_name, tokens), wanted) < 2e-2
+    wanted = _logits(floats, device_name, long=True, exact=True)
+    assert _error(_logits(path, device_name, long=True, exact=True), wanted) < most
+    assert _error(_logits(path, device_name, long=True), wanted) < 2e-2
 
 
 @pytest.mark.parametrize("name", ["gptq", "apart"])
@@ -103,26 +113,20 @@ def test_experts_with_orders_in_host_memory(
     launch norms x and brings it into orders, which rounds elsewhere."""
     source = wide_floats(data / "safetensors" / "qwen3moe-bf16", tmp_path / "wide")
     path, _ = quantised(source, ORDERED_EXPERTS["gptq"], tmp_path)
-    placement, tokens = Placement(host_experts=99, expert_slots=slots), [*range(5, 205, 10)]
+    placement = Placement(host_experts=99, expert_slots=slots)
     for exact in (True, False):
-        wanted = _logits(path, device_name, exact=exact)
-        found = _logits(path, device_name, exact=exact, placement=placement)
-        most = 0.0 if slots != 1 else 2e-6 if exact else 1e-3
-        assert relative_rms(found, wanted) <= most
-        wanted = _last_logits(path, device_name, tokens, exact=exact)
-        found = _last_logits(path, device_name, tokens, exact=exact, placement=placement)
-        assert relative_rms(found, wanted) <= most
+        wanted = _logits(path, device_name, long=True, exact=exact)
+        found = _logits(path, device_name, long=True, exact=exact, placement=placement)
+        assert _error(found, wanted) <= (0.0 if slots != 1 else 2e-6 if exact else 1e-3)
 
 
 @pytest.mark.parametrize("split", ["tensors", "layers"])
 def test_experts_with_orders_on_two_devices(data: Path, tmp_path: Path, split: str) -> None:
     source = wide_floats(data / "safetensors" / "qwen3moe-bf16", tmp_path / "wide", layers=2)
     path, floats = quantised(source, ORDERED_EXPERTS["gptq"], tmp_path)
-    exact, two = {"exact": True, "kv_dtype": "f32"}, {"gpus": 2, "split": split}
-    for tokens in ([*range(5, 205, 10)], [5, 300]):
-        wanted = _last_logits(floats, "emulator", tokens, **exact)
-        found = _last_logits(path, "emulator", tokens, **exact, **two)
-        assert relative_rms(found, wanted) < 1e-5
+    wanted = _logits(floats, "emulator", long=True, exact=True)
+    found = _logits(path, "emulator", long=True, exact=True, gpus=2, split=split)
+    assert _error(found, wanted) < 1e-5
 
 
 def test_prompts_of_fp8_matrices_are_multiplied_as_fp8(
@@ -133,11 +137,10 @@ def test_prompts_of_fp8_matrices_are_multiplied_as_fp8(
         pytest.skip(f"no products of floats of eight bits on {device.native_target}")
     source = wide_floats(data / "safetensors" / "llama-bf16", tmp_path / "wide")
     path, _ = quantised(source, KINDS["fp8-rows"], tmp_path)
-    tokens = [*range(5, 205, 10)]
-    wanted = _last_logits(path, device_name, tokens, exact=True)
-    assert relative_rms(_last_logits(path, device_name, tokens), wanted) < 2e-3
-    monkeypatch.setattr("urdir.ptxgen.kernels.linear.bytes_choice.LEAST_FLOATS", len(tokens))
-    assert 3e-3 < relative_rms(_last_logits(path, device_name, tokens), wanted) < 0.08
+    wanted = _last_logits(path, device_name, LONG, exact=True)
+    assert relative_rms(_last_logits(path, device_name, LONG), wanted) < 2e-3
+    monkeypatch.setattr("urdir.ptxgen.kernels.linear.bytes_choice.LEAST_FLOATS", len(LONG))
+    assert 3e-3 < relative_rms(_last_logits(path, device_name, LONG), wanted) < 0.08
 
 
 #: Tokens of prompts, the last of each is compared.

@@ -456,6 +456,7 @@ def test_gate_and_up_of_different_types(bench: ExpertsBench, allowed: float) -> 
     bench.compare(y, expected, 2 * allowed)
 
 
+@pytest.mark.turns(2)
 @pytest.mark.parametrize("case", ["qwen3", "deepseek", "ordered"])
 @pytest.mark.parametrize(
     ("rows", "exact", "together"),

@@ -156,7 +156,7 @@ def test_an_engine_that_dies_ends_all(start: Callable[..., Apart]) -> None:
     wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in fronts))
 
 
-@pytest.mark.slow
+@pytest.mark.full  # of a server of one process: test_command.py
 def test_a_second_signal_aborts_what_is_open(start: Callable[..., Apart]) -> None:
     server = start("--step", "0.05")
     body = ASKED | {"max_tokens": 4000, "stream": True}

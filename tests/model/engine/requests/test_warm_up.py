@@ -76,6 +76,7 @@ TOGETHER = [(64, 128), (300, 100), (100, 2048), (5, 3000)]
 WALK = Walk(unit=96, step=672, room=8, most=49, rows=16)
 
 
+@pytest.mark.turns(3)
 @pytest.mark.parametrize(
     ("requests", "prompt", "begin_apart", "walk"),
     [

@@ -143,6 +143,7 @@ def test_a_folder_of_models(serve: Callable[..., Served], tmp_path: Path) -> Non
     assert errors.count("finishing open requests") == 1
 
 
+@pytest.mark.full  # idle models: test_loading.py
 def test_one_model_sleeps_and_ends_with_its_router(
     serve: Callable[..., Served], tmp_path: Path
 ) -> None:
