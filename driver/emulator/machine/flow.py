@@ -16,18 +16,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from urdir.driver.emulator.machine.faults import UNSUPPORTED_PTX_VERSION, CompileError
-from urdir.driver.emulator.machine.operand_rules import Names, Rules, check, names_of, rules_of
+from urdir.driver.emulator.machine.operand_check import Names, check, names_of
+from urdir.driver.emulator.machine.operand_rules import Rules, rules_of
 from urdir.driver.emulator.machine.operations import Operation, find
-from urdir.ptxgen.ptx import (
-    Entry,
-    Immediate,
-    Instruction,
-    Label,
-    Module,
-    Operand,
-    Register,
-    Symbol,
-)
+from urdir.ptxgen.ptx import Entry, Immediate, Instruction, Label, Module, Operand, Register, Symbol
 from urdir.ptxgen.ptx.architecture import number_of
 
 

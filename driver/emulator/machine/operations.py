@@ -38,6 +38,10 @@ class Operation:
     warpgroup: bool = False
     only: frozenset[str] = frozenset()
 
+    def signature(self, match: re.Match[str]) -> str:
+        """The signature of an opcode that the pattern matches; CompileError if it has none."""
+        return self.operands if isinstance(self.operands, str) else self.operands(match)
+
 
 TABLE: dict[str, list[Operation]] = {}
 
@@ -116,7 +120,7 @@ def _find(opcode: str, target: str, version: Version) -> Found:
             needed = _MODIFIERS.get(part) or _MODIFIERS.get(f"{stem}.{part}")
             if needed is not None:
                 _check_target(f".{part} of {opcode}", target, version, *needed)
-        return form, match, rules_of(form.operands, match)
+        return form, match, rules_of(form.signature(match), match.groups())
     raise missing
 
 

@@ -94,9 +94,7 @@ def _ld_operands(m: re.Match[str]) -> str:
 @operation(rf"ld(?:\.volatile|{_ORDERED}){_SHARED}{_TYPE}", _ld_operands, polls=True)
 @operation(rf"ld{_MMIO}(?:\.(global))?(){_SCALAR}", _ld_operands, 70, (8, 2), polls=True)
 @operation(rf"ld(?:\.weak)?{_CLUSTER}(?:{_LOADED})?{_TYPE}", _ld_operands, 90, (7, 8))
-@operation(
-    rf"ld(?:\.volatile|{_ORDERED}){_CLUSTER}{_TYPE}", _ld_operands, 90, (7, 8), polls=True
-)
+@operation(rf"ld(?:\.volatile|{_ORDERED}){_CLUSTER}{_TYPE}", _ld_operands, 90, (7, 8), polls=True)
 def _ld(e: Emitter, m: re.Match[str]) -> None:
     d, source = e.operands[:2]
     element = NUMPY[m[3]]

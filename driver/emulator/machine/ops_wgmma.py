@@ -115,7 +115,12 @@ def _fence(e: Emitter, m: re.Match[str]) -> None:
 
 
 @operation(
-    r"wgmma\.wait_group\.sync\.aligned", f"#0..{2**31 - 1}", 90, (8, 0), warpgroup=True, only=_HOPPER
+    r"wgmma\.wait_group\.sync\.aligned",
+    f"#0..{2**31 - 1}",
+    90,
+    (8, 0),
+    warpgroup=True,
+    only=_HOPPER,
 )
 def _wait(e: Emitter, m: re.Match[str]) -> None:
     e.line(f"warpgroups.wait({_value(e.operands[0])}, L)")
