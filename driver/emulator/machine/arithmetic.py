@@ -304,7 +304,8 @@ def is_subnormal(x: Array) -> Array:
 
 def is_normal(x: Array) -> Array:
     """testp.normal: zeros are normal (PTX ISA, testp)."""
-    return np.isfinite(x) & ((np.abs(x) >= _TINY[x.dtype]) | (x == 0))
+    result: Array = np.isfinite(x) & ((np.abs(x) >= _TINY[x.dtype]) | (x == 0))
+    return result
 
 
 def float_min(a: Array, b: Array, out: Array, nan: bool) -> None:

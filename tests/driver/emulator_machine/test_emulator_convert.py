@@ -58,6 +58,10 @@ def test_integer_to_float(machine: Any, rng: Any, origin: str) -> None:
     machine.check(f"cvt.rn.f64.{origin} %d, %a;", "f8", np.array([float(v) for v in a.tolist()]), a)
     with np.errstate(all="ignore"):
         machine.check(f"cvt.rn.f16.{origin} %d, %a;", "f2", a.astype("f8").astype("f2"), a)
+    below = [x if int(x) <= v else np.nextafter(x, np.float32(-np.inf))
+             for x, v in zip(round_integers(a), a.tolist(), strict=True)]  # fmt: skip
+    machine.check(f"cvt.rm.f32.{origin} %d, %a;", "f4", np.array(below), a)
+    machine.check(f"cvt.rz.sat.f32.{origin} %d, %a;", "f4", a > 0, a)
 
 
 def round_integers(a: Array) -> Array:
