@@ -34,7 +34,7 @@ def _rows(e: Emitter) -> str:
 )  # fmt: skip
 def _copy(e: Emitter, m: re.Match[str]) -> None:
     to, origin, size, *rest = e.operands
-    nbytes = e.need_immediate(size, "the size of cp.async")
+    nbytes = e.number(size)
     if rest and "cache_hint" in e.instruction.opcode:
         rest = rest[:-1]
     destination, source = e.address(to), e.address(origin)
@@ -56,7 +56,7 @@ def _commit(e: Emitter, m: re.Match[str]) -> None:
 def _wait(e: Emitter, m: re.Match[str]) -> None:
     groups = None
     if m[1] == "wait_group":
-        groups = e.need_immediate(e.operands[0], "the number of groups")
+        groups = e.number(e.operands[0])
     e.line(f"v = asynchronous.wait({groups}, L)")
     e.watch("landed", "v")
 

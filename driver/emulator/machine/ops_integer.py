@@ -303,7 +303,7 @@ _TWO = {
 def _lop3(e: Emitter, m: re.Match[str]) -> None:
     """``f0 ^ (c & (f0 ^ f1))``, f0 and f1 being the function of a and b for c = 0 and 1."""
     d, a, b, c, table = e.operands
-    lut = e.need_immediate(table, "the table of lop3")
+    lut = e.number(table)
     f0 = sum(((lut >> (2 * i)) & 1) << i for i in range(4))
     f1 = sum(((lut >> (2 * i + 1)) & 1) << i for i in range(4))
     names = {"a": e.full(a, "u4"), "b": e.full(b, "u4")}
