@@ -144,9 +144,10 @@ def _address_refusal(operand: Operand, rule: Rule, names: Names) -> str:
         return "a constant is an address only in .local memory: use a register or a variable"
     name, kind = operand.base.name, kind_of(operand.base, names)
     if kind[0] == "&":
-        spaces = ("global", "const") if rule.space == "generic" else (rule.space,)
-        needed = "a generic address" if rule.space == "generic" else f"one in .{rule.space}"
-        return "" if kind[1:] in spaces else f"{name} is {described(kind)}, needed is {needed}"
+        is_generic = rule.space == "generic"
+        spaces = ("global", "const") if is_generic else (rule.space,)
+        needed = f"say .{kind[1:]}" if is_generic else f"needed is one in .{rule.space}"
+        return "" if kind[1:] in spaces else f"{name} is {described(kind)}: {needed}"
     if rule.space == "param":
         return f"ld.param takes [parameter+offset]; {name} is {described(kind)}"
     if kind in (f"{letter}{bits}" for letter in "bus" for bits in rule.bits):
