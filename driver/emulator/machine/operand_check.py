@@ -25,14 +25,15 @@ from urdir.ptxgen.ptx import (
 #: Names of an entry -> type of a register, "&" and state space of a variable or parameter.
 Names = Mapping[str, str]
 
+#: Special registers by their bytes; of %gridid ptxas takes the low half too.
+_SPECIALS = {**{name: f"%{known.width}" for name, known in SPECIALS.items()}, "%gridid": "%"}
+
 
 def names_of(module: Module, entry: Entry) -> dict[str, str]:
     """The names that operands of an entry may have."""
-    names = {v.name: f"&{v.space}" for v in (*module.variables, *entry.variables)}
-    names |= {p.name: "&param" for p in entry.parameters}
-    names |= {name: f"%{known.width}" for name, known in SPECIALS.items()}
-    names["%gridid"] = "%"  # ptxas takes its low half too
-    return names | dict(entry.registers)
+    variables = {v.name: f"&{v.space}" for v in (*module.variables, *entry.variables)}
+    parameters = {p.name: "&param" for p in entry.parameters}
+    return {**_SPECIALS, **variables, **parameters, **entry.registers}
 
 
 def check(instruction: Instruction, rules: Rules, names: Names) -> None:
@@ -143,7 +144,7 @@ def _address_refusal(operand: Operand, rule: Rule, names: Names) -> str:
     if operand.base is None:
         return "a constant is an address only in .local memory: use a register or a variable"
     name, kind = operand.base.name, kind_of(operand.base, names)
-    if kind[0] == "&":
+    if kind[0] == "&" and kind != "&label":
         is_generic = rule.space == "generic"
         spaces = ("global", "const") if is_generic else (rule.space,)
         needed = f"say .{kind[1:]}" if is_generic else f"needed is one in .{rule.space}"
@@ -187,7 +188,7 @@ def described(kind: str) -> str:
 def allowed(rule: Rule) -> str:
     """What a rule accepts, in a message."""
     registers = [f".{t}" for t in TYPE_BYTES if t in rule.accepts]
-    others = [_KINDS[kind] for kind in _KINDS if kind in rule.accepts]
+    others = dict.fromkeys(_KINDS[kind] for kind in _KINDS if kind in rule.accepts)
     variables = ["a variable's address"] if any(k[0] == "&" for k in rule.accepts) else []
     parts = [f"{', '.join(registers)} registers"] if registers else []
     return " or ".join([*parts, *others, *variables]) or "d|p"
