@@ -29,30 +29,29 @@ Names = Mapping[str, str]
 _SPECIALS = {**{name: f"%{known.width}" for name, known in SPECIALS.items()}, "%gridid": "%"}
 
 
-def names_of(module: Module, entry: Entry) -> dict[str, str]:
-    """The names that operands of an entry may have."""
-    variables = {v.name: f"&{v.space}" for v in (*module.variables, *entry.variables)}
-    parameters = {p.name: "&param" for p in entry.parameters}
-    return {**_SPECIALS, **variables, **parameters, **entry.registers}
+class OperandCheck:
+    """The check of an entry's instructions. It remembers what each operand of the parser is."""
 
+    def __init__(self, module: Module, entry: Entry) -> None:
+        variables = {v.name: f"&{v.space}" for v in (*module.variables, *entry.variables)}
+        parameters = {p.name: "&param" for p in entry.parameters}
+        self._names: Names = {**_SPECIALS, **variables, **parameters, **entry.registers}
+        self._kinds: dict[int, str] = {}
 
-def check(instruction: Instruction, rules: Rules, names: Names) -> None:
-    """Raise CompileError unless the operands are what the rules allow."""
-    operands = instruction.operands
-    own = rules.get(len(operands))
-    if own is None:
-        many = " or ".join(map(str, sorted(rules)))
-        what = f"wrong number of operands: {len(operands)}, {instruction.opcode} takes {many}"
-        raise _error(instruction, what)
-    for operand, rule in zip(operands, own, strict=True):
-        if (
-            type(operand) is Register
-            and not operand.negated
-            and names.get(operand.name, "") in rule.accepts
-        ):
-            continue
-        if why := _refusal(operand, rule, names):
-            raise _error(instruction, why)
+    def check(self, instruction: Instruction, rules: Rules) -> None:
+        """Raise CompileError unless the operands are what the rules of the opcode allow."""
+        operands, kinds = instruction.operands, self._kinds
+        own = rules.get(len(operands))
+        if own is None:
+            many = " or ".join(map(str, sorted(rules)))
+            what = f"wrong number of operands: {len(operands)}, {instruction.opcode} takes {many}"
+            raise _error(instruction, what)
+        for operand, rule in zip(operands, own, strict=True):
+            kind = kinds.get(id(operand))
+            if kind is None:
+                kind = kinds[id(operand)] = kind_of(operand, self._names)
+            if kind not in rule.surely and (why := _refusal(operand, rule, self._names)):
+                raise _error(instruction, why)
 
 
 def _error(instruction: Instruction, why: str) -> CompileError:
@@ -64,6 +63,8 @@ def kind_of(operand: Operand, names: Names) -> str:
     if isinstance(operand, Register):
         found = names.get(operand.name, "%unknown")
         return f"!{found}" if operand.negated else found
+    if isinstance(operand, Address):
+        return "@" if operand.base is None else f"@{kind_of(operand.base, names)}"
     if isinstance(operand, Immediate):
         return f"#{operand.kind}"
     if isinstance(operand, Symbol):
@@ -143,17 +144,16 @@ def _address_refusal(operand: Operand, rule: Rule, names: Names) -> str:
         return f"{shown(operand)} is not an address: write [...]"
     if operand.base is None:
         return "a constant is an address only in .local memory: use a register or a variable"
+    if kind_of(operand, names) in rule.accepts:
+        return ""
     name, kind = operand.base.name, kind_of(operand.base, names)
     if kind[0] == "&" and kind != "&label":
-        is_generic = rule.space == "generic"
-        spaces = ("global", "const") if is_generic else (rule.space,)
-        needed = f"say .{kind[1:]}" if is_generic else f"needed is one in .{rule.space}"
-        return "" if kind[1:] in spaces else f"{name} is {described(kind)}: {needed}"
+        needed = f"needed is one in .{rule.space}"
+        needed = f"say .{kind[1:]}" if rule.space == "generic" else needed
+        return f"{name} is {described(kind)}: {needed}"
     if rule.space == "param":
         return f"ld.param takes [parameter+offset]; {name} is {described(kind)}"
-    if kind in (f"{letter}{bits}" for letter in "bus" for bits in rule.bits):
-        return ""
-    bits = " or ".join(map(str, rule.bits))
+    bits = "32 or 64" if "@b32" in rule.accepts else "64"
     return (
         f"{name} is {described(kind)} and cannot hold this address; needed is an integer or "
         f"untyped register of {bits} bits"
@@ -171,7 +171,7 @@ _NOUNS: Mapping[type, str] = {Address: "[...]", Vector: "{...}", Pair: "d|p", Di
 _KINDS: Mapping[str, str] = {
     "pred": "a predicate", "!pred": "a negated predicate", "#int": "an integer constant",
     "#f32": "a constant of .f32", "#f64": "a floating-point constant", "_": "a discarded result",
-    "&label": "a label", "&param": "a parameter", "address": "an address", "vector": "a vector",
+    "&label": "a label", "&param": "a parameter", "vector": "a vector",
     "pair": "a result with a predicate", "%": "a special register", "%4": "a special register",
     "%8": "a special register of 64 bits",
     "%unknown": "a special register that is not supported",
@@ -182,6 +182,8 @@ def described(kind: str) -> str:
     """A kind of operand in a message."""
     if kind in _KINDS:
         return _KINDS[kind]
+    if kind[0] == "@":
+        return "an address"
     return f"a variable in .{kind[1:]}" if kind[0] == "&" else f"a .{kind} register"
 
 

@@ -39,12 +39,13 @@ _WITHOUT_REGISTERS = frozenset(("bf16", "bf16x2"))
 FLOATS = frozenset(("f16", "f32", "f64", "f16x2")) | _WITHOUT_REGISTERS
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Rule:
     """What one operand may be.
 
     ``accepts`` has types of registers, "%" and bytes of special registers, "#" and kinds of
-    constants, "&" and state spaces of variables, "!pred" and "_": see `kind_of`.
+    constants, "&" and state spaces of variables, "@" and the base of an address, "!pred" and "_":
+    see `kind_of`.
     """
 
     item: str
@@ -56,11 +57,15 @@ class Rule:
     elements: int = 0
     #: Bytes of the elements of any vector together, which need not agree by themselves.
     packed: int = 0
-    #: State space of an address, and bits of its registers: (32, 64) or (64,).
+    #: State space of an address.
     space: str = ""
-    bits: tuple[int, ...] = ()
     #: The rules of a result and its predicate.
     pair: tuple[Rule, Rule] | None = None
+
+    @functools.cached_property
+    def surely(self) -> frozenset[str | None]:
+        """What is accepted whatever its value is."""
+        return frozenset(kind for kind in self.accepts if not self.values or kind[0] != "#")
 
 
 #: Number of operands -> their rules.
@@ -114,8 +119,11 @@ def _rule(item: str) -> Rule:
 def _address(item: str) -> Rule:
     space, _, bits = item[1:-1].partition("/")
     space = "shared" if space.startswith("shared") else space or "generic"
+    spaces = ("global", "const") if space == "generic" else (space,)
     is_short = bits == "32" or (space == "shared" and not bits)
-    return Rule(item, space=space, bits=(32, 64) if is_short else (64,))
+    registers = "" if space == "param" else "b64 u64 s64 b32 u32 s32" if is_short else "b64 u64 s64"
+    bases = [f"&{each}" for each in spaces] + registers.split()
+    return Rule(item, frozenset(f"@{base}" for base in bases), space=space)
 
 
 def _bounds(text: str) -> range | tuple[int, ...]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import urdir.driver.emulator.machine.compile  # noqa: F401 - fills the table
 from urdir.driver.emulator.machine.faults import CompileError
-from urdir.driver.emulator.machine.operand_check import check, names_of
+from urdir.driver.emulator.machine.operand_check import OperandCheck
 from urdir.driver.emulator.machine.operand_rules import Rule, rules_of
 from urdir.driver.emulator.machine.operations import TABLE, Operation, find
 from urdir.ptxgen import ptx
@@ -173,11 +173,11 @@ def refused_by_emulator(lines: list[str], version: str, target: str) -> dict[str
     """The lines that do not pass the checks before translation, and why."""
     parsed = ptx.parse(module(lines, version, target))
     entry = parsed.entries["k"]
-    names, found = names_of(parsed, entry), {}
+    checks, found = OperandCheck(parsed, entry), {}
     for line, instruction in zip(lines, entry.instructions, strict=False):
         try:
             _, _, rules = find(instruction, target, parsed.version)
-            check(instruction, rules, names)
+            checks.check(instruction, rules)
         except CompileError as exc:
             found[line] = exc.message
     return found
