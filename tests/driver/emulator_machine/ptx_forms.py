@@ -122,9 +122,9 @@ def right_lines(seed: int, most: int) -> Iterator[Line]:
     """Up to ``most`` opcodes of each operation with operands that it allows."""
     rng = random.Random(seed)
     for form in operations():
-        texts = opcodes(form.pattern.pattern)
+        texts = opcodes(form.pattern)
         for opcode in rng.sample(texts, min(most, len(texts))):
-            match = form.pattern.fullmatch(opcode)
+            match = form.match(opcode)
             assert match is not None
             try:
                 rules = rules_of(form.signature(match), match.groups())

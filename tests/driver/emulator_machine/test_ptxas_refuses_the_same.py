@@ -25,6 +25,7 @@ LENIENT = re.compile(
     r"|^cp\.async\.bulk\.shared.*, ([^\[]*|\{.*\})(, %\w+)*;$"  # no address of an mbarrier
     r"|^wgmma.*\}, (-?\d+, %\w+|%\w+, -?\d+), "  # a constant as descriptor
     r"|^mov\.(b16|[su]32).* (gl|sh);$|^mov.*par;|^ld\.param|^isspacep|^st\.async\.weak|%b32_8;$"
+    r"|^fence\.(acquire|release)\.cluster|^cvt\.bf16\.bf16 \{"  # older assemblers
 )
 TARGETS = (
     ("6.3", "sm_75"), ("7.0", "sm_80"), ("7.8", "sm_89"), ("8.0", "sm_90"), ("9.0", "sm_90a"),
