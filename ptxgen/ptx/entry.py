@@ -217,6 +217,9 @@ class _EntryParser:
             raise self.source.error("not a register declaration", s.at, s.text)
         if m[2] != "pred" and m[2] not in TYPE_BYTES:
             raise self.source.error(f"unknown type .{m[2]}", s.at, s.text)
+        if m[2].startswith("bf16"):
+            wide = 8 * TYPE_BYTES[m[2]]
+            raise self.source.error(f"registers for .{m[2]} are .b{wide}", s.at, s.text)
         for item in m[3].split(","):
             r = _RANGE.match(item.strip())
             if not r:

@@ -230,7 +230,7 @@ def div_directed(a: Array, b: Array, mode: str) -> Array:
 def integer_to_odd(x: Array) -> Array:
     """64-bit integers to float64, rounded to odd."""
     low = (x & x.dtype.type(0xFFFFFFFF)).astype(np.float64)
-    high = (x >> x.dtype.type(32)).astype(np.float64) * 2.0**32
+    high: Array = (x >> x.dtype.type(32)).astype(np.float64) * 2.0**32
     return to_odd(high, low, high + low)
 
 
@@ -246,7 +246,7 @@ def directed_64(name: str, a: Array, b: Array, mode: str) -> Array:
 
     function = {"add": operator.add, "sub": operator.sub, "mul": operator.mul}[name]
     a, b = (np.atleast_1d(v) for v in np.broadcast_arrays(a, b))
-    result = function(a, b)
+    result: Array = function(a, b)
     for i in np.flatnonzero(np.isfinite(a) & np.isfinite(b)).tolist():
         exact = function(Fraction(float(a[i])), Fraction(float(b[i])))
         result[i] = _directed(exact, float(result[i]), mode)
@@ -303,8 +303,9 @@ def is_subnormal(x: Array) -> Array:
 
 
 def is_normal(x: Array) -> Array:
-    """testp.normal."""
-    return np.isfinite(x) & (np.abs(x) >= _TINY[x.dtype])
+    """testp.normal: zeros are normal (PTX ISA, testp)."""
+    result: Array = np.isfinite(x) & ((np.abs(x) >= _TINY[x.dtype]) | (x == 0))
+    return result
 
 
 def float_min(a: Array, b: Array, out: Array, nan: bool) -> None:

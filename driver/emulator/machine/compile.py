@@ -294,9 +294,6 @@ def _emit(emitter: Emitter, code: Code) -> None:
     except CompileError as exc:
         where = f"PTX line {instruction.line}: {instruction.text}: "
         raise CompileError(where + exc.message, exc.code) from None
-    except (ValueError, LookupError) as exc:
-        where = f"PTX line {instruction.line}: {instruction.text}: "
-        raise CompileError(f"{where}wrong number of operands ({exc})") from exc
 
 
 def _terminator(e: Emitter, block: Block) -> list[str]:

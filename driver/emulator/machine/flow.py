@@ -16,19 +16,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from urdir.driver.emulator.machine.faults import UNSUPPORTED_PTX_VERSION, CompileError
-from urdir.driver.emulator.machine.operand_rules import Names, Rules, check, names_of, rules_of
+from urdir.driver.emulator.machine.operand_check import OperandCheck
+from urdir.driver.emulator.machine.operand_rules import Rules, rules_of
 from urdir.driver.emulator.machine.operations import Operation, find
 from urdir.driver.emulator.machine.warps import WARP
-from urdir.ptxgen.ptx import (
-    Entry,
-    Immediate,
-    Instruction,
-    Label,
-    Module,
-    Operand,
-    Register,
-    Symbol,
-)
+from urdir.ptxgen.ptx import Entry, Immediate, Instruction, Label, Module, Operand, Register, Symbol
 from urdir.ptxgen.ptx.architecture import number_of
 
 
@@ -116,8 +108,6 @@ _CONTROL = re.compile(
     r"|(?P<cluster_arrive>barrier\.cluster\.arrive(?:\.(?:release|relaxed))?(?:\.aligned)?)"
     r"|(?P<cluster_wait>barrier\.cluster\.wait(?:\.acquire)?(?:\.aligned)?)"
 )
-#: How their opcodes begin.
-_STEMS = frozenset(("bra", "ret", "exit", "trap", "bar", "barrier", "griddepcontrol"))
 #: What barrier.cluster may say of memory, since PTX ISA 8.0.
 _CLUSTER_ORDER = frozenset(("release", "relaxed", "acquire"))
 #: Those that sm_90 brought.
@@ -137,9 +127,10 @@ def _control_rules(kind: str) -> Rules:
 def flatten(module: Module, entry: Entry) -> list[Code]:
     """Instructions with their operations; guards that need it become branches around.
 
-    Raises CompileError for instructions that ptxas would refuse: see `check`.
+    Raises CompileError for instructions that ptxas would refuse: see `OperandCheck`.
     """
-    names = names_of(module, entry)
+    checks = OperandCheck(module, entry)
+    known: dict[str, Found] = {}
     result: list[Code] = []
     labels: list[str] = []
     skips = 0
@@ -147,7 +138,11 @@ def flatten(module: Module, entry: Entry) -> list[Code]:
         if isinstance(item, Label):
             labels.append(item.name)
             continue
-        operation, match = _lookup(item, module, names)
+        found = known.get(item.opcode)
+        if found is None:
+            found = known[item.opcode] = _lookup(item, module)
+        operation, match, rules = found
+        checks.check(item, rules)
         around = item.predicate is not None and (
             operation.branches if operation else match.lastgroup not in ("branch", "exit")
         )
@@ -178,15 +173,15 @@ def _control(instruction: Instruction) -> re.Match[str]:
     return match
 
 
-def _lookup(
-    item: Instruction, module: Module, names: Names
-) -> tuple[Operation | None, re.Match[str]]:
+#: Of an opcode: its operation (None for control flow), the match of its pattern, its rules.
+Found = tuple[Operation | None, re.Match[str], Rules]
+
+
+def _lookup(item: Instruction, module: Module) -> Found:
     target, version = module.target, module.version
-    control = _CONTROL.fullmatch(item.opcode) if item.parts[0] in _STEMS else None
+    control = _CONTROL.fullmatch(item.opcode)
     if control is None:
-        operation, match, rules = find(item, target, version)
-        check(item, rules, names)
-        return operation, match
+        return find(item, target, version)
     if control.lastgroup in _SINCE_90 and number_of(target) < 90:
         raise CompileError(f"PTX line {item.line}: {item.opcode} needs .target sm_90 or higher")
     if _CLUSTER_ORDER & set(item.parts) and item.parts[1] == "cluster" and version < (8, 0):
@@ -196,8 +191,7 @@ def _lookup(
             UNSUPPORTED_PTX_VERSION,
         )
     assert control.lastgroup is not None
-    check(item, _control_rules(control.lastgroup), names)
-    return None, control
+    return None, control, _control_rules(control.lastgroup)
 
 
 def split(codes: list[Code]) -> tuple[list[Block], list[Code]]:

@@ -200,18 +200,24 @@ def relu(x: Array) -> None:
     np.add(x, 0.0, out=x)
 
 
-def float_to_integer(x: Array, target: type) -> Array:
-    """An integral float64 to an integer type: clamped to its range, NaN to 0."""
+def float_to_integer(x: Array, target: type, has_64: bool) -> Array:
+    """An integral float64 to an integer type: clamped to its range.
+
+    NaN becomes 0, or if source or target have 64 bits only the highest bit (PTX ISA, cvt).
+    """
     limits = np.iinfo(target)
+    nan = (limits.min or (limits.max >> 1) + 1) if has_64 else 0
     clamped = np.minimum(np.maximum(x, float(limits.min)), float(limits.max))
+    unordered = np.isnan(clamped)
     if limits.bits == 64:
         over = x >= float(limits.max)
-        clamped[over] = 0.0
-        result: Array = np.where(np.isnan(x), 0.0, clamped).astype(target)
+        clamped[over | unordered] = 0.0
+        result: Array = clamped.astype(target)
         result[over] = limits.max
+        result[unordered] = nan
         return result
-    if np.isnan(clamped).any():
-        clamped = np.where(np.isnan(clamped), 0.0, clamped)
+    if unordered.any():
+        clamped = np.where(unordered, float(nan), clamped)
     return clamped.astype(target)
 
 

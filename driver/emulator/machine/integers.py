@@ -41,6 +41,18 @@ def leading_zeros(x: Array) -> Array:
     return bits - np.bitwise_count(v)
 
 
+def find_bit(x: Array, shift_amount: bool) -> Array:
+    """bfind: the highest bit that is not a sign, or the shift that makes it the first; or all
+    ones."""
+    sizes = np.where(x < 0, ~x, x).view(f"u{x.dtype.itemsize}")
+    zeros = leading_zeros(sizes).astype(np.uint32)
+    last = np.uint32(8 * x.dtype.itemsize - 1)
+    found: Array = np.where(
+        sizes == 0, np.uint32(0xFFFFFFFF), zeros if shift_amount else last - zeros
+    )
+    return found
+
+
 def reverse_bits(x: Array) -> Array:
     """brev."""
     bits = 8 * x.dtype.itemsize
@@ -99,6 +111,20 @@ def permute_bytes(a: Array, b: Array, selector: Array) -> Array:
         byte = np.where(nibble & np.uint32(8), signs, byte)
         result |= byte.astype(np.uint32) << np.uint32(8 * at)
     return result
+
+
+#: The bytes of prmt's modes as selectors of the default one, by c's last two bits (PTX ISA, prmt).
+_SELECTORS = {
+    "f4e": (0x3210, 0x4321, 0x5432, 0x6543), "b4e": (0x5670, 0x6701, 0x7012, 0x0123),
+    "rc8": (0x0000, 0x1111, 0x2222, 0x3333), "ecl": (0x3210, 0x3211, 0x3222, 0x3333),
+    "ecr": (0x0000, 0x1110, 0x2210, 0x3210), "rc16": (0x1010, 0x3232, 0x1010, 0x3232),
+}  # fmt: skip
+
+
+def selectors(mode: str, places: Array) -> Array:
+    """The selectors that permute_bytes takes in place of a mode and c of prmt."""
+    found: Array = np.array(_SELECTORS[mode], np.uint32)[places & 3]
+    return found
 
 
 def dot_4(a: Array, b: Array, left: type, right: type) -> Array:

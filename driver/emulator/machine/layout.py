@@ -96,9 +96,9 @@ class EntryLayout:
         """Bytes of a register; 0 for a predicate."""
         return self.widths[number]
 
-    def special(self, name: str) -> Special | None:
+    def special(self, name: str) -> Special:
         """The description of a special register."""
-        return SPECIALS.get(name)
+        return SPECIALS[name]
 
     def keep(self, thing: object) -> str:
         """The name of an object that the generated text needs."""

@@ -27,7 +27,7 @@ class Operation:
     those that cannot be guarded per lane and are branched around instead.
     """
 
-    pattern: re.Pattern[str]
+    pattern: str
     handler: Handler
     operands: Signature
     sm: int = 0
@@ -38,6 +38,16 @@ class Operation:
     warpgroup: bool = False
     only: frozenset[str] = frozenset()
 
+    def match(self, opcode: str) -> re.Match[str] | None:
+        """The match of a whole opcode. Patterns are compiled at first use: many never are."""
+        return _compiled(self.pattern).fullmatch(opcode)
+
+    def signature(self, match: re.Match[str]) -> str:
+        """The signature of an opcode that the pattern matches; CompileError if it has none."""
+        return self.operands if isinstance(self.operands, str) else self.operands(match)
+
+
+_compiled = functools.cache(re.compile)
 
 TABLE: dict[str, list[Operation]] = {}
 
@@ -62,7 +72,7 @@ def operation(
     def register(handler: Handler) -> Handler:
         meets = converges or warpgroup
         found = Operation(
-            re.compile(pattern), handler, operands, sm, version, meets, polls, branches or meets,
+            pattern, handler, operands, sm, version, meets, polls, branches or meets,
             warpgroup, only,
         )  # fmt: skip
         for stem in re.sub(r"[()]|\?:|\\.*", "", pattern).split("|"):
@@ -101,7 +111,7 @@ def _find(opcode: str, target: str, version: Version) -> Found:
         raise CompileError(f"unknown instruction {opcode}")
     missing = CompileError(f"{stem} has no form {opcode}")
     for form in TABLE[stem]:
-        match = form.pattern.fullmatch(opcode)
+        match = form.match(opcode)
         if match is None:
             continue
         try:
@@ -116,7 +126,7 @@ def _find(opcode: str, target: str, version: Version) -> Found:
             needed = _MODIFIERS.get(part) or _MODIFIERS.get(f"{stem}.{part}")
             if needed is not None:
                 _check_target(f".{part} of {opcode}", target, version, *needed)
-        return form, match, rules_of(form.operands, match)
+        return form, match, rules_of(form.signature(match), match.groups())
     raise missing
 
 

@@ -34,7 +34,7 @@ def _rows(e: Emitter) -> str:
 )  # fmt: skip
 def _copy(e: Emitter, m: re.Match[str]) -> None:
     to, origin, size, *rest = e.operands
-    nbytes = e.need_immediate(size, "the size of cp.async")
+    nbytes = e.number(size)
     if rest and "cache_hint" in e.instruction.opcode:
         rest = rest[:-1]
     destination, source = e.address(to), e.address(origin)
@@ -56,7 +56,7 @@ def _commit(e: Emitter, m: re.Match[str]) -> None:
 def _wait(e: Emitter, m: re.Match[str]) -> None:
     groups = None
     if m[1] == "wait_group":
-        groups = e.need_immediate(e.operands[0], "the number of groups")
+        groups = e.number(e.operands[0])
     e.line(f"v = asynchronous.wait({groups}, L)")
     e.watch("landed", "v")
 
@@ -71,7 +71,11 @@ def _copy_arrive(e: Emitter, m: re.Match[str]) -> None:
 
 
 @operation(
-    rf"mbarrier\.init{_SHARED}\.b64", lambda m: f"{_mbarrier_of(m)} i32#1..1048575", 80, (7, 0), branches=True
+    rf"mbarrier\.init{_SHARED}\.b64",
+    lambda m: f"{_mbarrier_of(m)} i32#1..1048575",
+    80,
+    (7, 0),
+    branches=True,
 )
 def _init(e: Emitter, m: re.Match[str]) -> None:
     address, count = e.address(e.operands[0]), e.source(e.operands[1], "u4")
@@ -122,12 +126,12 @@ def _arrive_operands(m: re.Match[str]) -> str:
     _arrive_operands, 90, (8, 0), branches=True,
 )  # fmt: skip
 @operation(
-    rf"mbarrier\.arrive(){_RELEASE}{_SHARED}\.b64", _arrive_operands, 90, (7, 8), branches=True
-)
-@operation(
     rf"mbarrier\.arrive(){_RELEASE}{_SHARED}\.b64",
     lambda m: f"=u64? {_mbarrier_of(m)}", 80, (7, 0), branches=True,
 )  # fmt: skip
+@operation(
+    rf"mbarrier\.arrive(){_RELEASE}{_SHARED}\.b64", _arrive_operands, 90, (7, 8), branches=True
+)
 def _arrive(e: Emitter, m: re.Match[str]) -> None:
     state, where, *rest = e.operands
     address, rows = _mbarrier(e, where)

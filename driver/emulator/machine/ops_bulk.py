@@ -80,7 +80,7 @@ def _commit(e: Emitter, m: re.Match[str]) -> None:
 
 @operation(r"cp\.async\.bulk\.wait_group(\.read)?", "#", 90, (8, 0), branches=True)
 def _wait(e: Emitter, m: re.Match[str]) -> None:
-    groups = e.need_immediate(e.operands[0], "the number of groups")
+    groups = e.number(e.operands[0])
     e.line(f"bulk.wait({groups}, {bool(m[1])}, L)")
     e.watch("bulk_wait", str(groups), "L")
 

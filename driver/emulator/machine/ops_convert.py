@@ -113,7 +113,8 @@ def _float_to_int(e: Emitter, m: re.Match[str]) -> None:
     to = NUMPY[m[4]]
     rounding = {"rni": "rint", "rzi": "trunc", "rmi": "floor", "rpi": "ceil"}[m[1]]
     e.line(f"{rounding}({source}, {source})")
-    e.line(f"{e.target(d, to)}[...] = float_to_integer({source}, {to})")
+    has_64 = m[5] == "f64" or m[4][1:] == "64"
+    e.line(f"{e.target(d, to)}[...] = float_to_integer({source}, {to}, {has_64})")
 
 
 def _as_f64(e: Emitter, operand: Operand, kind: str, ftz: bool) -> str:
@@ -121,7 +122,7 @@ def _as_f64(e: Emitter, operand: Operand, kind: str, ftz: bool) -> str:
     wide = e.temp("f8")
     if kind == "bf16":
         name = f"bf16_to_f32({name})"
-    if ftz and kind == "f32":
+    if ftz and kind != "f64":
         name = f"flush({name})"
     e.line(f"{wide}[...] = {name}")
     return wide
@@ -143,14 +144,15 @@ def _round_or_widen(e: Emitter, m: re.Match[str]) -> None:
     to, origin = m[4], m[5]
     result = e.target(d, NUMPY[to])
     name = e.source(a, NUMPY[origin])
+    if origin == "bf16" != to:
+        name = f"bf16_to_f32({name})"
+    if m[2] and origin != "f16":
+        name = f"flush({name})"
     if m[1]:
         rounding = {"rni": "rint", "rzi": "trunc", "rmi": "floor", "rpi": "ceil"}[m[1]]
         e.line(f"{rounding}({name}, {result})")
     else:
-        widened = f"bf16_to_f32({name})" if origin == "bf16" != to else name
-        e.line(f"{result}[...] = {widened}")
-    if m[2] and to == "f32":
-        e.line(f"{result}[...] = flush({result})")
+        e.line(f"{result}[...] = {name}")
     if m[3]:
         e.line(f"saturate({result})")
 
@@ -186,7 +188,10 @@ def _narrow(e: Emitter, m: re.Match[str]) -> None:
         e.line(f"relu({wide})")
     if m[4]:
         e.line(f"saturate({wide})")
-    e.line(f"{e.target(d, NUMPY[to])}[...] = narrow({wide}, {to!r}, {m[1]!r})")
+    result = e.target(d, NUMPY[to])
+    e.line(f"{result}[...] = narrow({wide}, {to!r}, {m[1]!r})")
+    if m[2] and to == "f32":
+        e.line(f"{result}[...] = flush({result})")
 
 
 @operation(r"cvt\.(rn|rz)(\.relu)?\.(f16)x2\.f32", "=f16x2> f32> f32>", 80, (7, 0))

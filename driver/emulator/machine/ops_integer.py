@@ -189,6 +189,13 @@ def _count_bits(e: Emitter, m: re.Match[str]) -> None:
     e.line(f"{e.target(d, 'u4')}[...] = {name}({source})")
 
 
+@operation(r"bfind(\.shiftamt)?\.([us]32|[us]64)", "=i32 {2}")
+def _bfind(e: Emitter, m: re.Match[str]) -> None:
+    d, a = e.operands
+    source = e.full(a, NUMPY[m[2]])
+    e.line(f"{e.target(d, 'u4')}[...] = find_bit({source}, {bool(m[1])})")
+
+
 @operation(r"brev\.(b32|b64)", "={1} {1}")
 def _brev(e: Emitter, m: re.Match[str]) -> None:
     d, a = e.operands
@@ -303,7 +310,7 @@ _TWO = {
 def _lop3(e: Emitter, m: re.Match[str]) -> None:
     """``f0 ^ (c & (f0 ^ f1))``, f0 and f1 being the function of a and b for c = 0 and 1."""
     d, a, b, c, table = e.operands
-    lut = e.need_immediate(table, "the table of lop3")
+    lut = e.number(table)
     f0 = sum(((lut >> (2 * i)) & 1) << i for i in range(4))
     f1 = sum(((lut >> (2 * i + 1)) & 1) << i for i in range(4))
     names = {"a": e.full(a, "u4"), "b": e.full(b, "u4")}
@@ -323,6 +330,14 @@ def _lop3(e: Emitter, m: re.Match[str]) -> None:
     e.line(f"{result}[...] = {text}")
     if always:
         e.line(always.format(result))
+
+
+@operation(r"prmt\.b32\.(f4e|b4e|rc8|ecl|ecr|rc16)", "=b32 b32 b32 b32")
+def _prmt_by_mode(e: Emitter, m: re.Match[str]) -> None:
+    d, a, b, place = e.operands
+    selector = f"selectors({m[1]!r}, {e.full(place, 'u4')})"
+    arguments = f"{e.full(a, 'u4')}, {e.full(b, 'u4')}, {selector}"
+    e.line(f"{e.target(d, 'u4')}[...] = permute_bytes({arguments})")
 
 
 @operation(r"prmt\.b32", "=b32 b32 b32 b32")

@@ -28,12 +28,12 @@ def _fragments(m: re.Match[str]) -> str:
 
 
 @operation(
-    r"mma\.sync\.aligned\.(m16n8k8)\.row\.col()\.(f32)\.(f16)\.(f16)\.(f32)", _fragments, 75, (6, 5),
-    converges=True,
+    r"mma\.sync\.aligned\.(m16n8k8)\.row\.col()\.(f32)\.(f16)\.(f16)\.(f32)",
+    _fragments, 75, (6, 5), converges=True,
 )  # fmt: skip
 @operation(
-    r"mma\.sync\.aligned\.(m16n8k8)\.row\.col()\.(f32)\.(bf16)\.(bf16)\.(f32)", _fragments, 80, (7, 0),
-    converges=True,
+    r"mma\.sync\.aligned\.(m16n8k8)\.row\.col()\.(f32)\.(bf16)\.(bf16)\.(f32)",
+    _fragments, 80, (7, 0), converges=True,
 )  # fmt: skip
 @operation(
     r"mma\.sync\.aligned\.(m16n8k16)\.row\.col()\.(f32)\.(f16|bf16)\.(\4)\.(f32)",
@@ -53,8 +53,8 @@ def _fragments(m: re.Match[str]) -> str:
     _fragments, 80, (7, 0), converges=True,
 )  # fmt: skip
 @operation(
-    r"mma\.sync\.aligned\.(m16n8k32)\.row\.col()\.(f32)\.(e4m3)\.(e4m3)\.(f32)", _fragments,
-    89, (8, 4), converges=True,
+    r"mma\.sync\.aligned\.(m16n8k32)\.row\.col()\.(f32)\.(e4m3)\.(e4m3)\.(f32)",
+    _fragments, 89, (8, 4), converges=True,
 )  # fmt: skip
 def _mma(e: Emitter, m: re.Match[str]) -> None:
     shape, kinds = m[1], (m[4], m[5], m[6])
@@ -104,9 +104,7 @@ def _stmatrix(e: Emitter, m: re.Match[str]) -> None:
     e.line(f"stmatrix(W, shared.memory, {address}, {rows}, ({data}), {bool(m[2])})")
 
 
-@operation(
-    r"movmatrix\.sync\.aligned\.m8n8\.trans\.b16", "=b32 b32!", 75, (7, 8), converges=True
-)
+@operation(r"movmatrix\.sync\.aligned\.m8n8\.trans\.b16", "=b32 b32!", 75, (7, 8), converges=True)
 def _movmatrix(e: Emitter, m: re.Match[str]) -> None:
     d, a = e.operands
     e.line(f"v = movmatrix(W, {e.full(a, 'u4')})")

@@ -60,12 +60,9 @@ def _elements(operand: Operand) -> tuple[Operand, ...]:
     return operand.elements if isinstance(operand, Vector) else (operand,)
 
 
-def _is_shared(e: Emitter, space: str | None, operand: Operand) -> str:
-    """The Python name of the address space."""
+def _python_name(space: str | None) -> str:
+    """The Python name of an address space."""
     if space is None:
-        base = operand.base if isinstance(operand, Address) else None
-        if isinstance(base, Symbol) and base.name in e.layout.shared:
-            raise e.fail(f"{base.name} is a .shared address, not a generic one")
         return "generic"
     if space.startswith("shared"):
         return "cluster" if space.endswith("cluster") else "shared"
@@ -94,16 +91,14 @@ def _ld_operands(m: re.Match[str]) -> str:
 @operation(rf"ld(?:\.volatile|{_ORDERED}){_SHARED}{_TYPE}", _ld_operands, polls=True)
 @operation(rf"ld{_MMIO}(?:\.(global))?(){_SCALAR}", _ld_operands, 70, (8, 2), polls=True)
 @operation(rf"ld(?:\.weak)?{_CLUSTER}(?:{_LOADED})?{_TYPE}", _ld_operands, 90, (7, 8))
-@operation(
-    rf"ld(?:\.volatile|{_ORDERED}){_CLUSTER}{_TYPE}", _ld_operands, 90, (7, 8), polls=True
-)
+@operation(rf"ld(?:\.volatile|{_ORDERED}){_CLUSTER}{_TYPE}", _ld_operands, 90, (7, 8), polls=True)
 def _ld(e: Emitter, m: re.Match[str]) -> None:
     d, source = e.operands[:2]
     element = NUMPY[m[3]]
     elements = _elements(d)
     size = int(element[1]) * len(elements)
     address = e.address(source)
-    space = _is_shared(e, m[1], source)
+    space = _python_name(m[1])
     targets = [None if isinstance(o, Discard) else e.direct_target(o, element) for o in elements]
     suffix = _guarded(e)
     e.line(f"v = {space}.load({address}, {SHIFT[size]}{lane_rows(e, space)}{suffix})")
@@ -167,7 +162,7 @@ def _st(e: Emitter, m: re.Match[str]) -> None:
     elements = _elements(value)
     size = int(element[1]) * len(elements)
     address = e.address(destination)
-    space = _is_shared(e, m[1], destination)
+    space = _python_name(m[1])
     data = _joined(e, elements, element)
     suffix = _guarded(e)
     e.watch_access("store", space, address, SHIFT[size], f"{suffix or ', None'}, {data}")
@@ -237,7 +232,7 @@ def _atom(e: Emitter, m: re.Match[str]) -> None:
     element = NUMPY[m[4]]
     address = e.address(destination)
     names = [e.full(v, element) for v in values]
-    space = _is_shared(e, m[2], destination)
+    space = _python_name(m[2])
     target = None if isinstance(d, Discard) else e.direct_target(d, element)
     suffix = _guarded(e)
     data = ", ".join(names) if len(names) == 2 else f"{names[0]}, None"

@@ -10,7 +10,7 @@ from urdir.driver.emulator.machine.operations import operation
 from urdir.driver.emulator.machine.register_rules import Operands, bits_of
 from urdir.driver.emulator.machine.warpgroups import Multiply
 from urdir.driver.emulator.machine.wgmma import ACCUMULATORS, WARPGROUP, M
-from urdir.ptxgen.ptx import Immediate, Operand, Register, Vector
+from urdir.ptxgen.ptx import Operand, Register, Vector
 
 _HOPPER = frozenset(("sm_90a",))
 #: Targets with setmaxnreg.
@@ -44,8 +44,8 @@ def _half_operands(m: re.Match[str]) -> str:
 )  # fmt: skip
 def _multiply(e: Emitter, m: re.Match[str]) -> None:
     in_memory = not isinstance(e.operands[1], Vector)
-    signs = [_value(i) for i in e.operands[4:6]]
-    transposed = [bool(_value(i)) for i in e.operands[6:]]
+    signs = [e.number(i) for i in e.operands[4:6]]
+    transposed = [bool(e.number(i)) for i in e.operands[6:]]
     _product(e, m, signs[0] * signs[1], in_memory and transposed[0], transposed[-1])
 
 
@@ -63,7 +63,7 @@ def _multiply_bytes(e: Emitter, m: re.Match[str]) -> None:
     90, (8, 0), warpgroup=True, only=_HOPPER,
 )  # fmt: skip
 def _multiply_e4m3(e: Emitter, m: re.Match[str]) -> None:
-    signs = [_value(i) for i in e.operands[4:]]
+    signs = [e.number(i) for i in e.operands[4:]]
     _product(e, m, signs[0] * signs[1])
 
 
@@ -82,7 +82,7 @@ def _product(
     if isinstance(scale_d, Register):
         (adds,), negated = _registers(e, scale_d), scale_d.negated
     else:
-        adds, negated = bool(_value(scale_d)), False
+        adds, negated = bool(e.number(scale_d)), False
     form = Multiply(
         Operands(e.instruction.line, e.instruction.text, accumulators, bits_of(accumulators),
                  0 if in_memory else bits_of(left)),
@@ -90,11 +90,6 @@ def _product(
         sign, a_transposed, b_transposed,
     )  # fmt: skip
     e.line(f"warpgroups.multiply({e.layout.keep(form)}, L)")
-
-
-def _value(operand: Operand) -> int:
-    assert isinstance(operand, Immediate)
-    return int(operand.value)
 
 
 def _registers(e: Emitter, operand: Operand) -> tuple[int, ...]:
@@ -115,10 +110,15 @@ def _fence(e: Emitter, m: re.Match[str]) -> None:
 
 
 @operation(
-    r"wgmma\.wait_group\.sync\.aligned", f"#0..{2**31 - 1}", 90, (8, 0), warpgroup=True, only=_HOPPER
+    r"wgmma\.wait_group\.sync\.aligned",
+    f"#0..{2**31 - 1}",
+    90,
+    (8, 0),
+    warpgroup=True,
+    only=_HOPPER,
 )
 def _wait(e: Emitter, m: re.Match[str]) -> None:
-    e.line(f"warpgroups.wait({_value(e.operands[0])}, L)")
+    e.line(f"warpgroups.wait({e.number(e.operands[0])}, L)")
 
 
 @operation(
@@ -126,5 +126,5 @@ def _wait(e: Emitter, m: re.Match[str]) -> None:
     90, (8, 0), warpgroup=True, only=_HANDING_OVER,
 )  # fmt: skip
 def _setmaxnreg(e: Emitter, m: re.Match[str]) -> None:
-    count = _value(e.operands[0])
+    count = e.number(e.operands[0])
     e.line(f"warpgroups.set_registers({count}, {m[1] == 'inc'}, {e.instruction.line}, L)")

@@ -12,15 +12,19 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from urdir.driver.emulator.machine import compile as _  # noqa: F401 - fills the table
+import urdir.driver.emulator.machine.compile  # noqa: F401 - fills the table
 from urdir.driver.emulator.machine.faults import CompileError
+from urdir.driver.emulator.machine.operand_check import OperandCheck
 from urdir.driver.emulator.machine.operand_rules import Rule, rules_of
-from urdir.driver.emulator.machine.operations import TABLE, Operation
+from urdir.driver.emulator.machine.operations import TABLE, Operation, find
+from urdir.ptxgen import ptx
 
-TYPES = "b8 u8 s8 b16 u16 s16 f16 b32 u32 s32 f32 f16x2 b64 u64 s64 f64 pred".split()
+TYPES = (*(f"{letter}{bits}" for bits in (8, 16, 32, 64) for letter in "bus"),
+         "f16", "f32", "f16x2", "f64", "pred")  # fmt: skip
 #: Declarations that the lines need, in a module and in its entry.
 VARIABLES = ".global .align 16 .b8 gl[64];\n.shared .align 16 .b8 sh[64];\n"
 REGISTERS = " ".join(f".reg .{kind} %{kind}_<9>;" for kind in TYPES)
+FIRST_LINE = 8
 #: What takes an operand's place.
 OTHERS = (
     *(f"%{kind}_8" for kind in TYPES), "!%pred_8", "%tid.x", "%clock64", "1", "-1", "70000",
@@ -96,8 +100,7 @@ def right_operands(rules: Sequence[Rule]) -> list[str]:
             variables = {"const": "[%b64_0]", "param": "[par]"}
             return variables.get(rule.space, "[sh]" if rule.space == "shared" else "[%b64_0]")
         if rule.pair is not None:
-            first = rule.item.strip("=(").partition("|")[0].rstrip("?")
-            return f"{register(first)}|{one(rule.pair)}"
+            return "|".join(map(one, rule.pair))
         if rule.vector is not None and not rule.accepts:
             registers = (register(rule.item) for _ in range(rule.vector.elements))
             return "{" + ", ".join(registers) + "}"
@@ -119,12 +122,12 @@ def right_lines(seed: int, most: int) -> Iterator[Line]:
     """Up to ``most`` opcodes of each operation with operands that it allows."""
     rng = random.Random(seed)
     for form in operations():
-        texts = opcodes(form.pattern.pattern)
+        texts = opcodes(form.pattern)
         for opcode in rng.sample(texts, min(most, len(texts))):
-            match = form.pattern.fullmatch(opcode)
+            match = form.match(opcode)
             assert match is not None
             try:
-                rules = rules_of(form.operands, match)
+                rules = rules_of(form.signature(match), match.groups())
             except CompileError:
                 continue
             for operands in map(right_operands, rules.values()):
@@ -154,3 +157,27 @@ def wrong_lines(line: Line) -> Iterator[Line]:
                 yield changed(f"{text} as operand {at}", [*before, text, *after])
     for other in ("%b32_8", "1"):
         yield changed(f"{other} added", [*operands, other])
+
+
+def module(lines: list[str], version: str, target: str) -> str:
+    """PTX of an entry ``k`` with an instruction on each line from `FIRST_LINE` on."""
+    text = "\n".join(lines)
+    return (
+        f".version {version}\n.target {target}\n.address_size 64\n{VARIABLES}"
+        f".visible .entry k(.param .align 16 .b8 par[64])\n{{ {REGISTERS}\n{text}\n"
+        "LABEL: ret;\n}\n"
+    )
+
+
+def refused_by_emulator(lines: list[str], version: str, target: str) -> dict[str, str]:
+    """The lines that do not pass the checks before translation, and why."""
+    parsed = ptx.parse(module(lines, version, target))
+    entry = parsed.entries["k"]
+    checks, found = OperandCheck(parsed, entry), {}
+    for line, instruction in zip(lines, entry.instructions, strict=False):
+        try:
+            _, _, rules = find(instruction, target, parsed.version)
+            checks.check(instruction, rules)
+        except CompileError as exc:
+            found[line] = exc.message
+    return found

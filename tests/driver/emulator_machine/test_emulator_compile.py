@@ -6,11 +6,15 @@ from typing import Any
 
 import pytest
 
+from tests.driver.emulator_machine.ptx_forms import module, refused_by_emulator, right_lines
 from urdir.driver.emulator.machine.compile import compile_entry
 from urdir.driver.emulator.machine.faults import CompileError
 from urdir.ptxgen import ptx
 
-REGISTERS = ".reg .b32 %a, %b; .reg .f32 %f; .reg .b64 %l; .reg .pred %p; .reg .b16 %h;\n"
+REGISTERS = (
+    ".reg .b32 %a, %b; .reg .f32 %f; .reg .b64 %l; .reg .pred %p; .reg .b16 %h; .reg .u32 %u;"
+    ".reg .s32 %s; .reg .f64 %d; .shared .align 16 .b8 sh[16];\n"
+)
 
 
 def refuse(machine: Any, code: str) -> CompileError:
@@ -27,11 +31,11 @@ def refuse(machine: Any, code: str) -> CompileError:
         ("add.rn.u32 %a, %a, %b;", "add has no form add.rn.u32"),
         ("ld.global.sometimes.u32 %a, [%l];", "ld has no form"),
         ("shfl.bfly.b32 %a, %b, 1, 31;", "shfl has no form"),
-        ("mov.u32 %h, %a;", "%h is a .b16 register; allowed here: .b32, .u32, .s32, .f16x2 registers"),
-        ("add.u16 %h, %h, %a;", "%a is a .b32 register; allowed here: .b16, .u16, .s16 registers or an"),
+        ("mov.u32 %h, %a;", "%h is a .b16 register; allowed here: .b32, .u32, .s32, .f16x2"),
+        ("add.u16 %h, %h, %a;", "%a is a .b32 register; allowed here: .b16, .u16, .s16 registers"),
         ("add.u16 %a, %h, %h;", "%a is a .b32 register; allowed here: .b16, .u16, .s16 registers"),
-        ("add.f32 %f, %f, %p;", "%p is a predicate; allowed here: .b32, .f32 registers or a constant of .f32"),
-        ("setp.eq.u32 %a, %a, %b;", "%a is a .b32 register; allowed here: a predicate or a discarded result"),
+        ("add.f32 %f, %f, %p;", "%p is a predicate; allowed here: .b32, .f32 registers or a const"),
+        ("setp.eq.u32 %a, %a, %b;", "%a is a .b32 register; allowed here: a predicate or a disc"),
         ("setp.lo.s32 %p, %a, %b;", "setp has no form setp.lo.s32"),
         ("add.u32 %a, %b;", "wrong number of operands"),
         ("fma.rn.f32 %f, %f;", "wrong number of operands"),
@@ -50,6 +54,80 @@ def test_malformed_instructions(machine: Any, code: str, message: str) -> None:
     except ptx.PtxSyntaxError as exc:
         error = exc
     assert message in str(error)
+
+
+#: Instructions that ptxas refuses, by what it and the emulator refuse of them.
+REFUSED = {
+    "type": (
+        "add.s32 %f, %a, %b; add.s32 %a, %f, %b; add.f32 %f, %u, %f; add.f32 %f, %f, %s; "
+        "mul.lo.u32 %f, %a, %b; fma.rn.f32 %u, %f, %f, %f; ld.global.u32 %f, [%l]; "
+        "ld.global.f32 %u, [%l]; st.global.f32 [%l], %s; cvt.rn.f32.s32 %f, %f; "
+        "cvt.rzi.s32.f32 %f, %f; mov.f32 %f, %u; selp.u32 %f, %a, %b, %p; shl.b32 %a, %b, %f; "
+        "bfe.u32 %a, %b, %f, 4; neg.s32 %f, %a; atom.global.add.u32 %a, [%l], %f; "
+        "redux.sync.add.u32 %f, %a, -1; dp4a.u32.u32 %f, %a, %b, %a"
+    ),
+    "width": (
+        "mov.u32 %h, %a; add.u64 %l, %l, %a; cvt.rn.bf16.f32 %a, %f; mul.wide.u32 %a, %a, %b; "
+        "shl.b64 %l, %l, %l; ld.global.u32 %h, [%l]; setp.eq.u64 %p, %l, %a; popc.b64 %l, %l"
+    ),
+    "constant": (
+        "add.f32 %f, %f, 1; add.s32 %a, %b, 1.0; mov.f32 %f, 0; mov.u32 %a, 0f00000000; "
+        "fma.rn.f32 %f, 1, %f, %f; lop3.b32 %a, %b, %a, %b, %a; bar.sync 16; bar.sync 0, 33; "
+        "bfe.u32 %a, %b, 300, 1; mbarrier.init.shared.b64 [sh], 0; "
+        "mbarrier.try_wait.parity.shared.b64 %p, [sh], 2; "
+        "cp.async.ca.shared.global [sh], [%l], 12; cp.async.ca.shared.global [sh], [%l], 16, 17"
+    ),
+    "kind of operand": (
+        "add.u32 %a, %tid.x, 1; cvt.rn.f32.u32 %f, %tid.x; mov.u32 %a, %clock64; "
+        "add.u32 %a, %b, sh; add.u32 %a, {%b, %b}, 1; selp.b32 %a, %b, 1, %a; "
+        "add.u32 %a, !%p, 1; and.pred !%p, %p, %p; shfl.sync.idx.b32 _, %a, 0, 31, -1; "
+        "match.any.sync.b32 %a|%p, %b, -1; bra 4"
+    ),
+    "address": (
+        "ld.global.u32 %a, [%b]; st.u32 [%b], %a; ld.global.u32 %a, [sh]; "
+        "ld.shared.u32 %a, [64]; ld.shared.u32 %a, [%f]; ld.global.u32 %a, [%d]; "
+        "mbarrier.init.b64 [%b], 1; ld.u32 %a, %l"
+    ),
+    "vector": (
+        "ld.shared.v2.u32 {%a}, [sh]; ld.shared.v2.u32 %a, [sh]; "
+        "ld.shared.v2.u32 {%a, %h}, [sh]; st.shared.v2.b32 [sh], {%f, %u}; "
+        "ld.shared.v2.u32 {_, _}, [sh]; mov.b64 %l, {%a, %h}; "
+        "ldmatrix.sync.aligned.m8n8.x1.shared.b16 %a, [sh]; mov.u64 %l, {%a, %b}; "
+        "ld.global.v4.u64 {%l, %l, %l, %l}, [%l]"
+    ),
+    "number of operands": (
+        "add.u32 %a, %b; add.u32 %a, %b, 1, 2; ret %a; bar.sync; bar.warp.sync; "
+        "cp.async.wait_all 0; mbarrier.test_wait.shared.b64 %p, [sh], %l, 5; "
+        "ld.global.u32 %a, [%l], %l; setp.eq.and.s32 %p, %a, %b; "
+        "ld.global.L2::cache_hint.u32 %a, [%l]"
+    ),
+    "modifiers": (
+        "shl.s32 %a, %b, 1; popc.u32 %a, %b; setp.lt.b32 %p, %a, %b; setp.eq.ftz.s32 %p, %a, %b; "
+        "min.NaN.f64 %d, %d, %d; neg.ftz.f64 %d, %d; tanh.approx.ftz.f32 %f, %f; "
+        "cvt.sat.s32.s16 %a, %h; cvt.rn.f32.f32 %f, %f; cvt.rzi.ftz.s32.f64 %a, %d; "
+        "ld.volatile.gpu.global.u32 %a, [%l]; ld.acquire.global.u32 %a, [%l]; "
+        "ld.shared.L1::no_allocate.u32 %a, [sh]; st.global.cv.u32 [%l], %a; "
+        "red.acq_rel.gpu.global.add.u32 [%l], %a; red.global.cas.b32 [%l], %a, %b; "
+        "mbarrier.arrive.release.shared.b64 %l, [sh]; ld.global.f16 %h, [%l]; mov.f16 %h, %h"
+    ),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_ptxas_refuses(machine: Any, what: str) -> None:
+    """Each by itself: further ones are in test_ptxas_refuses_the_same.py."""
+    for code in REFUSED[what].split(";"):
+        assert "PTX line 8" in str(refuse(machine, f"{code.strip()};")), code
+
+
+@pytest.mark.parametrize("target", ["sm_75", "sm_90a"])
+def test_every_form_is_translated(target: str) -> None:
+    """With the operands that its signature asks for."""
+    lines = [line.text for line in right_lines(seed=3, most=2)]
+    lacking = refused_by_emulator(lines, "8.6", target)
+    assert all("needs .target" in message for message in lacking.values())
+    lines = [line for line in lines if line not in lacking]
+    compile_entry(ptx.parse(module(lines, "8.6", target)), "k", target)
 
 
 @pytest.mark.parametrize(

@@ -58,6 +58,10 @@ def test_integer_to_float(machine: Any, rng: Any, origin: str) -> None:
     machine.check(f"cvt.rn.f64.{origin} %d, %a;", "f8", np.array([float(v) for v in a.tolist()]), a)
     with np.errstate(all="ignore"):
         machine.check(f"cvt.rn.f16.{origin} %d, %a;", "f2", a.astype("f8").astype("f2"), a)
+    below = [x if int(x) <= v else np.nextafter(x, np.float32(-np.inf))
+             for x, v in zip(round_integers(a), a.tolist(), strict=True)]  # fmt: skip
+    machine.check(f"cvt.rm.f32.{origin} %d, %a;", "f4", np.array(below), a)
+    machine.check(f"cvt.rz.sat.f32.{origin} %d, %a;", "f4", a > 0, a)
 
 
 def round_integers(a: Array) -> Array:
@@ -82,13 +86,14 @@ def test_float_to_integer(machine: Any, rng: Any, origin: str, to: str) -> None:
     bits = int(to[1:])
     low, high = (-(1 << bits - 1), (1 << bits - 1) - 1) if to[0] == "s" else (0, (1 << bits) - 1)
     out = numpy_type(to) if bits > 8 else ("i2" if to[0] == "s" else "u2")
+    nan = (low or 1 << bits - 1) if origin == "f64" or bits == 64 else 0  # PTX ISA, cvt
     for mode, function in (
         ("rni", round), ("rzi", math.trunc), ("rmi", math.floor), ("rpi", math.ceil),
     ):  # fmt: skip
         want = []
         for v in a.astype("f8").tolist():
             if math.isnan(v):
-                want.append(0)
+                want.append(nan)
             elif math.isinf(v):
                 want.append(high if v > 0 else low)
             else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 import struct
 from fractions import Fraction
 from typing import Any
@@ -323,7 +324,7 @@ def test_testp(machine: Any, rng: Any) -> None:
     for name, want in (
         ("finite", np.isfinite(a)), ("infinite", np.isinf(a)), ("number", ~np.isnan(a)),
         ("notanumber", np.isnan(a)), ("subnormal", (size < 2.0**-126) & (a != 0)),
-        ("normal", np.isfinite(a) & (size >= 2.0**-126)),
+        ("normal", np.isfinite(a) & ((size >= 2.0**-126) | (a == 0))),
     ):  # fmt: skip
         machine.check(f"testp.{name}.f32 %p, %a; selp.b32 %d, 1, 0, %p;", "u4", want, a)
 
@@ -372,6 +373,50 @@ def test_packed_halves(machine: Any, rng: Any, kind: str) -> None:
     want = half_exact(kind, lambda x, y, z: x * y + z, *(v.copy().view("u2") for v in (a, b, c)))
     machine.check(f"fma.rn.{kind}x2 %d, %a, %b, %c;", "u4", want.view("u4"), a, b, c)
     machine.check(f"neg.{kind}x2 %d, %a;", "u4", a ^ 0x80008000, a)
+
+
+def test_flushed_halves_and_comparisons(machine: Any, rng: Any) -> None:
+    """.ftz of f16, and of operands of setp, set and slct."""
+    a, b = (rng.integers(0, 1 << 16, N, dtype=np.uint16) & 0x87FF for _ in range(2))
+    x, y = (np.where(h & 0x7C00, h, h & 0x8000).astype("u2").view("f2") for h in (a, b))
+    machine.check("neg.ftz.f16 %d, %a;", "u2", (-x).view("u2"), a)
+    for name, want in (("add", x + y), ("mul", x * y)):
+        flushed_result = np.where(np.abs(want) < np.float16(2.0**-14), np.copysign(0, want), want)
+        machine.check(
+            f"{name}.ftz.f16 %d, %a, %b;", "u2", flushed_result.astype("f2").view("u2"), a, b
+        )
+    v, w = (rng.integers(0, 4, N).astype("f4") * np.float32(2.0**-128) for _ in range(2))
+    v[::2] *= -1
+    code = "setp.lt.ftz.f32 %p, %a, %b; selp.b32 %d, 1, 0, %p;"
+    machine.check(code, "u4", flushed(v) < flushed(w), v, w)
+    machine.check("set.ne.ftz.u32.f32 %d, %a, %b;", "u4", np.zeros(N), v, w)
+    ones = np.ones(N, "u4")
+    machine.check("slct.ftz.u32.f32 %d, %b, 7, %a;", "u4", ones, v, ones)
+
+
+@pytest.mark.parametrize("mode", ["rz", "rm", "rp"])
+def test_directed_f64(machine: Any, rng: Any, mode: str) -> None:
+    """add, sub, mul of f64 and 64-bit integers as floats: the neighbour of the exact number."""
+    a, b = (rng.standard_normal(N) * 2.0 ** rng.integers(-40, 40, N) for _ in range(2))
+    a[:6] = [1e308, -1e308, 5e-324, 0.0, 1.5, -1.5]
+    b[:6] = [1e308, -1e308, -5e-324, -0.0, 1.5, 1.5]
+    pairs = [tuple(map(Fraction, pair)) for pair in zip(a.tolist(), b.tolist(), strict=True)]
+    for name, function in (("add", operator.add), ("sub", operator.sub), ("mul", operator.mul)):
+        got = machine.evaluate(f"{name}.{mode}.f64 %d, %a, %b;", "f8", a, b)
+        for exact, result in zip((function(*pair) for pair in pairs), got.tolist(), strict=True):
+            assert is_neighbour(exact, result, mode), (name, exact, result)
+    assert np.signbit(machine.evaluate("sub.rm.f64 %d, %a, %a;", "f8", a)).all()
+    words = rng.integers(-(2**63), 2**63, N) >> rng.integers(0, 60, N)
+    got = machine.evaluate(f"cvt.{mode}.f64.s64 %d, %a;", "f8", words)
+    for exact, result in zip(words.tolist(), got.tolist(), strict=True):
+        assert is_neighbour(Fraction(exact), result, mode), (exact, result)
+
+
+def is_neighbour(exact: Fraction, result: float, mode: str) -> bool:
+    """Whether no float lies between an exact number and its rounded one, in the direction."""
+    down = mode == "rm" or (mode == "rz" and exact > 0)
+    beyond = math.nextafter(result, math.inf if down else -math.inf)
+    return result <= exact < beyond if down else beyond < exact <= result
 
 
 def test_immediates(machine: Any, rng: Any) -> None:

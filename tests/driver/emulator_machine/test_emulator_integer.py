@@ -136,6 +136,12 @@ def test_bit_counting(machine: Any, rng: Any, bits: int) -> None:
     a = values(rng, bits, False)
     machine.check(f"popc.b{bits} %d, %a;", "u4", lanes(lambda x: x.bit_count(), 32, a), a)
     machine.check(f"clz.b{bits} %d, %a;", "u4", lanes(lambda x: bits - x.bit_length(), 32, a), a)
+    machine.check(f"bfind.u{bits} %d, %a;", "u4",
+                  lanes(lambda x: (x.bit_length() - 1) % 2**32, 32, a), a)  # fmt: skip
+    high = 1 << bits - 1
+    machine.check(f"bfind.shiftamt.s{bits} %d, %a;", "u4", lanes(
+        lambda x: bits - length if (length := (x ^ (-(x >> bits - 1) % (2 * high))).bit_length())
+        else 2**32 - 1, 32, a), a)  # fmt: skip
     reverse = lanes(lambda x: int(f"{x:0{bits}b}"[::-1], 2), bits, a)
     machine.check(f"brev.b{bits} %d, %a;", f"u{bits // 8}", reverse, a)
 
@@ -221,6 +227,13 @@ def test_prmt(machine: Any, rng: Any) -> None:
 
     want = lanes(permute, 32, a, b, selector)
     machine.check("prmt.b32 %d, %a, %b, %c;", "u4", want, a, b, selector)
+    for mode, byte in (  # by the names of the modes: forward, backward, replicate, edge, ...
+        ("f4e", lambda c, i: c + i), ("b4e", lambda c, i: (c - i) % 8), ("rc8", lambda c, i: c),
+        ("ecl", max), ("ecr", min), ("rc16", lambda c, i: 2 * (c % 2) + i % 2),
+    ):  # fmt: skip
+        rows = [sum(byte(c, i) << 4 * i for i in range(4)) for c in range(4)]
+        want = lanes(lambda x, y, s, rows=rows: permute(x, y, rows[s & 3]), 32, a, b, selector)
+        machine.check(f"prmt.b32.{mode} %d, %a, %b, %c;", "u4", want, a, b, selector)
     for s in (0x3210, 0x7654, 0x0123, 0x5410, 0x4440, 0x9BA8):
         machine.check(
             f"prmt.b32 %d, %a, %b, {s:#x};", "u4",

@@ -19,8 +19,8 @@ from urdir.driver.emulator.machine import ops_compare, ops_convert, ops_float, o
 from urdir.ptxgen.ptx.launch import Access, LaunchShape, Param
 
 Array = np.ndarray[Any, Any]
-#: Lanes, and operands of an instruction.
-N, OPERANDS = 2048, 4
+#: Lanes, and operands of an instruction, counted from its result.
+N, OPERANDS = 2048, 5
 MODULES = (ops_integer, ops_float, ops_convert, ops_compare)
 #: Instructions of one kernel.
 MOST = 200
@@ -33,6 +33,8 @@ def is_exact(line: Line) -> bool:
         any(handler.__module__ == module.__name__ for module in MODULES)
         and not re.search(r"\.approx|\.full|cvta|\.cc\.|(add|sub)c\.", line.text)
         and "|" not in line.text
+        # an H200 rounds subnormals instead of flushing them, against the PTX ISA
+        and not re.match(r"cvt\.r[mp]\.ftz(\.sat)?\.f16\.f32", line.text)
     )
 
 
@@ -66,8 +68,10 @@ def words(bits: int, seed: int) -> Array:
 def kernel_of(lines: list[Line]) -> str:
     """PTX that stores the result of each line, as 64 bits, of each thread's operands."""
     declared = " ".join(f".reg .{kind} %{kind}_<9>;" for kind in TYPES)
-    body = [f".reg .b32 %i, %word; .reg .b64 %at, %out, %wide; {declared}",
-            "mov.u32 %i, %tid.x; mov.u32 %word, %ctaid.x; mad.lo.u32 %i, %word, 256, %i;"]  # fmt: skip
+    body = [
+        f".reg .b32 %i, %word; .reg .b64 %at, %out, %wide; {declared}",
+        "mov.u32 %i, %tid.x; mov.u32 %word, %ctaid.x; mad.lo.u32 %i, %word, 256, %i;",
+    ]
     for bits in (8, 16, 32, 64):
         body.append(f"ld.param.u64 %at, [x{bits}]; mul.wide.u32 %wide, %i, {bits // 8};")
         body.append("add.u64 %at, %at, %wide;")
@@ -113,10 +117,16 @@ def differences(line: Line, got: Array, wanted: Array, operands: dict[int, Array
     of = float_of[1] if float_of else kind
     if stem == "cvt":
         of = re.findall(r"\.(f16x2|bf16x2|f16|bf16|f32|f64|[us]\d+)", line.text.split(" ")[0])[0]
-    if of in ("f16", "bf16", "f32", "f64", "f16x2", "bf16x2") and kind not in ("pred", "u32", "s32"):
+    if of in ("f16", "bf16", "f32", "f64", "f16x2", "bf16x2") and kind not in (
+        "pred",
+        "u32",
+        "s32",
+    ):
         different &= ~both_nan(got, wanted, of)
     if stem in ("div", "rem") and of[0] in "us":  # division by zero is not defined
         different &= operands[int(of[1:])][2] != 0
+    if stem in ("bfe", "bfi"):  # positions and lengths are below 256
+        different &= (operands[32][2 + (stem == "bfi") :][:2] < 256).all(axis=0)
     return np.flatnonzero(different)
 
 
@@ -133,7 +143,7 @@ def both_nan(got: Array, wanted: Array, kind: str) -> Array:
     return agrees
 
 
-LINES = [line for line in right_lines(seed=2026, most=12) if is_exact(line)]
+LINES = [line for line in right_lines(seed=2026, most=24) if is_exact(line)]
 
 
 @pytest.mark.urdir_gpu

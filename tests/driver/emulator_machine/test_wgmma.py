@@ -289,7 +289,7 @@ def test_registers_that_are_not_there(machine: Any, taken: int, given: int, mess
 
 @pytest.mark.parametrize("count", ["20", "25", "264", "%k"])
 def test_numbers_of_registers_that_ptxas_refuses(machine: Any, count: str) -> None:
-    with pytest.raises(CompileError, match="multiples of 8 from 24 to 256|allowed here: an integer constant"):
+    with pytest.raises(CompileError, match=r"from 24 to 256|allowed here: an integer"):
         machine.compile(START + f"setmaxnreg.dec.sync.aligned.u32 {count};")
 
 
@@ -381,12 +381,18 @@ def test_operands_that_are_not_there(machine: Any, code: str, message: str) -> N
         (PRODUCT.replace("%d0, ", ""), "4 elements are needed, not 3"),
         (PRODUCT.replace("1, 1, 0;", "1, 2, 0;"), "2 is out of range; allowed here: -1 or 1"),
         (PRODUCT.replace("1, 1, 0;", "1, 1, 0, 0;"), "a vector; allowed here: .b64"),
-        (PRODUCT.replace("%desc", "%x"), "%x is a .b32 register; allowed here: .b64, .u64, .s64 registers"),
+        (
+            PRODUCT.replace("%desc", "%x"),
+            "%x is a .b32 register; allowed here: .b64, .u64, .s64 registers",
+        ),
         (PRODUCT.replace("%yes", "%x"), "%x is a .b32 register; allowed here: a predicate"),
         (PRODUCT.replace("f16.f16 ", "f16.bf16 "), "has no form"),
         (BYTES.replace("n8k32", "n40k32"), "N is 8, 16, 24 or a multiple of 16"),
         (BYTES.replace("%yes;", "%yes, 1, 1;"), "wrong number of operands"),
-        ("wgmma.wait_group.sync.aligned %x;", "%x is a .b32 register; allowed here: an integer constant"),
+        (
+            "wgmma.wait_group.sync.aligned %x;",
+            "%x is a .b32 register; allowed here: an integer constant",
+        ),
     ],
 )
 def test_malformed(machine: Any, code: str, message: str) -> None:
