@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 from urdir.driver import execute
 from urdir.driver.errors import DriverError, loses_device
 from urdir.driver.plan import Plan
-from urdir.model.engine.batch import Batch, Output, Segment
+from urdir.model.engine.batch import Output
 from urdir.model.engine.realizar.eager import EagerSteps
 from urdir.model.engine.run_ahead import AT_ONCE, FEW
 from urdir.model.engine.session import Session
@@ -21,6 +21,7 @@ from urdir.model.measure.timed_answers import (
     Timing,
     drawn_tokens,
     fill,
+    record_prompt,
     time_answer,
     time_decoding,
     usual_spread,
@@ -234,17 +235,7 @@ class _Bench:
         """A prompt and what follows it, a token at least."""
         before, tokens = (drawn_tokens(self.session, n) for n in (test.depth, test.prompt))
         chosen, count = max(1, test.generate), test.prompt + test.generate
-        start, end, shapes = test.depth, test.depth + test.prompt, self.session.shapes
-        needed = []
-        while start < end:
-            shape, stop = shapes.prompt(start, end, Output.GREEDY)
-            needed.append(shapes.fine(shape, stop - start))
-            if stop < end <= start + shapes.chunks[-1]:
-                batch = Batch((), (Segment(0, start, end, chooses=True),))
-                whole = shapes.of_batch(batch, end, Output.GREEDY)
-                needed.append(shapes.fine(whole, end - start))
-            start = stop
-        self.session.steps.record(needed)  # or a step may run by a graph of more rows
+        record_prompt(self.session, test.depth, test.depth + test.prompt)
 
         def run() -> float:
             fill(self.session, before, 1)

@@ -9,7 +9,7 @@ from statistics import median
 import numpy as np
 
 from urdir.model.engine.session import Session
-from urdir.model.measure.timed_answers import FirstToken, time_turn
+from urdir.model.measure.timed_answers import FirstToken, record_prompt, time_turn
 
 #: Tokens of the answer, and of what a user writes in the second turn.
 ANSWER, QUESTION = 128, 64
@@ -36,8 +36,9 @@ def second_turn_context(tokens: int) -> int:
 
 def second_turn_rows(session: Session, tokens: int, repeats: int) -> Iterator[TurnRow]:
     """Time both turns of conversations with a first prompt of this many tokens, in a session with
-    pages: ``repeats`` times after one that records the steps. Every first prompt is new. With host
-    memory for prefixes another second turn begins with what has moved there."""
+    pages: ``repeats`` times after one that tells which steps are to be recorded, as a server has
+    them. Every first prompt is new. With host memory for prefixes another second turn begins with
+    what has moved there."""
     rng = np.random.default_rng(0)
     vocab = session.parts.config.vocab_size
     turns: list[list[FirstToken]] = []
@@ -51,6 +52,9 @@ def second_turn_rows(session: Session, tokens: int, repeats: int) -> Iterator[Tu
             prefixes.evict()
             other = [*drawn[:tokens], *first.answer, *reversed(drawn[tokens:])]
             turns[-1].append(time_turn(session, other, ANSWER))
+        if len(turns) == 1:
+            for turn in turns[0]:
+                record_prompt(session, turn.cached, turn.tokens)
     seconds = [median(run[row].seconds for run in turns[1:]) for row in range(len(turns[0]))]
     names = ((1, ""), (2, "device"), (2, "host"))
     for (turn, source), of, taken in zip(names, turns[-1], seconds, strict=False):

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from urdir.model.engine.batch import Batch, Output, Segment
 from urdir.model.engine.realizar.eager import EagerSteps
 from urdir.model.engine.requests.answer import Answer
 from urdir.model.engine.requests.answer_loop import AnswerLoop
@@ -50,6 +51,21 @@ def usual_spread(sequences: int) -> int:
     """Tokens that the first of several sequences have more than the last, without drafts: these
     begin in later steps, which have room for several prompts each."""
     return min(sequences - 1, 15 + sequences // 16)
+
+
+def record_prompt(session: Session, start: int, end: int) -> None:
+    """Record the graphs of steps with the tokens from ``start`` to ``end`` of a prompt alone, or
+    they may run by graphs of more rows."""
+    shapes, needed = session.shapes, []
+    while start < end:
+        shape, stop = shapes.prompt(start, end, Output.GREEDY)
+        needed.append(shapes.fine(shape, stop - start))
+        if stop < end <= start + shapes.chunks[-1]:
+            batch = Batch((), (Segment(0, start, end, chooses=True),))
+            whole = shapes.of_batch(batch, end, Output.GREEDY)
+            needed.append(shapes.fine(whole, end - start))
+        start = stop
+    session.steps.record(needed)
 
 
 def time_answer(session: Session, prompt: Sequence[int], count: int) -> Timing:
