@@ -191,10 +191,8 @@ class Engine(Owner):
 
     def logprobs(self, text: str | Sequence[int]) -> NDArray[np.float64]:
         """ln p of each token of a text, or of token ids, after the first: (n_tokens - 1,) f64, with
-        errors of about 1e-5. The text is computed as a prompt (`Request.prompt_logprobs`).
-
-        Raises as `logits`, and for fewer than two tokens, UnsupportedError for an encoder-decoder
-        and a model that fills masks."""
+        errors of about 1e-5. Raises as `logits`, and for fewer than two tokens, UnsupportedError
+        for an encoder-decoder and a model that fills masks."""
         from urdir.model.engine.logits import logprobs_of
 
         return logprobs_of(self.session, self.tokenize(text))

@@ -53,8 +53,8 @@ def second_turn_rows(session: Session, tokens: int, repeats: int) -> Iterator[Tu
             other = [*drawn[:tokens], *first.answer, *reversed(drawn[tokens:])]
             turns[-1].append(time_turn(session, other, ANSWER))
         if len(turns) == 1:
-            for turn in turns[0]:
-                record_prompt(session, turn.cached, turn.tokens)
+            for of in turns[0]:
+                record_prompt(session, of.cached, of.tokens)
     seconds = [median(run[row].seconds for run in turns[1:]) for row in range(len(turns[0]))]
     names = ((1, ""), (2, "device"), (2, "host"))
     for (turn, source), of, taken in zip(names, turns[-1], seconds, strict=False):

@@ -149,14 +149,9 @@ def has_windows(fields: Fields, found: Found) -> None:
     found["own.has_windows"] = fields.has("sliding_window")
 
 
-def default_width(factor: int) -> Step:
-    """An FFN ``factor`` times as wide as the hidden size, unless a width is given."""
-
-    def step(fields: Fields, found: Found) -> None:
-        hidden = number(found, "embedding_length")
-        found.setdefault("feed_forward_length", factor * hidden)
-
-    return step
+def default_width(fields: Fields, found: Found) -> None:
+    """An FFN four times as wide as the hidden size, unless a width is given."""
+    found.setdefault("feed_forward_length", 4 * number(found, "embedding_length"))
 
 
 def falcon_heads(fields: Fields, found: Found) -> None:

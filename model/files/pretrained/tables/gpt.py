@@ -96,7 +96,7 @@ def _by_quarter(keys: Keys, rows: int) -> Rows:
 FAMILIES: Mapping[str, Family] = {
     "gpt2": Family(
         "gpt2",
-        steps=(default_width(4),),
+        steps=(default_width,),
         fixed=_SCALED,
         ignored=_GPT2_TRAINING,
         layouts=_TURNED,
@@ -107,7 +107,7 @@ FAMILIES: Mapping[str, Family] = {
     "gpt_bigcode": Family(
         "starcoder",
         implied=_BY_HEAD,
-        steps=(default_width(4), bigcode_heads),
+        steps=(default_width, bigcode_heads),
         fixed=_SCALED,
         ignored=_GPT2_TRAINING,
         rope=None,
@@ -176,7 +176,7 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "gptj": Family(
         "gptj",
-        steps=(default_width(4),),
+        steps=(default_width,),
         keys={"rotary_dim": "rope.dimension_count"},
         fixed={**_SCALED, "rotary": (True,)},
         rope="interleaved",
@@ -216,7 +216,7 @@ FAMILIES: Mapping[str, Family] = {
     "bloom": Family(
         "bloom",
         implied=_BY_HEAD,
-        steps=(default_width(4),),
+        steps=(default_width,),
         defaults={"seq_length": 2048},
         fixed={"apply_residual_connection_post_layernorm": (False,)},
         ignored=_GPT2_TRAINING,
@@ -228,7 +228,7 @@ FAMILIES: Mapping[str, Family] = {
         names={"ln_attn": "attn_norm_2", "ln_mlp": "attn_norm"},
         keys={"ffn_hidden_size": "feed_forward_length"},
         implied={**_BY_HEAD, "own.exact_gelu": True},
-        steps=(falcon_heads, default_width(4)),
+        steps=(falcon_heads, default_width),
         defaults={"max_position_embeddings": 2048},
         fixed={"alibi": (False,), "parallel_attn": (True,), "activation": ("gelu",)},
         ignored=frozenset({"num_ln_in_parallel_attn", "apply_residual_connection_post_layernorm"}),
@@ -238,7 +238,7 @@ FAMILIES: Mapping[str, Family] = {
         "mpt",
         keys={"attn_config.clip_qkv": "attention.clamp_kqv"},
         implied={"attention.layer_norm_epsilon": 1e-5, "own.exact_gelu": True},
-        steps=(alibi, default_width(4)),
+        steps=(alibi, default_width),
         fixed={
             "logit_scale": (),
             "attn_config.attn_type": ("multihead_attention",),

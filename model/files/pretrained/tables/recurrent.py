@@ -344,7 +344,7 @@ FAMILIES: Mapping[str, Family] = {
             "adapter_rank": "own.adapter_rank",
         },
         steps=(
-            default_width(4),
+            default_width,
             inner_size,
             zamba_attention,
             heads_where(("hybrid",), ("mamba", "linear_attention"), "layers_block_type"),
