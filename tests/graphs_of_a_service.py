@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import heapq
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from types import SimpleNamespace
@@ -138,16 +137,8 @@ class SimulatedSession(PaperSession):
         self.stream.record = lambda event: setattr(event, "end", self.end)
         self.parts.device.create_event = lambda name: SimulatedEvent(clock)
 
-    def launch(
-        self,
-        shape: StepShape,
-        batch: Batch,
-        lasts: Sequence[int],
-        masks: Mapping[int, Any],
-        *,
-        given: Mapping[int, Any],
-        revise: Any = None,
-    ) -> None:
+    def launch(self, shape: StepShape, batch: Batch, *rows: Any, **more: Any) -> None:
+        super().launch(shape, batch, *rows, **more)
         self.steps.launch(shape)
         self._clock.now += LAUNCH
         seconds = shape.steps * (0.0013 + 24e-6 * shape.rows)

@@ -122,7 +122,7 @@ def test_what_ptxas_refuses(machine: Any, what: str) -> None:
 
 @pytest.mark.parametrize("target", ["sm_75", "sm_90a"])
 def test_every_form_is_translated(target: str) -> None:
-    """With the operands that its signature asks for."""
+    """With the operands that its signature names."""
     lines = [line.text for line in right_lines(seed=3, most=2)]
     lacking = refused_by_emulator(lines, "8.6", target)
     assert all("needs .target" in message for message in lacking.values())

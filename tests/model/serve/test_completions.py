@@ -82,7 +82,7 @@ PROMPTS = ([5], [5, 300, 7], [9, 8, 5, 301, 6, 4])
 
 
 def test_an_echoed_prompt_has_log_probabilities(server: Any) -> None:
-    """As lm-eval asks for them; its first token has none. Streams have them as they come."""
+    """As lm-eval requests them; its first token has none. Streams have them as they come."""
     tokenizer = server.service.model.tokenizer
 
     def name(token: int) -> str:

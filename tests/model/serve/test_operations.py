@@ -87,7 +87,7 @@ def test_a_file_that_cannot_be_written(tmp_path: Path, logs: None) -> None:
 
 
 def test_a_log_that_fails_later(tmp_path: Path, logs: None, capsys: Any) -> None:
-    """A full disk, and a file that was moved where no new one can be made: each is told once."""
+    """A full disk, and a file that was moved where no new one can be made: reported once each."""
     file = tmp_path / "log"
     LogSettings(file=file).begin()
     log = logging.getLogger("urdir.serve")

@@ -47,12 +47,7 @@ def test_without_autoload_requests_are_told(start: Start) -> None:
 
 def test_many_requests_load_a_model_once(start: Start) -> None:
     router = start("a", "b", load_seconds=LONG)
-    asked = [router.in_thread(lambda name=name: router.ask(name)) for name in "abab"]
-    router.wait_for(lambda: router.fleet.waiting == 4)
-    router.toys.load_seconds = 0.0
-    for thread, found in asked:
-        thread.join(PATIENCE)
-        assert found[0].status_code == 200
+    router.ask_together("abab")
     assert sorted(router.toys.started) == ["a", "b"]
 
 

@@ -96,12 +96,7 @@ def test_files_that_are_no_models_evict_none(start: Start) -> None:
 def test_models_take_turns(start: Start) -> None:
     """A model is not evicted before the requests that it was loaded for are answered."""
     router = start("a", "b", "c", loaded=1, load_seconds=LONG, patience_seconds=0.05)
-    asked = [router.in_thread(lambda name=name: router.ask(name)) for name in "abcabcabc"]
-    router.wait_for(lambda: router.fleet.waiting == 9)
-    router.toys.load_seconds = 0.0
-    for thread, found in asked:
-        thread.join(PATIENCE)
-        assert found[0].status_code == 200
+    router.ask_together("abcabcabc")
     assert sorted(router.toys.started) == ["a", "b", "c"]
 
 
